@@ -97,8 +97,9 @@ def can_load() -> bool:
     return not torch.version.hip and all(hasattr(utils, needed) for needed in NEEDED)
 
 
+@lru_cache
 def driver() -> Any:
-    """CUDA's driver, as torch has loaded it."""
+    """CUDA's driver, as torch has loaded it: once, since torch makes another object at each call."""
     return torch.cuda._utils._get_gpu_runtime_library()  # type: ignore[attr-defined]
 
 

@@ -120,3 +120,14 @@ def test_splitting(split_in: Callable[..., torch.Tensor], given: torch.dtype, pa
     unit = 2.0**-11 if parts == 1 else 2.0**-22
     assert ((joined(found, torch.float64) - exact).abs() <= unit * exact.abs() + 2.0**-25 * unit).all()
     assert torch.equal(found, split.reference(x, torch.float16, parts, scales, 2.0**-108))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("count", "m", "n"), [(2, 65, 7), (1, 1, 1), (3, 64, 64)])
+def test_parts_are_joined_in_one_pass(count: int, m: int, n: int, transposed: bool) -> None:
+    pytest.importorskip("triton")
+    generator = torch.Generator().manual_seed(m)
+    x = torch.randn(count, m, n, generator=generator).to(DEVICE)
+    parts = split.reference(x, torch.float16, 2)
+    parts = parts.mT if transposed else parts
+    assert torch.equal(joined.kernel(parts), joined.reference(parts))

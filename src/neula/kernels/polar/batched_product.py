@@ -23,7 +23,7 @@ ALIGNED = 8
 @trial("The kernel of products of batches", "the library's products take its place")
 def _tried(device: torch.device) -> None:
     one = split.kernel(torch.eye(16, dtype=torch.float32, device=device)[None], torch.float16, 2)
-    batched_product.kernel(one, one.mT, symmetric=True)
+    joined.kernel(batched_product.kernel(one, one.mT, symmetric=True))
 
 
 @kernel(
@@ -116,6 +116,11 @@ def split(
     return out
 
 
+@kernel(
+    "neula.kernels.polar.split_triton:joined_triton",
+    trial=_tried,
+    when=lambda parts, dtype=torch.float32: len(parts) == 2 and dtype == torch.float32 and 0 not in parts.shape,
+)
 def joined(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The numbers that parts stand for, shape (batch, m, n)."""
     leading = parts[0].to(dtype)

@@ -34,6 +34,18 @@ def split_triton(
     return out
 
 
+def joined_triton(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """:func:`neula.kernels.polar.batched_product.joined` of two parts by the kernel, likewise."""
+    _, batch, m, n = parts.shape
+    out = torch.empty(batch, m, n, dtype=dtype, device=parts.device)
+    down, across = ceil_div(m, TILE), ceil_div(n, TILE)
+    with torch.cuda.device_of(parts):
+        _joined_kernel[(batch * down * across,)](
+            parts, out, m, n, down, across, *parts.stride(), SHIFT, TILE
+        )
+    return out
+
+
 @jit(do_not_specialize=["m", "n", "down", "across", "x_batch", "out_part", "out_batch", "out_row"])
 def _split_kernel(
     x, scales, out, factor, m, n, down, across, x_batch, x_row, x_column, out_part, out_batch, out_row,
@@ -58,3 +70,20 @@ def _split_kernel(
     if PARTS == 2:
         rest = ((value - first.to(tl.float32)) * (1 << SHIFT)).to(first.dtype)
         tl.store(target + out_part, rest, mask=inside)
+
+
+@jit(do_not_specialize=["m", "n", "down", "across", "part", "batch_step"])
+def _joined_kernel(
+    parts, out, m, n, down, across, part, batch_step, row, column, SHIFT: tl.constexpr, TILE: tl.constexpr
+):  # fmt: skip
+    place = tl.program_id(0)
+    tile = place % (down * across)
+    batch = (place // (down * across)).to(tl.int64)
+    i = (tile // across) * TILE + tl.arange(0, TILE)[:, None]
+    j = (tile % across) * TILE + tl.arange(0, TILE)[None, :]
+    inside = (i < m) & (j < n)
+    i, j = i.to(tl.int64), j.to(tl.int64)
+    source = parts + batch * batch_step + i * row + j * column
+    first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
+    rest = tl.load(source + part, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + (batch * m + i) * n + j, first + rest * (1.0 / (1 << SHIFT)), mask=inside)

@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_eigh(
     for (int warp = 0; warp < LANES / 32; ++warp) total += of_matrix[warp];
     __syncthreads();
 #endif
-    const REAL size = sqrt(total), shift = size > 0 ? REAL(1.25) * size : size + 1;  // NaN comes through
+    const REAL size = sqrt(total), shift = size > 0 ? REAL(1.25) * size + (size - size) : size + 1;  // NaN, too, of Inf
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) {
         const int row = i * SPLIT + part;
