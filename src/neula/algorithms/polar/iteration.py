@@ -35,7 +35,12 @@ more than the margin of polynomials in fp16 makes good, of 4e-7."""
 
 
 def polar_factor(
-    x: torch.Tensor, steps: Sequence[OddPolynomial], engine: Engine, *, hermitian: bool = False
+    x: torch.Tensor,
+    steps: Sequence[OddPolynomial],
+    engine: Engine,
+    *,
+    size: torch.Tensor | None = None,
+    hermitian: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices with the singular vectors of X, whose singular values polynomials have taken near 1.
 
@@ -46,6 +51,8 @@ def polar_factor(
         overflows.
     steps : sequence of OddPolynomial
         For numbers up to 1: X is divided by a bound on its norm.
+    size : Tensor, shape (batch,), optional
+        That bound, if one is known.
     hermitian : bool
         Whether X is: then all products are, and half of each is computed.
 
@@ -69,7 +76,7 @@ def polar_factor(
              [1., 0.]]], dtype=torch.float64)
     """
     gram = engine.across(x, x)
-    squared = norm_bound(gram, engine)
+    squared = norm_bound(gram, engine) if size is None else size.square()
     inverse = torch.where(squared > 0, squared, 1.0).reciprocal()
     w = engine.adjusted(gram, inverse, -steps[0].center)
     x = engine.product(_last(w, steps[0], engine), x, scales=inverse.sqrt(), symmetric=hermitian)

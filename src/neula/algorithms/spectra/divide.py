@@ -19,19 +19,20 @@ from functools import partial
 
 import torch
 
-from neula.algorithms.polar.iteration import polar_factor, taken_on
+from neula.algorithms.polar.iteration import norm_bound, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import TOUCHING_ONE, composition
 from neula.certificates.polar import lanczos
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigh
-from neula.kernels.spectra.correction import first_order, turned
+from neula.kernels.spectra.correction import correction, turned
 
 Map = Callable[[torch.Tensor], torch.Tensor]
+Sign = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def sign(a: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
+def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
     """Unitary polar factors of Hermitian matrices, shape (batch, n, n), in symmetric products.
 
     Polynomials in half precision take singular values near 1, and one more step in the accurate arithmetic
@@ -41,14 +42,17 @@ def sign(a: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
+    size : Tensor, shape (batch,)
+        Bounds on the 2-norms, above zero.
     rough, exact : Engine
     """
     n = a.shape[1]
     steps = partial(composition, error=1e-3, margin=2.0**-9)
-    sizes = two_norms(a, 1, 2)
-    scales = torch.where(sizes > 0, n**0.5 / sizes, 1.0)  # Gram matrices fit into half precision, too
     nearest = 2.0 ** -max(10, (4 * n).bit_length())
-    x, _ = polar_factor(rough.parts(a, scales), steps(nearest), rough, hermitian=True)
+    # With norms of about 16 elements are not too small for half precision, nor those of squares too large.
+    x, _ = polar_factor(
+        rough.parts(a, 16 / size), steps(nearest), rough, size=torch.full_like(size, 16.0), hermitian=True
+    )
     for again in range(4):
         if again:
             x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
@@ -60,7 +64,7 @@ def sign(a: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
     return found
 
 
-def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Engine) -> torch.Tensor:
+def divide(a: torch.Tensor, sign: Sign, orthonormal: Map, width: int, engine: Engine) -> torch.Tensor:
     """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
     Parameters
@@ -68,7 +72,7 @@ def divide(a: torch.Tensor, sign: Map, orthonormal: Map, width: int, engine: Eng
     a : Tensor, shape (batch, n, n)
         In the storage precision of the engine, with elements of at most 1.
     sign : callable
-        Unitary polar factors of Hermitian matrices, shape (batch, n, n).
+        Unitary polar factors of Hermitian matrices, shape (batch, n, n), given bounds on their norms.
     orthonormal : callable
         Orthonormal bases for the columns of nonsingular matrices: Q of a QR factorization.
     width : int
@@ -101,7 +105,7 @@ def _congruent(rows: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Ten
 class _Tree:
     """Splits of batches of leading blocks, whose orders differ; matrices are zero beyond them."""
 
-    sign: Map
+    sign: Sign
     orthonormal: Map
     width: int
     engine: Engine
@@ -133,15 +137,12 @@ class _Tree:
         if bool(same.all()):
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
         parts = self.engine.parts(a)
-        sigma = _middle(parts, inside, self.engine)[:, None].to(diagonal.dtype)
-        # Of a multiple of the identity any subspace is invariant: a diagonal far above its rounding errors.
-        any_size = torch.where(alike > 0, alike / torch.finfo(a.dtype).eps, 1.0)[:, None]
-        of_same = torch.where(place < (sizes // 2)[:, None], -any_size, any_size)
-        # Rows beyond the block have the sign +1, and an eigenvalue of its size.
-        shifted = torch.where(inside, diagonal - sigma, 0.0)
-        size = two_norms(_with_diagonal(a, shifted), 1, 2) / sizes.clamp_min(1).sqrt()
-        shifted = torch.where(same[:, None], of_same, torch.where(inside, shifted, size[:, None]))
-        bases, ranks = self._split(_with_diagonal(a, shifted), inside, sizes)
+        sigma, size = (x[:, None].to(diagonal.dtype) for x in _middle(parts, inside, self.engine))
+        # Rows beyond the block have the sign +1. Of a multiple of the identity any subspace is invariant.
+        shifted = torch.where(inside, diagonal - sigma, size)
+        size = torch.where(same[:, None], diagonal.abs().amax(1, keepdim=True) + 1e-30, size)
+        shifted = torch.where(same[:, None], torch.where(place < (sizes // 2)[:, None], -size, size), shifted)
+        bases, ranks = self._split(_with_diagonal(a, shifted), size[:, 0], inside, sizes)
         inner = _congruent(self.engine.parts(bases.mH), parts, self.engine)
         half = int(torch.maximum(ranks, sizes - ranks).max())
         first = place[:half] < ranks[:, None]
@@ -162,7 +163,7 @@ class _Tree:
         return torch.where((place < ranks[:, None])[:, None], upper, lower)
 
     def _split(
-        self, shifted: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor
+        self, shifted: torch.Tensor, size: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Orthonormal columns, and how many span an invariant subspace; the next ones span another.
 
@@ -170,18 +171,21 @@ class _Tree:
         """
         count, n, _ = shifted.shape
         place = torch.arange(n, device=shifted.device)
-        projector = self.sign(shifted).mul_(-0.5)
+        projector = self.sign(shifted, size).mul_(-0.5)
         projector.diagonal(0, 1, 2).add_(0.5)
         ranks = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
         none = (ranks <= 0) | (ranks >= sizes)
         ranks = torch.where(none, sizes // 2, ranks)
         generator = torch.Generator(shifted.device).manual_seed(n)
         g = torch.randn(n, n, dtype=shifted.dtype, device=shifted.device, generator=generator) / n**0.5
+        found, first = inside & ~none[:, None], (place < ranks[:, None])[:, None]
+        found = found[:, :, None] & found[:, None]
         image = product(projector.reshape(1, -1, n), g[None], self.engine).view(count, n, n)
-        columns = torch.where((place < ranks[:, None])[:, None], image, g - image)
-        found = inside & ~none[:, None]
         eye = torch.eye(n, dtype=shifted.dtype, device=shifted.device)
-        return self.orthonormal(torch.where(found[:, :, None] & found[:, None], columns, eye)), ranks
+        bases = self.orthonormal(torch.where(found, torch.where(first, image, g - image), eye))
+        # Errors of the projector times the condition number of a part of G are in them: once more, without G.
+        image = product(projector, bases, self.engine)
+        return torch.where(found, torch.where(first, image, bases - image), eye), ranks
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
@@ -191,11 +195,16 @@ def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
     return a
 
 
-def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """A number between two eigenvalues near the median, shape (batch,), by Gauss quadrature.
+def _middle(
+    parts: torch.Tensor, inside: torch.Tensor, engine: Engine
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A number between two eigenvalues near the median, and a bound on the distance of all others, shape
+    (batch,), by Gauss quadrature.
 
     Ritz values converge to clusters, and a mean of two lies between these (Golub and Meurant, "Matrices,
-    Moments and Quadrature", 2010).
+    Moments and Quadrature", 2010). No eigenvalue is farther out than the last Ritz value by more than the
+    last residual, in practice (Zhou and Li, "Bounding the spectrum of large Hermitian matrices", Linear
+    Algebra Appl. 435, 2011).
     """
     n, dtype = inside.shape[1], engine.storage
     start = torch.where(inside[:, :, None], gaussian(n, 1, dtype, inside.device, seed=n + 1), 0.0)
@@ -207,7 +216,9 @@ def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> torch.
     # Eigenvalues that are too near for the first polynomials would take more of them.
     clear = gaps >= (0.008 * (nodes[:, -1:] - nodes[:, :1])).minimum(gaps.amax(1, keepdim=True))
     best = torch.where(clear, (below - 0.5).abs(), 1.0).argmin(1, keepdim=True)
-    return ((nodes.gather(1, best) + nodes.gather(1, best + 1)) / 2)[:, 0]
+    sigma = (nodes.gather(1, best) + nodes.gather(1, best + 1)) / 2
+    size = 1.01 * ((nodes - sigma).abs().amax(1) + beside[:, -1].abs())
+    return sigma[:, 0], size.clamp_min(1e-30)
 
 
 def corrected(
@@ -237,9 +248,29 @@ def corrected(
     rows = engine.parts(v.mH)
     e = engine.joined(engine.across(rows, rows, factor=-1.0, shift=1.0))
     w = s.diagonal(0, 1, 2).real / (1 - e.diagonal(0, 1, 2).real)
-    v = v + product(v, first_order(s, e, w), engine)
+    v = v + product(v, _first_order(s, e, w, engine), engine)
     w, order = w.sort(1)
     return w, v.gather(2, order[:, None].expand_as(v))
+
+
+def _first_order(s: torch.Tensor, e: torch.Tensor, w: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """X of better eigenvectors ``V (I + X)``, from ``V^H A V``, ``I - V^H V`` and Rayleigh quotients.
+
+    Elements beside the diagonal are removed to first order where the difference of two eigenvalues is ten
+    times the norm of all that is to be removed: then that of X is at most pi/20 (Bhatia, "Matrix Analysis",
+    1997, theorem VII.2.3). Rounding errors of products are no reason for any.
+    """
+    s.diagonal(0, 1, 2).zero_()
+    largest = w.abs().amax(1)
+    error = _norms(s, engine) + largest * _norms(e, engine)
+    return correction(s, e, w, 10 * error, 4 * torch.finfo(s.dtype).eps * largest)
+
+
+def _norms(x: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Bounds on the 2-norms of Hermitian matrices, of any size."""
+    sizes = two_norms(x, 1, 2)
+    scales = torch.where(sizes > 0, x.shape[1] ** 0.5 / sizes, 1.0)
+    return torch.minimum(norm_bound(engine.parts(x, scales), engine) / scales, sizes)
 
 
 def _eigenvectors_of_blocks(s: torch.Tensor, width: int, offset: int) -> torch.Tensor:

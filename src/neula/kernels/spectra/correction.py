@@ -7,7 +7,6 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
 
 
@@ -50,28 +49,6 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     x = torch.nn.functional.pad(x, (before, blocks * width - before - n))
     x = x.view(count, m, blocks, width).transpose(1, 2)
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
-
-
-def first_order(s: torch.Tensor, e: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """X of better eigenvectors ``V (I + X)``, from what V^H A V and V^H V lack.
-
-    Elements beside the diagonal are removed to first order where the difference of two eigenvalues is ten
-    times the size of all that is to be removed: then changes are at most a tenth, in sum. Rounding errors of
-    products are no reason for any.
-
-    Parameters
-    ----------
-    s : Tensor, shape (batch, n, n)
-        ``V^H A V``; its diagonal is overwritten.
-    e : Tensor, shape (batch, n, n)
-        ``I - V^H V``.
-    w : Tensor, shape (batch, n)
-        Rayleigh quotients.
-    """
-    s.diagonal(0, 1, 2).zero_()
-    largest = w.abs().amax(1)
-    error = two_norms(s, 1, 2) + largest * two_norms(e, 1, 2)
-    return correction(s, e, w, 10 * error, 4 * torch.finfo(s.dtype).eps * largest)
 
 
 @kernel(
