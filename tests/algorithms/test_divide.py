@@ -66,7 +66,7 @@ def test_eigenvectors_of_a_batch_with_every_other_spectrum(name: str, dtype: tor
     n, u = 36, 2.0**-24
     a = torch.stack([hermitian(each, n, dtype, seed) for seed, each in enumerate((name, "even", name))])
     engine = engine_for(dtype)
-    v = divide(a, partial(sign, engine=engine), orthonormal, LEAF, engine)
+    v = divide(a, partial(sign, rough=engine, exact=engine), orthonormal, LEAF, engine)
     for _ in range(2):
         _, v = corrected(a, v, LEAF, engine)
     residual, lost = errors(a, v)
@@ -97,7 +97,8 @@ def test_sign_of_eigenvalues_near_zero() -> None:
     w = torch.logspace(0, -5, n).double() * (-1.0) ** torch.arange(n)
     w[-1] = 0.0
     q = orthonormal(normal(n, n))
-    found = sign(((q * w) @ q.mT)[None], EmulatedEngine("cpu", "fp64"))[0]
+    engine = EmulatedEngine("cpu", "fp64")
+    found = sign(((q * w) @ q.mT)[None], torch.ones(1, dtype=torch.float64), engine, engine)[0]
     inner = q.mT @ found @ q
     assert (inner.diagonal()[:-1] - w[:-1].sign()).abs().max() < 1e-4
     assert inner[-1, -1].abs() < 0.1

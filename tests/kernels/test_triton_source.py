@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from neula.kernels import ahead, tensor_map
+from neula.kernels import ahead, tensor_map, triton_source
 from neula.kernels.tensor_map import Tiles
 from neula.kernels.triton_source import TritonKernel, jit, tl
 
@@ -126,9 +126,8 @@ def test_tiles_are_encoded_from_the_last_dimension_on() -> None:
     driver = Driver()
     tiles = Tiles(x, (1, 16, 32))
     assert tiles.type == "tensordesc<fp16[1, 16, 32]>"
-    encoded, *sizes = tiles.arguments(2, (1, 16, 32), driver)
-    assert encoded == (0x0707070707070707,) * 16
-    assert sizes == [4, 64, 32, 2048, 32, 1]
+    words = tiles.words(2, (1, 16, 32), driver)
+    assert words == (*[0x0707070707070707] * 16, 4, 64, 32, 2048, 32, 1)
     assert driver.room.value % 64 == 0
     kind, rank, address, shape, strides, box, steps, *rest = driver.given
     assert (kind, rank, address.value) == (6, 3, x.data_ptr())
@@ -141,7 +140,25 @@ def test_tiles_are_encoded_from_the_last_dimension_on() -> None:
     assert rest == [0, 2, 2, 0]
     tensor_map._encoded.cache_clear()
     with pytest.raises(RuntimeError, match=r"cannot be moved in tiles of \(1, 16, 32\)"):
-        tiles.arguments(2, (1, 16, 32), Driver(result=1))
+        tiles.words(2, (1, 16, 32), Driver(result=1))
+
+
+def test_a_launch_says_where_arguments_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Launch:
+        def of_words(self, *given: Any) -> None:
+            self.given = given
+
+    monkeypatch.setattr(triton_source, "driver", Driver)
+    launch, x = Launch(), torch.zeros(2, 3, 8, dtype=torch.float16)
+    ready = triton_source._Ready(launch, (128, 1, 1), 64, [(2, (1, 16, 32))])
+    ready((5, 1), [11, Tiles(x, (1, 16, 32)), 12])
+    grid, block, words, begins, shared_bytes = launch.given
+    assert (grid, block, shared_bytes) == ((5, 1, 1), (128, 1, 1), 64)
+    assert words == [11, *[0x0707070707070707] * 16, 2, 3, 8, 24, 8, 1, 12, 0, 0]
+    assert begins == (0, 8, *range(8 + 128, 8 + 128 + 8 * 9, 8))
+    launch.given = ()
+    ready((0,), [])
+    assert launch.given == ()
 
 
 def test_the_list_of_what_is_compiled_ahead_names_kernels_that_are_there() -> None:

@@ -243,10 +243,15 @@ class _Launch:
         self._with(grid, block, laid_out(arguments)[1], shared_bytes)
 
     def of_words(
-        self, grid: Sequence[int], block: Sequence[int], words: list[int], shared_bytes: int
+        self,
+        grid: Sequence[int],
+        block: Sequence[int],
+        words: list[int],
+        begins: tuple[int, ...],
+        shared_bytes: int,
     ) -> None:
-        """Launch with arguments of eight bytes each, given as integers."""
-        room, places = _room(len(words), _begins(len(words)))
+        """Launch with arguments of eight bytes or more each, given as integers, that begin at these bytes."""
+        room, places = _room(len(words), begins)
         room[:] = words
         self._with(grid, block, places, shared_bytes)
 
@@ -275,11 +280,6 @@ def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:
     room, places = _room(len(values), tuple(begins))
     room[:] = values
     return room, places
-
-
-@lru_cache(maxsize=128)
-def _begins(count: int) -> tuple[int, ...]:
-    return tuple(range(0, 8 * count, 8))
 
 
 def _room(count: int, begins: tuple[int, ...]) -> tuple[Any, Any]:

@@ -19,6 +19,8 @@ OLDEST = (9, 0)
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _KINDS = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
 _BYTES, _ALIGNED = 128, 64
+MAP_WORDS = _BYTES // 8
+"""Of eight bytes in a descriptor."""
 _NOT_INTERLEAVED, _PROMOTED_TO_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
 
 
@@ -33,7 +35,7 @@ class Tiles:
     @property
     def type(self) -> str:
         """The type of the argument in the signature of a Triton kernel."""
-        return f"tensordesc<{_NAMES[self.tensor.dtype]}{list(self.block)}>"
+        return _type(self.tensor.dtype, self.block)
 
     @property
     def for_triton(self) -> Any:
@@ -42,8 +44,8 @@ class Tiles:
 
         return TensorDescriptor.from_tensor(self.tensor, list(self.block))
 
-    def arguments(self, swizzle: int, box: tuple[int, ...], library: Any) -> list[Any]:
-        """Arguments of a kernel: the descriptor, sizes and strides.
+    def words(self, swizzle: int, box: tuple[int, ...], library: Any) -> tuple[int, ...]:
+        """What a kernel reads, eight bytes each: the descriptor, sizes and strides.
 
         Parameters
         ----------
@@ -55,32 +57,35 @@ class Tiles:
             CUDA's driver.
         """
         x = self.tensor
-        where = x.data_ptr(), _KINDS[x.dtype], x.itemsize, tuple(x.shape), x.stride()
-        return [_encoded(*where, swizzle, box, library), *x.shape, *x.stride()]
+        return _encoded(x.data_ptr(), x.dtype, x.shape, x.stride(), swizzle, box, library)
+
+
+@lru_cache
+def _type(dtype: torch.dtype, block: tuple[int, ...]) -> str:
+    return f"tensordesc<{_NAMES[dtype]}{list(block)}>"
 
 
 @lru_cache(maxsize=1024)
 def _encoded(
     address: int,
-    kind: int,
-    itemsize: int,
+    dtype: torch.dtype,
     shape: tuple[int, ...],
     strides: tuple[int, ...],
     swizzle: int,
     box: tuple[int, ...],
     library: Any,
 ) -> tuple[int, ...]:
-    """Encode a tensor map as numbers of eight bytes. Dimensions are counted from the last one."""
+    """Encode a tensor map. Dimensions are counted from the last one."""
     rank = len(shape)
     room = ctypes.create_string_buffer(_BYTES + _ALIGNED)
     place = -(-ctypes.addressof(room) // _ALIGNED) * _ALIGNED
     failed = library.cuTensorMapEncodeTiled(
         ctypes.c_void_p(place),
-        kind,
+        _KINDS[dtype],
         rank,
         ctypes.c_void_p(address),
         (ctypes.c_uint64 * rank)(*reversed(shape)),
-        (ctypes.c_uint64 * rank)(*(itemsize * stride for stride in reversed(strides[:-1]))),
+        (ctypes.c_uint64 * rank)(*(dtype.itemsize * stride for stride in reversed(strides[:-1]))),
         (ctypes.c_uint32 * rank)(*reversed(box)),
         (ctypes.c_uint32 * rank)(*[1] * rank),
         _NOT_INTERLEAVED,
@@ -92,4 +97,4 @@ def _encoded(
         raise RuntimeError(
             f"a tensor of shape {shape} and strides {strides} cannot be moved in tiles of {box}"
         )
-    return tuple((ctypes.c_int64 * (_BYTES // 8)).from_address(place))
+    return (*(ctypes.c_int64 * (_BYTES // 8)).from_address(place), *shape, *strides)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
-from neula.kernels.tensor_map import OLDEST, Tiles
+from neula.kernels.tensor_map import MAP_WORDS, OLDEST, Tiles
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
@@ -72,7 +72,7 @@ class _Language:
 tl: Any = _Language()
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Ready:
     """A variant that can be launched."""
 
@@ -81,6 +81,7 @@ class _Ready:
     shared_bytes: int
     # For each argument that is read or written in tiles how they are encoded.
     maps: list[tuple[int, tuple[int, ...]]]
+    begins: tuple[int, ...] | None = None  # of its arguments, once it was launched
 
     @classmethod
     def from_content(cls, content: bytes, device: torch.device) -> _Ready:
@@ -95,21 +96,30 @@ class _Ready:
         x, y, z = (*grid, 1, 1)[:3]
         if not x * y * z:
             return
-        # Two addresses of scratch memory, which none of the kernels has, come after all else.
-        values += (0, 0)
+        words, maps = values, iter(self.maps)
         if self.maps:
-            self.launch((x, y, z), self.block, list(self._expanded(values)), self.shared_bytes)
-        else:
-            self.launch.of_words((x, y, z), self.block, values, self.shared_bytes)
+            words = []
+            for value in values:
+                if isinstance(value, Tiles):
+                    words += value.words(*next(maps), driver())
+                else:
+                    words.append(value)
+        if self.begins is None:
+            self.begins = tuple(_begins(values))
+        # Two addresses of scratch memory, which none of the kernels has, come after all else.
+        self.launch.of_words((x, y, z), self.block, [*words, 0, 0], self.begins, self.shared_bytes)
 
-    def _expanded(self, values: list[Any]) -> Iterator[Any]:
-        """Arguments with the descriptors of tiles in their place."""
-        maps = iter(self.maps)
-        for x in values:
-            if isinstance(x, Tiles):
-                yield from x.arguments(*next(maps), driver())
-            else:
-                yield x
+
+def _begins(values: Sequence[Any]) -> Iterator[int]:
+    """Where the arguments of a kernel begin, in bytes: those of descriptors have several words."""
+    begin = 0
+    for x in [*values, 0, 0]:
+        yield begin
+        begin += 8
+        if isinstance(x, Tiles):  # a descriptor, and sizes and strides
+            begin += 8 * (MAP_WORDS - 1)
+            yield from range(begin, begin + 16 * x.tensor.ndim, 8)
+            begin += 16 * x.tensor.ndim
 
 
 class TritonKernel:

@@ -101,6 +101,13 @@ def _congruent(rows: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Ten
     return (found + found.mH) / 2 if engine.is_complex else found
 
 
+def _orthonormal(v: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """Nearly orthonormal columns after one step of Newton and Schulz, which squares what they lack."""
+    rows = engine.parts(v.mH)
+    lost = engine.joined(engine.across(rows, rows, factor=-0.5, shift=0.5))
+    return v + product(v, lost, engine)
+
+
 @dataclass(frozen=True)
 class _Tree:
     """Splits of batches of leading blocks, whose orders differ; matrices are zero beyond them."""
@@ -185,7 +192,8 @@ class _Tree:
         bases = self.orthonormal(torch.where(found, torch.where(first, image, g - image), eye))
         # Errors of the projector times the condition number of a part of G are in them: once more, without G.
         image = product(projector, bases, self.engine)
-        return torch.where(found, torch.where(first, image, bases - image), eye), ranks
+        bases = torch.where(found, torch.where(first, image, bases - image), eye)
+        return _orthonormal(bases, self.engine), ranks
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
@@ -230,7 +238,7 @@ def corrected(
     ----------
     a : Tensor, shape (batch, n, n)
     v : Tensor, shape (batch, n, n)
-        About in the order of ascending eigenvalues.
+        About orthonormal, and in the order of ascending eigenvalues.
     width : int
         Of blocks of neighbours.
     engine : Engine
@@ -238,32 +246,21 @@ def corrected(
     Returns
     -------
     w : Tensor, shape (batch, n)
-        Rayleigh quotients, ascending.
+        Ascending.
     v : Tensor, shape (batch, n, n)
     """
     s = _congruent(engine.parts(v.mH), engine.parts(a), engine)
     for offset in (0, width // 2):
         turns = _eigenvectors_of_blocks(s, width, offset)
         v, s = turned(v, turns, offset), turned(turned(s, turns, offset).mH, turns, offset)
-    rows = engine.parts(v.mH)
-    e = engine.joined(engine.across(rows, rows, factor=-1.0, shift=1.0))
-    w = s.diagonal(0, 1, 2).real / (1 - e.diagonal(0, 1, 2).real)
-    v = v + product(v, _first_order(s, e, w, engine), engine)
+    w = s.diagonal(0, 1, 2).real.clone()
+    s.diagonal(0, 1, 2).zero_()
+    # Where two eigenvalues differ by five times the norm of all that is beside them: then that of the change is
+    # at most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
+    noise = 4 * torch.finfo(s.dtype).eps * w.abs().amax(1)
+    v = _orthonormal(v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine), engine)
     w, order = w.sort(1)
     return w, v.gather(2, order[:, None].expand_as(v))
-
-
-def _first_order(s: torch.Tensor, e: torch.Tensor, w: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """X of better eigenvectors ``V (I + X)``, from ``V^H A V``, ``I - V^H V`` and Rayleigh quotients.
-
-    Elements beside the diagonal are removed to first order where the difference of two eigenvalues is ten
-    times the norm of all that is to be removed: then that of X is at most pi/20 (Bhatia, "Matrix Analysis",
-    1997, theorem VII.2.3). Rounding errors of products are no reason for any.
-    """
-    s.diagonal(0, 1, 2).zero_()
-    largest = w.abs().amax(1)
-    error = _norms(s, engine) + largest * _norms(e, engine)
-    return correction(s, e, w, 10 * error, 4 * torch.finfo(s.dtype).eps * largest)
 
 
 def _norms(x: torch.Tensor, engine: Engine) -> torch.Tensor:

@@ -14,7 +14,7 @@ from neula.kernels.precision import exact_matmul
 def _tried(device: torch.device) -> None:
     x = torch.ones(1, 16, 16, dtype=torch.float32, device=device)
     turned.kernel(x, x[None], 0)
-    correction.kernel(x, x, x[0], x[0, 0], x[0, 0])
+    correction.kernel(x, x[0, :1], x[0, 0, :1], x[0, 0, :1])
 
 
 @kernel(
@@ -56,19 +56,23 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     trial=_tried,
     when=lambda s, *_: s.numel() > 0,
 )
-def correction(
-    s: torch.Tensor, e: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor
-) -> torch.Tensor:
-    """``e_ij / 2 + o_ij / (w_j - w_i)`` with ``o_ij = s_ij + e_ij (w_i + w_j) / 2``, that of orthonormal
-    vectors; the second term where its denominator exceeds ``apart`` and its numerator ``noise``.
+def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0.
 
     Parameters
     ----------
-    s, e : Tensor, shape (batch, n, n)
+    s : Tensor, shape (batch, n, n)
     w : Tensor, shape (batch, n)
     apart, noise : Tensor, shape (batch,)
+
+    Examples
+    --------
+    >>> import torch
+    >>> s, w = torch.tensor([[[0.0, 0.2], [0.2, 0.0]]]), torch.tensor([[1.0, 3.0]])
+    >>> correction(s, w, torch.ones(1), torch.zeros(1))
+    tensor([[[ 0.0000,  0.1000],
+             [-0.1000,  0.0000]]])
     """
     gaps = w[:, None, :] - w[:, :, None]
-    off = s + e * ((w[:, None, :] + w[:, :, None]) / 2)
-    clear = (gaps.abs() > apart[:, None, None]) & (off.abs() > noise[:, None, None])
-    return e / 2 + torch.where(clear, off / torch.where(clear, gaps, 1.0), 0.0)
+    clear = (gaps.abs() > apart[:, None, None]) & (s.abs() > noise[:, None, None])
+    return torch.where(clear, s / torch.where(clear, gaps, 1.0), 0.0)

@@ -28,15 +28,15 @@ def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Te
 
 
 def correction_triton(
-    s: torch.Tensor, e: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor
+    s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor
 ) -> torch.Tensor:
     """``correction.correction`` by the kernel, queued on the current stream."""
-    s, e, w, out = s.contiguous(), e.contiguous(), w.contiguous(), torch.empty_like(s)
+    s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
     count, n, _ = s.shape
     across = ceil_div(n, TILE)
     with torch.cuda.device_of(s):
         _correction[(count * across * across,)](
-            *(s, e, w, apart.contiguous(), noise.contiguous(), out, n, across, TILE)
+            s, w, apart.contiguous(), noise.contiguous(), out, n, across, TILE
         )
     return out
 
@@ -58,18 +58,15 @@ def _turned(
 
 
 @jit(do_not_specialize=["n", "across"])
-def _correction(s, e, w, apart, noise, out, n, across, TILE: tl.constexpr):
+def _correction(s, w, apart, noise, out, n, across, TILE: tl.constexpr):
     place = tl.program_id(0)
     tile, batch = place % (across * across), (place // (across * across)).to(tl.int64)
     i = tile // across * TILE + tl.arange(0, TILE)[:, None]
     j = tile % across * TILE + tl.arange(0, TILE)[None, :]
     inside = (i < n) & (j < n)
     at = batch * n * n + i.to(tl.int64) * n + j
-    lost = tl.load(e + at, mask=inside, other=0.0)
     first = tl.load(w + batch * n + i, mask=i < n, other=0.0)
-    second = tl.load(w + batch * n + j, mask=j < n, other=0.0)
-    gap = second - first
-    off = tl.load(s + at, mask=inside, other=0.0) + lost * ((first + second) * 0.5)
-    clear = (tl.abs(gap) > tl.load(apart + batch)) & (tl.abs(off) > tl.load(noise + batch))
-    x = lost * 0.5 + tl.where(clear, off / tl.where(clear, gap, 1.0), 0.0)
-    tl.store(out + at, x, mask=inside)
+    gap = tl.load(w + batch * n + j, mask=j < n, other=0.0) - first
+    x = tl.load(s + at, mask=inside, other=0.0)
+    clear = (tl.abs(gap) > tl.load(apart + batch)) & (tl.abs(x) > tl.load(noise + batch))
+    tl.store(out + at, tl.where(clear, x / tl.where(clear, gap, 1.0), 0.0), mask=inside)

@@ -105,11 +105,13 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
 
     a, low = matrices.stored(format), matrices.stored(FP32)
     v = divide(low, partial(sign, rough=half, exact=single), orthonormal, int(tuning.leaf), single)
+    # What half precision leaves is a thousandth of the norm: n / 1000 eigenvalues are that near.
+    neighbours = int(min(max(tuning.neighbours, 1 << (a.shape[2] // 64).bit_length()), tuning.leaf))
     if low.dtype != a.dtype:
-        v = corrected(low, v, int(tuning.neighbours), single)[1].to(a.dtype)
+        v = corrected(low, v, neighbours, single)[1].to(a.dtype)
     judge = SpectralJudge(options.bounds(a.shape[2]))
     for step in range(1, 5):  # each squares errors, from 1e-3 on; clusters take one more
-        s, v = corrected(a, v, int(tuning.neighbours), exact)
+        s, v = corrected(a, v, neighbours, exact)
         report(step / 4)
         if step == 1:  # it may do for the bounds, not for rounding errors alone
             continue
