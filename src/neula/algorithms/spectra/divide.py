@@ -29,7 +29,6 @@ from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.spectra.correction import correction, turned
 
 Map = Callable[[torch.Tensor], torch.Tensor]
-Sign = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
@@ -64,30 +63,31 @@ def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> t
     return found
 
 
-def divide(a: torch.Tensor, sign: Sign, orthonormal: Map, width: int, engine: Engine) -> torch.Tensor:
+def divide(
+    a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: Engine
+) -> torch.Tensor:
     """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
     Parameters
     ----------
     a : Tensor, shape (batch, n, n)
-        In the storage precision of the engine, with elements of at most 1.
-    sign : callable
-        Unitary polar factors of Hermitian matrices, shape (batch, n, n), given bounds on their norms.
+        In the storage precision of the engines, with elements of at most 1.
     orthonormal : callable
-        Orthonormal bases for the columns of nonsingular matrices: Q of a QR factorization.
+        Roughly orthonormal bases for the columns of nonsingular matrices: Q of a QR factorization.
     width : int
         Order up to which matrices are decomposed directly.
-    engine : Engine
+    exact, rough : Engine
+        The latter where errors are corrected in the end.
 
     Returns
     -------
     Tensor, shape (batch, n, n)
-        Orthonormal to the accuracy of the engine.
+        Orthonormal to the accuracy of the first engine.
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     alike = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
     deep = 2 + ((a.shape[1] - 1) // width).bit_length()
-    return _Tree(sign, orthonormal, width, engine).vectors(a, sizes, alike, deep)
+    return _Tree(orthonormal, width, exact, rough).vectors(a, sizes, alike, deep)
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -101,21 +101,25 @@ def _congruent(rows: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Ten
     return (found + found.mH) / 2 if engine.is_complex else found
 
 
-def _orthonormal(v: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Nearly orthonormal columns after one step of Newton and Schulz, which squares what they lack."""
-    rows = engine.parts(v.mH)
-    lost = engine.joined(engine.across(rows, rows, factor=-0.5, shift=0.5))
-    return v + product(v, lost, engine)
+def _orthonormal(v: torch.Tensor, exact: Engine, rough: Engine) -> torch.Tensor:
+    """Nearly orthonormal columns after one step of Newton and Schulz, which squares what they lack; the
+    change is small, and need not be accurate.
+    """
+    n, rows = v.shape[2], exact.parts(v.mH)
+    lost = exact.joined(exact.across(rows, rows, factor=-0.5, shift=0.5))
+    size = two_norms(lost, 1, 2).clamp_min(1e-30)
+    change = rough.wide(rough.parts(v), rough.parts(lost, n**0.5 / size))
+    return v.addcmul(change, (size / n**0.5)[:, None, None])
 
 
 @dataclass(frozen=True)
 class _Tree:
     """Splits of batches of leading blocks, whose orders differ; matrices are zero beyond them."""
 
-    sign: Sign
     orthonormal: Map
     width: int
-    engine: Engine
+    exact: Engine
+    rough: Engine
 
     def vectors(self, a: torch.Tensor, sizes: torch.Tensor, alike: torch.Tensor, deep: int) -> torch.Tensor:
         """Eigenvectors of the blocks; the columns beyond are anything.
@@ -143,14 +147,14 @@ class _Tree:
         same |= sizes <= 1
         if bool(same.all()):
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
-        parts = self.engine.parts(a)
-        sigma, size = (x[:, None].to(diagonal.dtype) for x in _middle(parts, inside, self.engine))
+        parts = self.exact.parts(a)
+        sigma, size = (x[:, None].to(diagonal.dtype) for x in _middle(parts, inside, self.exact))
         # Rows beyond the block have the sign +1. Of a multiple of the identity any subspace is invariant.
         shifted = torch.where(inside, diagonal - sigma, size)
         size = torch.where(same[:, None], diagonal.abs().amax(1, keepdim=True) + 1e-30, size)
         shifted = torch.where(same[:, None], torch.where(place < (sizes // 2)[:, None], -size, size), shifted)
         bases, ranks = self._split(_with_diagonal(a, shifted), size[:, 0], inside, sizes)
-        inner = _congruent(self.engine.parts(bases.mH), parts, self.engine)
+        inner = _congruent(self.exact.parts(bases.mH), parts, self.exact)
         half = int(torch.maximum(ranks, sizes - ranks).max())
         first = place[:half] < ranks[:, None]
         # The second block of each matrix is moved to the front.
@@ -162,8 +166,8 @@ class _Tree:
         blocks = torch.where(within[:, :, None] & within[:, None], blocks, 0.0)
         orders, alike = torch.cat([ranks, sizes - ranks]), torch.cat([alike, alike])
         upper, lower = self.vectors(blocks, orders, alike, deep - 1).split(count)
-        upper = product(bases[:, :, :half], upper, self.engine)
-        lower = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), lower, self.engine)
+        upper = product(bases[:, :, :half], upper, self.exact)
+        lower = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), lower, self.exact)
         back = (place - ranks[:, None]).clamp(0, half - 1)
         upper = torch.nn.functional.pad(upper, (0, n - half))
         lower = lower.gather(2, back[:, None].expand(-1, n, -1))
@@ -178,7 +182,7 @@ class _Tree:
         """
         count, n, _ = shifted.shape
         place = torch.arange(n, device=shifted.device)
-        projector = self.sign(shifted, size).mul_(-0.5)
+        projector = sign(shifted, size, self.rough, self.exact).mul_(-0.5)
         projector.diagonal(0, 1, 2).add_(0.5)
         ranks = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
         none = (ranks <= 0) | (ranks >= sizes)
@@ -187,13 +191,13 @@ class _Tree:
         g = torch.randn(n, n, dtype=shifted.dtype, device=shifted.device, generator=generator) / n**0.5
         found, first = inside & ~none[:, None], (place < ranks[:, None])[:, None]
         found = found[:, :, None] & found[:, None]
-        image = product(projector.reshape(1, -1, n), g[None], self.engine).view(count, n, n)
+        image = product(projector.reshape(1, -1, n), g[None], self.exact).view(count, n, n)
         eye = torch.eye(n, dtype=shifted.dtype, device=shifted.device)
         bases = self.orthonormal(torch.where(found, torch.where(first, image, g - image), eye))
         # Errors of the projector times the condition number of a part of G are in them: once more, without G.
-        image = product(projector, bases, self.engine)
+        image = product(projector, bases, self.rough)
         bases = torch.where(found, torch.where(first, image, bases - image), eye)
-        return _orthonormal(bases, self.engine), ranks
+        return _orthonormal(bases, self.exact, self.rough), ranks
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
@@ -258,7 +262,8 @@ def corrected(
     # Where two eigenvalues differ by five times the norm of all that is beside them: then that of the change is
     # at most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
     noise = 4 * torch.finfo(s.dtype).eps * w.abs().amax(1)
-    v = _orthonormal(v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine), engine)
+    v = v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine)
+    v = _orthonormal(v, engine, engine)
     w, order = w.sort(1)
     return w, v.gather(2, order[:, None].expand_as(v))
 

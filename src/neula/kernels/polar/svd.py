@@ -11,6 +11,9 @@ from neula.kernels import scipy_linalg
 from neula.kernels.spectra.small_eigh import small_eigh
 from neula.kernels.precision import exact_matmul
 
+AT_ONCE = 1 << 15
+"""Matrices of a batch that cuSOLVER takes, which fails for 100,000."""
+
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -37,6 +40,9 @@ def svd(a: torch.Tensor) -> Factors:
     """
     if not a.is_cuda:
         return converged_svd(a)
+    if a.ndim == 3 and len(a) > AT_ONCE:
+        u, s, vh = map(torch.cat, zip(*map(svd, a.split(AT_ONCE)), strict=True))
+        return u, s, vh
     if a.shape[-2] < a.shape[-1]:
         v, s, uh = svd(a.mT)
         return uh.mT, s, v.mT
@@ -71,6 +77,9 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     >>> converged_eigh(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[0]
     tensor([2., 3.], dtype=torch.float64)
     """
+    if a.is_cuda and a.ndim == 3 and len(a) > AT_ONCE and not small_eigh.takes(a):
+        values, vectors = map(torch.cat, zip(*map(converged_eigh, a.split(AT_ONCE)), strict=True))
+        return values, vectors
     try:
         return small_eigh(a)
     except torch.linalg.LinAlgError:
@@ -84,6 +93,8 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
     """The eigenvalues alone."""
+    if a.is_cuda and a.ndim == 3 and len(a) > AT_ONCE:
+        return torch.cat([converged_eigvalsh(part) for part in a.split(AT_ONCE)])
     try:
         values: torch.Tensor = torch.linalg.eigvalsh(a)
         return values

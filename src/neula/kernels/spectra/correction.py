@@ -20,7 +20,7 @@ def _tried(device: torch.device) -> None:
 @kernel(
     "neula.kernels.spectra.correction_triton:turned_triton",
     trial=_tried,
-    when=lambda x, turns, offset: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] >= 16,
+    when=lambda x, turns, _: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] in (16, 32),
 )
 def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     """``X T`` with block diagonal T.

@@ -1,7 +1,7 @@
-"""The table of links for eigenvalues and singular values: LAPACK or cuSOLVER.
+"""The table of links for eigenvalues and singular values: LAPACK or cuSOLVER, and products on a GPU.
 
-On a GPU cuSOLVER's singular values take ten times as long as its eigenvalues: there the polar factor, which
-takes products alone, leaves eigenvalues to be computed.
+There matrices are divided by products, and cuSOLVER's singular values take ten times as long as its
+eigenvalues: the polar factor, which takes products alone, leaves eigenvalues to be computed.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ class SpectralCase(Case):
     count: int
     n: int  # the number of columns, of which there are no more than rows
     options: SpectralOptions
+
+    @property
+    def columns_divided(self) -> float:
+        """Columns of all matrices together from which on they are divided."""
+        tuning = self.tuning[SpectralTuning]
+        return tuning.divided if self.options.work.name == "fp32" else tuning.divided_in_double
 
     @property
     def partial(self) -> bool:
@@ -75,14 +81,14 @@ _singular = _when(
 )
 
 _divided = _when(
-    "by name; eigenvectors of a batch, on the emulated engine",
+    "by name; eigenvectors of matrices that no kernel decomposes, of many columns together",
     lambda case: (
         case.options.algorithm == "divide"
         or (
             case.options.symmetric
             and case.options.vectors
-            and case.count > 1
-            and case.n >= case.tuning[SpectralTuning].divided
+            and case.n > case.options.leaf
+            and case.count * case.n >= case.columns_divided
         )
     ),
 )

@@ -19,8 +19,10 @@ class SpectralTuning:
     """Orders where one way takes less time than another."""
 
     polar_first: float  # from which the polar factor comes before singular values
-    divided: float  # from which matrices of a batch are divided by products
+    divided: float  # columns of all matrices together from which on they are divided by products
+    divided_in_double: float  # likewise
     leaf: float  # up to which these are decomposed directly
+    complex_leaf: float  # likewise
     neighbours: float  # eigenvectors that are corrected together
     measured_in_double: float  # up to which answers in float32 are measured in double precision
 
@@ -47,6 +49,14 @@ class SpectralOptions:
     def work(self) -> Format:
         """The format in which the library reaches the accuracy."""
         return FP64 if self.target is FP64 else FP32
+
+    @property
+    def leaf(self) -> int:
+        """Order up to which matrices are decomposed directly, in the working format."""
+        tuning = self.tuning[SpectralTuning]
+        if self.engine.is_complex:
+            return int(tuning.complex_leaf)
+        return int(tuning.leaf) // (2 if self.work is FP64 else 1)
 
     def bounds(self, n: int) -> SpectralBounds:
         """Largest accepted errors of n values."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import replace
 
 import torch
 
-from neula.algorithms.spectra.divide import corrected, divide, sign
+from neula.algorithms.orthogonal.batched_qr import batched_qr
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.spectra.divide import corrected, divide
 from neula.certificates.spectra import consistency, measured
 from neula.engines import FP16, FP32, FP64, Format
 from neula.kernels import scipy_linalg
@@ -101,17 +103,21 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     tuning, report = options.tuning[SpectralTuning], stage(options.progress, label)
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
-        return factorize(x, "reduced", QROptions(FP32, options.engine)).q.to(x.dtype)
+        if x.is_complex():
+            return factorize(x, "reduced", QROptions(FP32, options.engine)).q.to(x.dtype)
+        if x[0].numel() <= options.tuning.batched_elements:
+            return batched_qr(x)[0]
+        return torch.stack([rgsqrf(each, single)[0] for each in x])
 
     a, low = matrices.stored(format), matrices.stored(FP32)
-    v = divide(low, partial(sign, rough=half, exact=single), orthonormal, int(tuning.leaf), single)
+    v = divide(low, orthonormal, replace(options, target=FP32).leaf, single, half)
     # What half precision leaves is a thousandth of the norm: n / 1000 eigenvalues are that near.
-    neighbours = int(min(max(tuning.neighbours, 1 << (a.shape[2] // 64).bit_length()), tuning.leaf))
+    width = min(max(int(tuning.neighbours), 1 << (a.shape[2] // 64).bit_length()), options.leaf)
     if low.dtype != a.dtype:
-        v = corrected(low, v, neighbours, single)[1].to(a.dtype)
+        v = corrected(low, v, width, single)[1].to(a.dtype)
     judge = SpectralJudge(options.bounds(a.shape[2]))
     for step in range(1, 5):  # each squares errors, from 1e-3 on; clusters take one more
-        s, v = corrected(a, v, neighbours, exact)
+        s, v = corrected(a, v, width, exact)
         report(step / 4)
         if step == 1:  # it may do for the bounds, not for rounding errors alone
             continue
