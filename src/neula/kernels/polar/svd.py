@@ -14,6 +14,9 @@ from neula.kernels.precision import exact_matmul
 AT_ONCE = 1 << 15
 """Matrices of a batch that cuSOLVER takes, which fails for 100,000."""
 
+TOGETHER = 32
+"""Rows and columns up to which cuSOLVER takes a batch together, by Jacobi's method."""
+
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -46,8 +49,10 @@ def svd(a: torch.Tensor) -> Factors:
     if a.shape[-2] < a.shape[-1]:
         v, s, uh = svd(a.mT)
         return uh.mT, s, v.mT
+    # In batches of small matrices all are together in the first, which errs by little there.
+    together = a.ndim == 3 and len(a) > 1 and max(a.shape[1:]) <= TOGETHER
     with contextlib.suppress(torch.linalg.LinAlgError):  # it may not converge
-        found = _by(a, "gesvda")
+        found = _by(a, "gesvdj" if together else "gesvda")
         if _accurate(a, *found):
             return found
     return _by(a, "gesvd")

@@ -19,7 +19,14 @@ from neula.problems.spectra.problem import (
     SpectralTuning,
     SpectralValues,
 )
-from neula.problems.spectra.ways import by_division, by_library, by_polar_factor, part_by_lapack
+from neula.problems.spectra.ways import (
+    by_division,
+    by_gram_matrix,
+    by_library,
+    by_more_corrections,
+    by_polar_factor,
+    part_by_lapack,
+)
 
 SpectralLink = Link[SpectralMatrices, SpectralValues]
 
@@ -33,10 +40,18 @@ class SpectralCase(Case):
     options: SpectralOptions
 
     @property
-    def columns_divided(self) -> float:
-        """Columns of all matrices together from which on they are divided."""
-        tuning = self.tuning[SpectralTuning]
-        return tuning.divided if self.options.work.name == "fp32" else tuning.divided_in_double
+    def divided(self) -> bool:
+        """Whether products divide the matrices: in single precision, or else four times as many."""
+        options, tuning = self.options, self.tuning[SpectralTuning]
+        if not (options.symmetric and options.vectors and self.n > options.leaf):
+            return False
+        count = self.count if self.single else self.count / 4
+        return count >= tuning.divided_batch or count * self.n >= tuning.divided
+
+    @property
+    def single(self) -> bool:
+        """Whether real numbers in single precision are worked with."""
+        return self.options.work.name == "fp32" and not self.options.engine.is_complex
 
     @property
     def partial(self) -> bool:
@@ -63,6 +78,14 @@ def _division(case: SpectralCase, label: str, name: str) -> SpectralLink:
     return Link(label, partial(by_division, label=label, format=FORMATS[name]))
 
 
+def _corrected(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    return Link(label, partial(by_more_corrections, label=label, format=FORMATS[name]), inherits=True)
+
+
+def _of_gram(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    return Link(label, partial(by_gram_matrix, label=label, format=FORMATS[name]))
+
+
 def _polar(case: SpectralCase, label: str, name: str) -> SpectralLink:
     return Link(label, partial(by_polar_factor, label=label, format=FORMATS[name], links=chain))
 
@@ -81,15 +104,18 @@ _singular = _when(
 )
 
 _divided = _when(
-    "by name; eigenvectors of matrices that no kernel decomposes, of many columns together",
+    "by name; eigenvectors of orders that no kernel takes, of a batch or a large matrix",
+    lambda case: case.options.algorithm == "divide" or case.divided,
+)
+
+_gram = _when(
+    "singular vectors of a batch of few columns, on a GPU",
     lambda case: (
-        case.options.algorithm == "divide"
-        or (
-            case.options.symmetric
-            and case.options.vectors
-            and case.n > case.options.leaf
-            and case.count * case.n >= case.columns_divided
-        )
+        not case.options.symmetric
+        and case.options.vectors
+        and case.count > 1
+        and case.single
+        and case.n <= case.tuning[SpectralTuning].gram
     ),
 )
 
@@ -102,6 +128,8 @@ _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.optio
 TABLE: Table[SpectralCase] = (
     Row("some of eigh {}", _part, (_some,), arithmetics=_work),
     Row("divide and conquer {}", _division, (_divided,), arithmetics=_work),
+    Row("corrected again {}", _corrected, (_divided,), arithmetics=_work),
+    Row("Gram matrix {}", _of_gram, (_gram,), arithmetics=_work),
     Row("polar factor and eigh {}", _polar, (_singular,), arithmetics=_work),
     Row("eigh {}", _library, (_default, _below), arithmetics=("fp32",)),
     Row("eigh {}", _library, (_default,)),

@@ -19,8 +19,9 @@ class SpectralTuning:
     """Orders where one way takes less time than another."""
 
     polar_first: float  # from which the polar factor comes before singular values
+    gram: float  # up to which singular vectors of a batch in float32 are those of Gram matrices
     divided: float  # columns of all matrices together from which on they are divided by products
-    divided_in_double: float  # likewise
+    divided_batch: float  # or matrices
     leaf: float  # up to which these are decomposed directly
     complex_leaf: float  # likewise
     neighbours: float  # eigenvectors that are corrected together
@@ -74,6 +75,15 @@ class SpectralMatrices(Batch):
     def stored(self, format: Format) -> torch.Tensor:
         """The matrices in a format."""
         return self.a.to(matching_dtype(format.dtype, self.a.dtype))
+
+    @property
+    def neighbours(self) -> int:
+        """Eigenvectors that are corrected together.
+
+        Half precision leaves errors of a thousandth of the norm, and n / 1000 eigenvalues are that near.
+        """
+        least = int(self.options.tuning[SpectralTuning].neighbours)
+        return max(least, min(1 << (self.a.shape[2] // 64).bit_length(), self.options.leaf))
 
     def precise(self, format: Format) -> torch.Tensor:
         """The matrices in the precision in which an answer in a format is measured."""

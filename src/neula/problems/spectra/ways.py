@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr
-from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.divide import corrected, divide
 from neula.certificates.spectra import consistency, measured
-from neula.engines import FP16, FP32, FP64, Format
+from neula.engines import BF16, FP16, FP32, FP64, Format
+from neula.engines.formats import in_double
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, svd
 from neula.kernels.precision import exact_matmul
@@ -30,6 +30,9 @@ from neula.problems.spectra.problem import (
 )
 
 Solution = Answer[SpectralValues]
+
+MANY = 32
+"""Matrices from which on one pass of a QR that takes all steps together is the fastest basis."""
 
 Links = Callable[[int, int, SpectralOptions], Sequence[Link[SpectralMatrices, SpectralValues]]]
 """From the number of matrices, their order and options to a chain."""
@@ -94,38 +97,64 @@ def by_polar_factor(
     return measured_answer(matrices, u if q is None else exact_matmul(q, u), s, v, label, format)
 
 
+def by_gram_matrix(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Singular vectors of single precision from eigenvectors of ``A^T A`` in double precision, then QR of
+    ``A V``, whose R is diagonal but for rounding errors.
+    """
+    a, engine = matrices.stored(format), matrices.options.engine
+    wide = in_double(a)
+    v = converged_eigh(exact_matmul(wide.mH, wide))[1].flip(2)
+    factors = factorize(exact_matmul(wide, v).to(a.dtype), "reduced", QROptions(format, engine))
+    s = factors.r.diagonal(0, 1, 2).to(a.dtype)
+    u = factors.q.to(a.dtype) * torch.where(s < 0, -1.0, 1.0)[:, None, :]
+    s, order = s.abs().sort(1, descending=True)
+    u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v.to(a.dtype)))
+    return measured_answer(matrices, u, s, v, label, format)
+
+
 def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
-    """Spectral divide and conquer as accurate as float32, signs in half precision; then corrections."""
+    """Spectral divide and conquer as accurate as float32, signs in half precision; then corrections.
+
+    Each squares errors, from 1e-3 on, until rounding errors alone are left: after two in single precision,
+    and three more in double precision.
+    """
     options = matrices.options
-    half, single, exact = (
-        options.engine.using(options.tuning.cheapest(accuracy)) for accuracy in (FP16, FP32, format)
-    )
-    tuning, report = options.tuning[SpectralTuning], stage(options.progress, label)
+    half, single = (options.engine.using(options.tuning.cheapest(target)) for target in (FP16, FP32))
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
-        if x.is_complex():
-            return factorize(x, "reduced", QROptions(FP32, options.engine)).q.to(x.dtype)
-        if x[0].numel() <= options.tuning.batched_elements:
+        if len(x) >= MANY and not x.is_complex():
             return batched_qr(x)[0]
-        return torch.stack([rgsqrf(each, single)[0] for each in x])
+        # Accurate products, and whatever orthogonality one pass gives.
+        asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)
+        return factorize(x, "reduced", asked).q.to(x.dtype)
 
-    a, low = matrices.stored(format), matrices.stored(FP32)
+    low = matrices.stored(FP32)
     v = divide(low, orthonormal, replace(options, target=FP32).leaf, single, half)
-    # What half precision leaves is a thousandth of the norm: n / 1000 eigenvalues are that near.
-    width = min(max(int(tuning.neighbours), 1 << (a.shape[2] // 64).bit_length()), options.leaf)
-    if low.dtype != a.dtype:
-        v = corrected(low, v, width, single)[1].to(a.dtype)
-    judge = SpectralJudge(options.bounds(a.shape[2]))
-    for step in range(1, 5):  # each squares errors, from 1e-3 on; clusters take one more
-        s, v = corrected(a, v, width, exact)
-        report(step / 4)
-        if step == 1:  # it may do for the bounds, not for rounding errors alone
-            continue
-        answer = measured_answer(matrices, v, s, v, label, format)
-        assert isinstance(answer.measured, torch.Tensor)
-        if judge.accept(answer.measured.cpu().numpy()).all():
-            break
-    return answer
+    if format is FP64:
+        v = corrected(low, v, matrices.neighbours, single)[1]
+    return _corrected(matrices, v, 2 + (format is FP64), label, format)
+
+
+def by_more_corrections(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Two more corrections of eigenvectors that were not accepted."""
+    assert before is not None
+    return _corrected(matrices, before.values.v, 2, label, format)
+
+
+def _corrected(
+    matrices: SpectralMatrices, v: torch.Tensor, times: int, label: str, format: Format
+) -> Solution:
+    options, a = matrices.options, matrices.stored(format)
+    engine, report = options.engine.using(options.tuning.cheapest(format)), stage(options.progress, label)
+    v = v.to(a.dtype)
+    for step in range(times):
+        s, v = corrected(a, v, matrices.neighbours, engine)
+        report((step + 1) / times)
+    return measured_answer(matrices, v, s, v, label, format)
 
 
 def measured_answer(
