@@ -71,3 +71,15 @@ def test_eigenvalues_where_divide_and_conquer_gives_up(monkeypatch: pytest.Monke
     assert (a @ vectors - vectors * values[..., None, :]).norm() <= bound
     with pytest.raises(torch.linalg.LinAlgError):
         converged_eigh(a * torch.inf)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_roots_of_gram_matrices_have_the_digits_of_single_precision(dtype: torch.dtype) -> None:
+    n = 40
+    parts = [random_matrix("geometric", 60, n, cond=1e12, seed=seed) for seed in (1, 2)]
+    a = (torch.complex(*parts) if dtype.is_complex else parts[0]).to(dtype)
+    exact = torch.linalg.svdvals(a.to(torch.complex128))
+    found = module._roots_of_gram(a)
+    assert bool((found.diff() <= 0).all())
+    # Eigenvalues of the Gram matrix err by n u, and roots of those near zero by the root of that.
+    assert float((found.double() - exact).abs().max()) <= (2 * n * 2.0**-53) ** 0.5 * float(exact[0])

@@ -82,7 +82,8 @@ def matrices(kind: str, count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
 
 def assert_decomposed(a: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None:
     """In double precision, scaled; each column is rotated some 6 n times, each time from u on, and the shift
-    is up to ``1.25 sqrt(n)`` times the norm."""
+    is up to ``1.25 sqrt(n)`` times the norm.
+    """
     n, u = a.shape[-1], torch.finfo(a.dtype).eps / 2
     a, w, v = a.double(), w.double(), v.double()
     largest = a.abs().amax((1, 2)).clamp_min(torch.finfo(F64).tiny)[:, None]

@@ -6,9 +6,9 @@ algorithms for the symmetric eigenvalue decomposition and the SVD", 2013). A QR 
 ``[P G1, (I - P) G2]`` with random G has bases of both invariant subspaces, in which A falls into two blocks.
 Products need not be accurate: what they leave between the blocks is corrected afterwards.
 
-:func:`corrected` sorts eigenvalues, diagonalizes blocks of neighbours directly, and removes all other
-elements beside the diagonal to first order, which squares their size (Ogita and Aishima, "Iterative
-refinement for symmetric eigenvalue decomposition", 2018).
+:func:`corrected` diagonalizes blocks of neighbours directly, and removes all other elements beside the
+diagonal to first order, which squares their size (Ogita and Aishima, "Iterative refinement for symmetric
+eigenvalue decomposition", 2018).
 """
 
 from __future__ import annotations
@@ -52,20 +52,17 @@ def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> t
     x, _ = polar_factor(
         rough.parts(a, 16 / size), steps(nearest), rough, size=torch.full_like(size, 16.0), hermitian=True
     )
-    for again in range(4):
-        if again:
-            x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
+    for _ in range(4):
         x = taken_on(exact.parts(rough.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
         found = exact.joined(x)
         missing = n - two_norms(found, 2).double().square().sum(1)
         if not bool((missing > 0.01).any()):  # NaN is not repaired
             break
+        x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
     return found
 
 
-def divide(
-    a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: Engine
-) -> torch.Tensor:
+def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: Engine) -> torch.Tensor:
     """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
     Parameters
@@ -82,7 +79,7 @@ def divide(
     Returns
     -------
     Tensor, shape (batch, n, n)
-        Orthonormal to the accuracy of the first engine.
+        Orthonormal but for errors of thousandths.
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     alike = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
@@ -95,8 +92,9 @@ def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
     return engine.wide(engine.parts(x), engine.parts(y))
 
 
-def _congruent(rows: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """``V^H A V`` of Hermitian matrices, from ``V^H`` and A in parts."""
+def _congruent(v: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
+    """``V^H A V`` of Hermitian matrices A in parts."""
+    rows = engine.parts(v.mH)
     found = engine.joined(engine.across(engine.product(rows, a), rows))
     return (found + found.mH) / 2 if engine.is_complex else found
 
@@ -134,7 +132,7 @@ class _Tree:
         deep : int
             Splits one after the other that may follow: a good one leaves half of the order.
         """
-        count, n, _ = a.shape
+        n = a.shape[1]
         place = torch.arange(n, device=a.device)
         inside = place < sizes[:, None]
         diagonal = a.diagonal(0, 1, 2).real
@@ -154,24 +152,34 @@ class _Tree:
         size = torch.where(same[:, None], diagonal.abs().amax(1, keepdim=True) + 1e-30, size)
         shifted = torch.where(same[:, None], torch.where(place < (sizes // 2)[:, None], -size, size), shifted)
         bases, ranks = self._split(_with_diagonal(a, shifted), size[:, 0], inside, sizes)
-        inner = _congruent(self.exact.parts(bases.mH), parts, self.exact)
-        half = int(torch.maximum(ranks, sizes - ranks).max())
-        first = place[:half] < ranks[:, None]
-        # The second block of each matrix is moved to the front.
+        return self._conquered(_congruent(bases, parts, self.exact), bases, ranks, sizes, alike, deep)
+
+    def _conquered(
+        self,
+        inner: torch.Tensor,
+        bases: torch.Tensor,
+        ranks: torch.Tensor,
+        sizes: torch.Tensor,
+        alike: torch.Tensor,
+        deep: int,
+    ) -> torch.Tensor:
+        """Eigenvectors from bases in which matrices fall into two blocks, of which the ranks are the first."""
+        count, n, _ = inner.shape
+        place, half = torch.arange(n, device=inner.device), int(torch.maximum(ranks, sizes - ranks).max())
+        # The second block of each matrix, and its columns, are moved to the front.
         moved = (place[:half] + ranks[:, None]).clamp(max=n - 1)
-        second = place[:half] < (sizes - ranks)[:, None]
-        turned_in = inner.gather(1, moved[:, :, None].expand(-1, -1, n))
-        turned_in = turned_in.gather(2, moved[:, None].expand(-1, half, -1))
-        blocks, within = torch.cat([inner[:, :half, :half], turned_in]), torch.cat([first, second])
+        second = inner.gather(1, moved[:, :, None].expand(-1, -1, n))
+        second = second.gather(2, moved[:, None].expand(-1, half, -1))
+        blocks, orders = torch.cat([inner[:, :half, :half], second]), torch.cat([ranks, sizes - ranks])
+        within = place[:half] < orders[:, None]
         blocks = torch.where(within[:, :, None] & within[:, None], blocks, 0.0)
-        orders, alike = torch.cat([ranks, sizes - ranks]), torch.cat([alike, alike])
-        upper, lower = self.vectors(blocks, orders, alike, deep - 1).split(count)
-        upper = product(bases[:, :, :half], upper, self.exact)
-        lower = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), lower, self.exact)
+        below, above = self.vectors(blocks, orders, torch.cat([alike, alike]), deep - 1).split(count)
+        below = product(bases[:, :, :half], below, self.exact)
+        above = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), above, self.exact)
         back = (place - ranks[:, None]).clamp(0, half - 1)
-        upper = torch.nn.functional.pad(upper, (0, n - half))
-        lower = lower.gather(2, back[:, None].expand(-1, n, -1))
-        return torch.where((place < ranks[:, None])[:, None], upper, lower)
+        above = above.gather(2, back[:, None].expand(-1, n, -1))
+        below = torch.nn.functional.pad(below, (0, n - half))
+        return torch.where((place < ranks[:, None])[:, None], below, above)
 
     def _split(
         self, shifted: torch.Tensor, size: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor
@@ -207,9 +215,7 @@ def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
     return a
 
 
-def _middle(
-    parts: torch.Tensor, inside: torch.Tensor, engine: Engine
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """A number between two eigenvalues near the median, and a bound on the distance of all others, shape
     (batch,), by Gauss quadrature.
 
@@ -253,14 +259,14 @@ def corrected(
         Ascending.
     v : Tensor, shape (batch, n, n)
     """
-    s = _congruent(engine.parts(v.mH), engine.parts(a), engine)
+    s = _congruent(v, engine.parts(a), engine)
     for offset in (0, width // 2):
         turns = _eigenvectors_of_blocks(s, width, offset)
         v, s = turned(v, turns, offset), turned(turned(s, turns, offset).mH, turns, offset)
     w = s.diagonal(0, 1, 2).real.clone()
     s.diagonal(0, 1, 2).zero_()
-    # Where two eigenvalues differ by five times the norm of all that is beside them: then that of the change is
-    # at most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
+    # Where eigenvalues differ by five times the norm of all that is beside them: then that of the change is at
+    # most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
     noise = 4 * torch.finfo(s.dtype).eps * w.abs().amax(1)
     v = v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine)
     v = _orthonormal(v, engine, engine)

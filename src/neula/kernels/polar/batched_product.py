@@ -119,7 +119,9 @@ def split(
 @kernel(
     "neula.kernels.polar.split_triton:joined_triton",
     trial=_tried,
-    when=lambda parts, dtype=torch.float32: len(parts) == 2 and dtype == torch.float32 and 0 not in parts.shape,
+    when=lambda parts, dtype=torch.float32: (
+        len(parts) == 2 and dtype == torch.float32 and 0 not in parts.shape
+    ),
 )
 def joined(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The numbers that parts stand for, shape (batch, m, n)."""

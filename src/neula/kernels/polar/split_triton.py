@@ -40,9 +40,7 @@ def joined_triton(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> to
     out = torch.empty(batch, m, n, dtype=dtype, device=parts.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
     with torch.cuda.device_of(parts):
-        _joined_kernel[(batch * down * across,)](
-            parts, out, m, n, down, across, *parts.stride(), SHIFT, TILE
-        )
+        _joined_kernel[(batch * down * across,)](parts, out, m, n, down, across, *parts.stride(), SHIFT, TILE)
     return out
 
 

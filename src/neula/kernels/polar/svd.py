@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from neula.kernels import scipy_linalg
-from neula.kernels.spectra.small_eigh import small_eigh
 from neula.kernels.precision import exact_matmul
+from neula.kernels.spectra.small_eigh import small_eigh
 
 AT_ONCE = 1 << 15
 """Matrices of a batch that cuSOLVER takes, which fails for 100,000."""
@@ -105,6 +105,34 @@ def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
         return values
     except torch.linalg.LinAlgError:
         return converged_eigh(a)[0]
+
+
+def singular_values(a: torch.Tensor) -> torch.Tensor:
+    """Singular values without vectors, as accurate on a GPU as LAPACK's.
+
+    In single precision they are roots of the eigenvalues of ``A^H A`` in double precision, which err by
+    ``sqrt(n u64)`` at most, relative to the largest: Jacobi's method, which torch takes there, errs by 5e-4
+    and takes ten times as long (order 4096 on an H200).
+
+    Parameters
+    ----------
+    a : Tensor, shape (..., m, n), m >= n
+
+    Examples
+    --------
+    >>> singular_values(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))
+    tensor([3., 2.], dtype=torch.float64)
+    """
+    if not a.is_cuda or a.dtype.to_real() == torch.float64:
+        values: torch.Tensor = torch.linalg.svdvals(a)
+        return values
+    return _roots_of_gram(a)
+
+
+def _roots_of_gram(a: torch.Tensor) -> torch.Tensor:
+    wide = a.to(_doubled(a))
+    squares = converged_eigvalsh(exact_matmul(wide.mH, wide)).clamp_min(0)
+    return squares.sqrt().flip(-1).to(a.dtype.to_real())
 
 
 def _doubled(a: torch.Tensor) -> torch.dtype:

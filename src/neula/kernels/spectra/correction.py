@@ -1,5 +1,5 @@
-"""What corrects approximate eigenvectors of Hermitian matrices, beside products: blocks of neighbours, and the
-first-order correction (:mod:`neula.algorithms.spectra.divide`).
+"""What corrects approximate eigenvectors of Hermitian matrices, beside products: blocks of neighbours, and
+first-order changes (:mod:`neula.algorithms.spectra.divide`).
 """
 
 from __future__ import annotations

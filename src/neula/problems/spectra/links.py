@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from neula.engines import FORMATS
+from neula.engines import FORMATS, FP32
 from neula.pipeline.chain import Link
 from neula.pipeline.table import Case, Chain, Row, Rule, Table
 from neula.problems.spectra.problem import (
@@ -41,17 +41,13 @@ class SpectralCase(Case):
 
     @property
     def divided(self) -> bool:
-        """Whether products divide the matrices: in single precision, or else four times as many."""
+        """Whether products divide the matrices."""
         options, tuning = self.options, self.tuning[SpectralTuning]
         if not (options.symmetric and options.vectors and self.n > options.leaf):
             return False
-        count = self.count if self.single else self.count / 4
-        return count >= tuning.divided_batch or count * self.n >= tuning.divided
-
-    @property
-    def single(self) -> bool:
-        """Whether real numbers in single precision are worked with."""
-        return self.options.work.name == "fp32" and not self.options.engine.is_complex
+        times = tuning.divided_complex if options.engine.is_complex else 1.0
+        times *= 1.0 if options.work is FP32 else tuning.divided_in_double
+        return self.count >= times * tuning.divided_batch or self.count * self.n >= times * tuning.divided
 
     @property
     def partial(self) -> bool:
@@ -114,14 +110,15 @@ _gram = _when(
         not case.options.symmetric
         and case.options.vectors
         and case.count > 1
-        and case.single
+        and case.options.work is FP32
+        and not case.options.engine.is_complex
         and case.n <= case.tuning[SpectralTuning].gram
     ),
 )
 
 _default = _when("by default", lambda case: case.options.algorithm is None)
 
-_below = _when("accuracies below fp64", lambda case: case.options.work.name == "fp32")
+_below = _when("accuracies below fp64", lambda case: case.options.work is FP32)
 
 _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.options.work.name])
 

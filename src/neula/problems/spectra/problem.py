@@ -22,6 +22,8 @@ class SpectralTuning:
     gram: float  # up to which singular vectors of a batch in float32 are those of Gram matrices
     divided: float  # columns of all matrices together from which on they are divided by products
     divided_batch: float  # or matrices
+    divided_in_double: float  # times as many in double precision
+    divided_complex: float  # and of complex ones
     leaf: float  # up to which these are decomposed directly
     complex_leaf: float  # likewise
     neighbours: float  # eigenvectors that are corrected together

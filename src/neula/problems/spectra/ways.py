@@ -13,7 +13,7 @@ from neula.certificates.spectra import consistency, measured
 from neula.engines import BF16, FP16, FP32, FP64, Format
 from neula.engines.formats import in_double
 from neula.kernels import scipy_linalg
-from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, svd
+from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer, Link, run_chain
 from neula.pipeline.progress import stage
@@ -25,7 +25,6 @@ from neula.problems.spectra.judge import SpectralJudge
 from neula.problems.spectra.problem import (
     SpectralMatrices,
     SpectralOptions,
-    SpectralTuning,
     SpectralValues,
 )
 
@@ -43,7 +42,7 @@ def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, 
     options, a = matrices.options, matrices.stored(format)
     report = stage(options.progress, label)
     if not options.vectors:
-        s = converged_eigvalsh(a) if options.symmetric else torch.linalg.svdvals(a)
+        s = converged_eigvalsh(a) if options.symmetric else singular_values(a)
         report(1.0)
         return _values_alone(matrices, s, label)
     if not options.symmetric:
