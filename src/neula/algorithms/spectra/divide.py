@@ -163,7 +163,7 @@ class _Tree:
         alike: torch.Tensor,
         deep: int,
     ) -> torch.Tensor:
-        """Eigenvectors from bases in which matrices fall into two blocks, of which the ranks are the first."""
+        """Eigenvectors from bases in which matrices fall into two blocks, the first ones of these orders."""
         count, n, _ = inner.shape
         place, half = torch.arange(n, device=inner.device), int(torch.maximum(ranks, sizes - ranks).max())
         # The second block of each matrix, and its columns, are moved to the front.
@@ -265,8 +265,8 @@ def corrected(
         v, s = turned(v, turns, offset), turned(turned(s, turns, offset).mH, turns, offset)
     w = s.diagonal(0, 1, 2).real.clone()
     s.diagonal(0, 1, 2).zero_()
-    # Where eigenvalues differ by five times the norm of all that is beside them: then that of the change is at
-    # most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
+    # Where eigenvalues differ by five times the norm of all that is beside them: then that of the change is
+    # at most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
     noise = 4 * torch.finfo(s.dtype).eps * w.abs().amax(1)
     v = v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine)
     v = _orthonormal(v, engine, engine)

@@ -9,20 +9,18 @@ import torch
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
-ROWS = 64
-"""Of a matrix that a thread block turns."""
-
-TILE = 32
+TILE = 64
+"""Rows that a thread block turns; rows and columns of which it computes the change."""
 
 
 def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     """``correction.turned`` by the kernel, queued on the current stream."""
     count, m, n = x.shape
     blocks, width = turns.shape[1:3]
-    out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, ROWS)
+    out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, TILE)
     with torch.cuda.device_of(x):
         _turned[(count * down * blocks,)](
-            *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), ROWS, width)
+            *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), TILE, width)
         )
     return out
 

@@ -7,7 +7,7 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 
 MAX_ORDER = {torch.float32: 128, torch.float64: 64}
-"""Of matrices that the registers of a few warps hold."""
+"""Of matrices that the registers of a few warps hold; up to half of it a thread has two whole columns."""
 
 
 @trial("The kernel for small eigenvalue problems", "the library's takes its place")

@@ -8,18 +8,15 @@ import torch
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import ceil_div
+from neula.kernels.spectra.small_eigh import MAX_ORDER
 
 THREADS = 128
 """Of a thread block, which has several matrices, or one and more threads."""
 
-COLUMNS = {torch.float32: 64, torch.float64: 32}
-"""Rows up to which a thread has two columns in its registers; of longer ones it has a fourth of two."""
-
-
 def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
     """The kernel's constants for matrices of order n."""
     order = max(4, 1 << (n - 1).bit_length())
-    split = 1 if order <= COLUMNS[dtype] else 4
+    split = 1 if 2 * order <= MAX_ORDER[dtype] else 4  # threads that share two columns
     return {
         "ORDER": order,
         "SPLIT": split,
