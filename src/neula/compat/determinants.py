@@ -24,6 +24,11 @@ LAPACKS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 """First letters of LAPACK's routines, by the characters of NumPy's dtypes."""
 
 
+UNSURE = """IllConditionedWarning
+    If no digit of a determinant is guaranteed."""
+"""What drop-ins for determinants warn of, in their docstrings."""
+
+
 class Determinants(NamedTuple):
     """Determinants of matrices, shape (...), in the dtype that they were factorized in."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
@@ -47,18 +48,26 @@ tensors without readable numbers (under ``vmap``, or on the device "meta").
 """
 
 
-def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
+UNCERTIFIED = """AccuracyWarning
+    If the answer is not certified."""
+"""What most drop-ins warn of, in their docstrings."""
+
+
+def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: use the function in place of the one with its name in another library.
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
-    answer to what neula refuses (half precision, singular factors that are to be had nevertheless).
-    Integers that no float64 holds are rounded, as the peer rounds them, with a warning.
+    answer to what neula refuses (half precision, singular factors that are to be had nevertheless). Integers
+    that no float64 holds are rounded, as the peer rounds them, with a warning. The docstring need not say
+    what all drop-ins have in common.
 
     Parameters
     ----------
     peer : module
         It is asked for the function at each call that falls through. If a program has put the drop-in there,
         a call that comes back to it is answered by the function that the peer had before.
+    warns : str, optional
+        Warnings, as their section of the docstring lists them; empty if there is none.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -91,9 +100,18 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
             answer: T = getattr(peer, name)(*args, **kwargs)
             return answer
 
+        call.__doc__ = _documented(function, f"{peer.__name__}.{name}", warns)
         return call
 
     return decorate
+
+
+def _documented(function: Callable[..., Any], peer: str, warns: str) -> str:
+    """The docstring of a drop-in, with its peer and its warnings before its examples."""
+    said, heading, examples = inspect.cleandoc(function.__doc__ or "").partition("Examples\n--------\n")
+    said = f"{said.rstrip()}\n\nParameters, results and exceptions are those of :func:`{peer}`.\n"
+    listed = f"\nWarns\n-----\n{warns.strip()}\n" if warns else ""
+    return f"{said}{listed}\n{heading}{examples}" if examples else said + listed
 
 
 def warn_of_rounding(x: Any, name: str) -> None:
