@@ -12,9 +12,6 @@ from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
 from neula.compat.sklearn.seen import Seen
 
-EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
-"""Parameters that neula adds to scikit-learn's, and checks itself."""
-
 
 class Linear(Dense):
     """A linear model."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +16,12 @@ from neula.compat.drop_in import warn_of_rounding
 from neula.pipeline.inputs import take
 from neula.pipeline.result.deferred import Deferrable
 
+Estimator = TypeVar("Estimator", bound=type)
+
 FLOATS = [np.float64, np.float32]
+
+EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
+"""Parameters that neula adds to scikit-learn's, and checks itself."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +171,23 @@ class Dense(BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = False
         return tags
+
+
+def with_accuracy(estimator: Estimator) -> Estimator:
+    """Class decorator: the parameters of the last base, scikit-learn's, and ``accuracy`` and ``engine``."""
+    peer: Any = estimator.__bases__[-1]
+
+    @functools.wraps(peer.__init__)
+    def initialize(self: Any, *args: Any, accuracy: Any = None, engine: Any = "auto", **kwargs: Any) -> None:
+        peer.__init__(self, *args, **kwargs)
+        self.accuracy, self.engine = accuracy, engine
+
+    theirs, ours = inspect.signature(peer.__init__), inspect.signature(initialize, follow_wrapped=False)
+    both = [*theirs.parameters.values(), *(ours.parameters[name] for name in EXTRA)]
+    vars(initialize)["__signature__"] = theirs.replace(parameters=both)
+    estimator.__init__ = initialize  # type: ignore[misc]
+    estimator._parameter_constraints = {**peer._parameter_constraints, **EXTRA}  # type: ignore[attr-defined]
+    return estimator
 
 
 def rows_times(w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
