@@ -55,13 +55,7 @@ def call_for(
     bounds: str | None,
     constraints: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[str, dict[str, Any]]:
-    """The function of neula to call, and its options.
-
-    Raises
-    ------
-    ValueError
-        For options that exclude one another.
-    """
+    """The function of neula to call, and its options."""
     if not nonnegative and bounds is None:
         return "lstsq", {**options, "constraints": constraints} if constraints else options
     if nonnegative and bounds is not None:

@@ -42,13 +42,7 @@ class Fitting:
 
 
 def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0: str | None) -> Fitting:
-    """Tell columns from parameters.
-
-    Raises
-    ------
-    ValueError
-        If a name is not there, nothing is left to fit, or the formula is not understood.
-    """
+    """Tell columns from parameters."""
     columns = _columns(table)
     left, right = _sides(text)
     formula = Formula.parse(right)
@@ -78,12 +72,7 @@ def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0
 
 
 def _check_spelling(parameters: tuple[str, ...], columns: Mapping[str, np.ndarray], p0: str | None) -> None:
-    """Refuse a parameter that looks like a column whose name was mistyped, unless ``--p0`` names it.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Refuse a parameter that looks like a column whose name was mistyped, unless ``--p0`` names it."""
     started = {part.partition("=")[0].strip() for part in (p0 or "").split(",") if "=" in part}
     lower = {name.lower(): name for name in columns}
     for name in parameters:

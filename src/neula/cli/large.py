@@ -21,12 +21,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d*)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def size_of(text: str) -> float:
-    """Bytes of ``"8G"``, ``"900 MB"`` or ``"1.5GiB"``, in powers of 1024.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Bytes of ``"8G"``, ``"900 MB"`` or ``"1.5GiB"``, in powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"--memory {text}: give a number and a unit, as in 8G or 900M")

@@ -41,13 +41,6 @@ def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
         A, with the names of its columns where it has some.
     b : ndarray, shape (m,)
     result : LstsqResult or BoundedResult
-
-    Raises
-    ------
-    ValueError
-        For batches, and more than one right-hand side.
-    ImportError
-        Without matplotlib.
     """
     A = table.values
     if A.ndim != 2 or b.ndim != 1:

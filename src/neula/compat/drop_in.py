@@ -141,12 +141,7 @@ def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def need_finite(a: np.ndarray, error: Exception) -> None:
-    """Refuse NaN and Inf, in complex numbers too: LAPACK's SVD may never end with them.
-
-    Raises
-    ------
-    Refused
-    """
+    """Refuse NaN and Inf, in complex numbers too: LAPACK's SVD may never end with them."""
     if a.dtype.kind in "fc" and not np.isfinite(a).all():
         raise Refused(error)
 
@@ -157,10 +152,6 @@ def has_safe_diagonal(a: Any) -> bool:
     ``A - L L^T`` is at most ``(n + 1) u sqrt(a_ii a_jj)`` elementwise, for every A: N. J. Higham, "Accuracy
     and Stability of Numerical Algorithms", 2002, theorem 10.3. The condition is that nothing overflows or
     underflows, so that the diagonal is between the square roots of the smallest and the largest number.
-
-    Parameters
-    ----------
-    a : ndarray or Tensor, shape (..., n, n)
     """
     diagonal = a.diagonal(0, -2, -1).real
     numbers = (torch if isinstance(a, torch.Tensor) else np).finfo(a.dtype)
@@ -198,11 +189,6 @@ def squared(x: Any) -> Any:
 
 
 def need(suited: bool) -> None:
-    """Leave it to the peer unless a condition holds.
-
-    Raises
-    ------
-    Unsuited
-    """
+    """Leave it to the peer unless a condition holds."""
     if not suited:
         raise Unsuited

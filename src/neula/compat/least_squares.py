@@ -101,10 +101,6 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
     The SVD is that of A + E, with ``||E|| <= max(m, n) u ||A||``. Whatever counts as zero,
     ``X (A + E) X = X`` and ``(A + E) X`` is Hermitian: what :func:`is_pseudoinverse` measures is at most
     ``3 ||E|| ||X||``, and need not be measured where A is well-conditioned.
-
-    Parameters
-    ----------
-    a, x : as for :func:`is_pseudoinverse`
     """
     eps = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype).eps
     with np.errstate(all="ignore"):

@@ -51,12 +51,7 @@ def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None
 
 
 def need_finite_triangle(a: np.ndarray, error: Exception, *, lower: bool) -> None:
-    """Refuse NaN and Inf in the triangle that is read.
-
-    Raises
-    ------
-    Refused
-    """
+    """Refuse NaN and Inf in the triangle that is read."""
     if a.ndim >= 2 and a.dtype.kind in "fc" and not np.isfinite(a).all():
         need_finite((np.tril if lower else np.triu)(a), error)
 
@@ -129,13 +124,7 @@ def are_singular_vectors(a: Any, u: Any, s: Any, vh: Any) -> bool:
 
 
 def _are_small(residual: Any, lost: Any, v: Any, least: float = 0.0) -> bool:
-    """Whether measured norms are within their bounds and the rounding errors of the measurement.
-
-    Parameters
-    ----------
-    least : float
-        Of the bound of orthogonality.
-    """
+    """Whether measured norms are within their bounds and the rounding errors of the measurement."""
     bounds = _bounds(_dtype(v), *v.shape[-2:], least)
     return all(float(x.max() if x.ndim else x) <= y for x, y in zip((residual, lost), bounds, strict=True))
 

@@ -342,12 +342,7 @@ def _same_kind(*tensors: Any) -> bool:
 
 
 def _need_finite(A: Tensor, name: str) -> None:
-    """Refuse NaN and Inf, with which torch's own may not end, or return zeros.
-
-    Raises
-    ------
-    Refused
-    """
+    """Refuse NaN and Inf, with which torch's own may not end, or return zeros."""
     if not A.is_meta and not _is_finite(A):
         why = "The algorithm failed to converge because the input matrix contained non-finite values."
         raise Refused(linalg.LinAlgError(f"{name}: {why}"))

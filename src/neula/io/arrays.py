@@ -60,13 +60,7 @@ def native_numbers(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def choose_array(file: str, names: Sequence[str], key: str | None) -> str:
-    """The name of the array to read; of several one must be chosen.
-
-    Raises
-    ------
-    FileError
-        That lists the names.
-    """
+    """The name of the array to read; of several one must be chosen."""
     if key is not None:
         if key not in names:
             raise FileError(f"{file}: no array is named {key!r}; it holds {listed(names)}")
@@ -133,12 +127,7 @@ def _whole(dataset: Any, name: str) -> np.ndarray:
 
 
 def _inside(dataset: Any, name: str) -> Any:
-    """A dataset all of whose elements are in this file: another file of this machine is not for its sender.
-
-    Raises
-    ------
-    FileError
-    """
+    """A dataset with all elements in this file: another file of this machine is not for its sender."""
     where = f"{name}: {dataset.name.lstrip('/')}"
     if dataset.shape is None:
         raise FileError(f"{where} is empty")

@@ -76,12 +76,7 @@ def check_memory(
     *,
     itemsize: int = 8,
 ) -> None:
-    """Refuse early what cannot fit: a file of a few megabytes may stand for terabytes.
-
-    Raises
-    ------
-    FileError
-    """
+    """Refuse early what cannot fit: a file of a few megabytes may stand for terabytes."""
     needed, free = max(8, itemsize) * math.prod(shape), available()
     if needed > free:
         size = " x ".join(map(str, shape))

@@ -257,13 +257,7 @@ def checked_tensor(X: torch.Tensor) -> torch.Tensor:
 
 
 def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor | None:
-    """New samples, if they are a tensor and the estimator was fitted with tensors; else None.
-
-    Raises
-    ------
-    ValueError
-        For another number of features.
-    """
+    """New samples, if they are a tensor and the estimator was fitted with tensors; else None."""
     check_is_fitted(estimator)
     if not isinstance(X, torch.Tensor) or not isinstance(getattr(estimator, fitted), torch.Tensor):
         return None
@@ -272,12 +266,7 @@ def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor |
 
 
 def check_features(estimator: BaseEstimator, X: torch.Tensor) -> None:
-    """Check that X has as many features as in the fit.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Check that X has as many features as in the fit."""
     if X.shape[-1] != estimator.n_features_in_:
         raise ValueError(
             f"X has {X.shape[-1]} features, but {type(estimator).__name__} is expecting "

@@ -97,13 +97,7 @@ class Ridge(Linear, linear_model.Ridge):
         return self._keep(data, coefficients, found, data if seen is None and not self.positive else seen)
 
     def _penalties(self, data: TrainingData) -> list[float] | None:
-        """A penalty for each target; None if all targets have one penalty.
-
-        Raises
-        ------
-        ValueError
-            For another number of them.
-        """
+        """A penalty for each target; None if all targets have one penalty."""
         if isinstance(self.alpha, Real):
             return None
         assert data.y is not None

@@ -57,13 +57,7 @@ class Seen:
         return cls(held, data.total, data.means, data.left, centred)
 
     def plus(self, data: TrainingData) -> Seen:
-        """Add rows.
-
-        Raises
-        ------
-        ValueError
-            For another number of targets.
-        """
+        """Add rows."""
         held, total = copy(self.held), self.weight + data.total
         held.update(data.x, data.y, weights=data.weights)
         if not self.centred:
