@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from neula.certificates.probes import gaussian_probes
 from neula.errors import warn
 from neula.io.integers import InexactIntegerError
 from neula.pipeline.inputs import take
@@ -130,9 +131,11 @@ def warn_of_rounding(x: Any, name: str) -> None:
         pass  # and said by whoever answers
 
 
-def names_of(peer: ModuleType, module: dict[str, Any]) -> Callable[[], list[str]]:
-    """The ``__dir__`` of a module that has all public names of its peer besides its own."""
-    return lambda: sorted({*module, *getattr(peer, "__all__", dir(peer))})
+def names_of(
+    peer: ModuleType, module: dict[str, Any]
+) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
+    """``__dir__`` and ``__getattr__`` of a module that has all public names of its peer besides its own."""
+    return lambda: sorted({*module, *getattr(peer, "__all__", dir(peer))}), functools.partial(getattr, peer)
 
 
 def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -154,7 +157,7 @@ def has_safe_diagonal(a: Any) -> bool:
     underflows, so that the diagonal is between the square roots of the smallest and the largest number.
     """
     diagonal = a.diagonal(0, -2, -1).real
-    numbers = (torch if isinstance(a, torch.Tensor) else np).finfo(a.dtype)
+    numbers = numbers_of(a)
     return bool(diagonal.min() >= numbers.tiny**0.5) and bool(diagonal.max() <= numbers.max**0.5)
 
 
@@ -180,6 +183,25 @@ def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray,
     r[: len(signs)] *= signs[:, None]
     q[..., : len(signs)] *= signs[: q.shape[-1]]
     return q, r
+
+
+def numbers_of(x: Any) -> Any:
+    """The ``finfo`` of the dtype of an array or a tensor."""
+    return (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype)
+
+
+def torch_dtype(x: Any) -> torch.dtype:
+    """The dtype of an array or a tensor, as torch names it."""
+    dtype: torch.dtype = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x[..., :0]).dtype
+    return dtype
+
+
+def probes_of(n: int, like: Any) -> Any:
+    """Gaussian vectors of n elements in the library, dtype and device of another array."""
+    if isinstance(like, torch.Tensor):
+        return gaussian_probes(n, like.device, like.dtype).to(like.dtype)
+    probes = gaussian_probes(n, torch.device("cpu"), torch_dtype(like))
+    return probes.numpy().astype(like.dtype, copy=False)
 
 
 def squared(x: Any) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import neula
-from neula.certificates.probes import PROBES, gaussian_probes
-from neula.compat.drop_in import squared
+from neula.certificates.probes import PROBES
+from neula.compat.drop_in import numbers_of, probes_of, squared
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint
 
@@ -102,7 +102,7 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
     ``X (A + E) X = X`` and ``(A + E) X`` is Hermitian: what :func:`is_pseudoinverse` measures is at most
     ``3 ||E|| ||X||``, and need not be measured where A is well-conditioned.
     """
-    eps = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype).eps
+    eps = numbers_of(x).eps
     with np.errstate(all="ignore"):
         # Norms of whole batches: each matrix has a smaller one. No BLAS: SciPy's threads still look for work.
         norms = _norm(a) * _norm(x)
@@ -130,11 +130,7 @@ def is_pseudoinverse(a: Any, x: Any) -> bool:
     if a.shape[-2] < a.shape[-1]:
         a, x = adjoint(a), adjoint(x)
     m, n = a.shape[-2:]
-    of_torch = isinstance(x, torch.Tensor)
-    # Vectors are rows: torch multiplies columns in three times the time.
-    dtype = x.dtype if of_torch else torch.from_numpy(x[..., :0]).dtype
-    vectors: Any = gaussian_probes(m, x.device if of_torch else torch.device("cpu"), dtype).mT
-    vectors = vectors.to(x.dtype) if of_torch else vectors.numpy().astype(x.dtype, copy=False)
+    vectors = probes_of(m, x).swapaxes(-1, -2)  # rows: torch multiplies columns in three times the time
     at, xt = adjoint(a), adjoint(x)
     with np.errstate(all="ignore"):  # NaN is not accepted
         norms = squared(x).sum(-1)[..., None, :] ** 0.5
@@ -142,4 +138,4 @@ def is_pseudoinverse(a: Any, x: Any) -> bool:
         image = once @ at
         twice, skew = (image @ xt - once) / norms, image - (vectors @ a) @ x
         errors = squared(twice).sum((-2, -1)) / n + squared(skew).sum((-2, -1))
-        return bool((errors <= PROBES * (torch if of_torch else np).finfo(x.dtype).eps).all())
+        return bool((errors <= PROBES * numbers_of(x).eps).all())

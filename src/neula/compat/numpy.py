@@ -338,8 +338,4 @@ def _as(given: Any, answer: np.ndarray) -> Any:
     return answer if wrap is None or type(given) is np.ndarray else wrap(answer)
 
 
-__dir__ = names_of(linalg, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(linalg, name)
+__dir__, __getattr__ = names_of(linalg, globals())

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.probes import PROBES
 from neula.certificates.spectra import SpectralBounds
-from neula.compat.drop_in import SMALL, drop_in, need_finite, squared
+from neula.compat.drop_in import SMALL, drop_in, need_finite, probes_of, squared, torch_dtype
 from neula.engines import format_of
 from neula.kernels.phases import adjoint
 
@@ -66,14 +66,17 @@ def is_for_lapack(a: Any) -> bool:
     return bool(a.shape[-2] * a.shape[-1] <= SMALL)
 
 
-def mirrored(a: Any, *, upper: bool = False) -> Any:
-    """The Hermitian matrix of which one triangle is read; numbers that are no float become float64."""
+def mirrored(a: Any, *, upper: bool = False, hermitian: bool = True) -> Any:
+    """The Hermitian or symmetric matrix of which one triangle is read; in float64 unless it has floats."""
     if isinstance(a, np.ndarray):
-        given = np.ascontiguousarray(a if a.dtype.kind in "fc" else a.astype(np.float64))
-        return mirrored(torch.from_numpy(given), upper=upper).numpy()
-    low = (a.mH if upper else a).tril()
-    whole = low.add_(low.tril(-1).mH)
-    if whole.is_complex():
+        copy = np.array(
+            a, a.dtype if a.dtype.kind in "fc" else np.float64, order="C"
+        )  # torch writes everywhere
+        return mirrored(torch.from_numpy(copy), upper=upper, hermitian=hermitian).numpy()
+    turned = "mH" if hermitian else "mT"
+    low = (getattr(a, turned) if upper else a).tril()
+    whole = low + getattr(low.tril(-1), turned)
+    if hermitian and whole.is_complex():
         whole.diagonal(0, -2, -1).imag.zero_()
     return whole
 
@@ -91,7 +94,7 @@ def are_eigenvectors(a: Any, w: Any, v: Any) -> bool:
         In the same library.
     """
     with np.errstate(all="ignore"):  # NaN is not accepted
-        g = _probes(v)
+        g = probes_of(v.shape[-1], v)
         image, gram, scale = v @ (w[..., None] * g), v @ g, _norm_of(a, w)
         residual = _norm((a @ gram - image) / scale[..., None, None]) + 0 * scale  # NaN if the norm overflows
         return _are_small(residual, _norm(adjoint(v) @ gram - g), v)
@@ -103,7 +106,7 @@ def are_eigenvectors_of_pencil(a: Any, b: Any, w: Any, v: Any) -> bool:
     As :func:`are_eigenvectors`; each column of the residual is relative to ``(||A|| + |w| ||B||) ||v||``.
     """
     with np.errstate(all="ignore"):
-        g = _probes(v)
+        g = probes_of(v.shape[-1], v)
         scale = (_norm(a) + abs(w) * _norm(b)) * squared(v).sum(-2) ** 0.5
         scaled, gram = g / scale[..., None], b @ (v @ g)
         residual = _norm(a @ (v @ scaled) - b @ (v @ (w[..., None] * scaled))) + 0 * scale.sum(-1)
@@ -116,7 +119,7 @@ def are_singular_vectors(a: Any, u: Any, s: Any, vh: Any) -> bool:
         a, u, vh = adjoint(a), adjoint(vh), adjoint(u)
     with np.errstate(all="ignore"):
         v, scale = adjoint(vh), _norm_of(a, s)
-        g, h = _probes(v), _probes(u)
+        g, h = probes_of(v.shape[-1], v), probes_of(u.shape[-1], u)
         image, gram = u[..., : s.shape[-1]] @ (s[..., None] * g), v @ g
         residual = _norm((a @ gram - image) / scale[..., None, None]) + 0 * scale
         lost = _norm(vh @ gram - g), _norm(adjoint(u) @ (u @ h) - h)
@@ -125,7 +128,7 @@ def are_singular_vectors(a: Any, u: Any, s: Any, vh: Any) -> bool:
 
 def _are_small(residual: Any, lost: Any, v: Any, least: float = 0.0) -> bool:
     """Whether measured norms are within their bounds and the rounding errors of the measurement."""
-    bounds = _bounds(_dtype(v), *v.shape[-2:], least)
+    bounds = _bounds(torch_dtype(v), *v.shape[-2:], least)
     return all(float(x.max() if x.ndim else x) <= y for x, y in zip((residual, lost), bounds, strict=True))
 
 
@@ -135,17 +138,6 @@ def _bounds(dtype: torch.dtype, m: int, k: int, least: float) -> tuple[float, fl
     rounding = measurement_error(m, dtype.to_real())
     residual, lost = bounds.residual + rounding, max(bounds.orthogonality, least) + rounding
     return PROBES**0.5 * residual, PROBES**0.5 * lost
-
-
-def _dtype(v: Any) -> torch.dtype:
-    dtype: torch.dtype = v.dtype if isinstance(v, torch.Tensor) else torch.from_numpy(v[..., :0]).dtype
-    return dtype
-
-
-def _probes(v: Any) -> Any:
-    """Gaussian vectors to multiply V with."""
-    probes = gaussian_probes(v.shape[-1], torch.device("cpu"), _dtype(v))
-    return probes.to(v.dtype) if isinstance(v, torch.Tensor) else probes.numpy().astype(v.dtype, copy=False)
 
 
 def _norm_of(a: Any, values: Any) -> Any:

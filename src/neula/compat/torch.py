@@ -380,8 +380,4 @@ def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor
     return x, torch.full(A.shape[:-2], min(A.shape[-2:]), device=A.device)
 
 
-__dir__ = names_of(linalg, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(linalg, name)
+__dir__, __getattr__ = names_of(linalg, globals())

@@ -175,17 +175,13 @@ def _measured(
         step = inverse @ (slopes @ r)
         there = x - step
         left = f(data, *there) - y
-        size, first, second = (_length(norms * z) for z in (there, step, inverse @ (slopes @ left)))
+        size, first, second = (math.sqrt(z @ z) for z in norms * (there, step, inverse @ (slopes @ left)))
         squared_condition = norms @ (inverse.diagonal() * norms) * len(x)  # from above, of normalized columns
         noise = 4 * EPS**0.5 * squared_condition * squares**0.5
         converges = second <= max(first / 4, EPS**0.75 * size) and left @ left <= (1 + len(y) * EPS) * squares
     if not (converges and 2 * second + noise <= EPS**0.5 * size):
         return None
     return there, inverse if absolute else inverse * (squares / freedom)
-
-
-def _length(x: np.ndarray) -> float:
-    return math.sqrt(x @ x)
 
 
 def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:

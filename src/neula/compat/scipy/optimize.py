@@ -107,8 +107,4 @@ def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     return matrix, rhs.ravel()
 
 
-__dir__ = names_of(optimize, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(optimize, name)
+__dir__, __getattr__ = names_of(optimize, globals())

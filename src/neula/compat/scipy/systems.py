@@ -12,6 +12,7 @@ import neula
 from neula.compat.determinants import UNSURE, measured_determinants, measured_inverse
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
 from neula.compat.scipy.inputs import lapack_arrays, solved_in
+from neula.compat.spectra import mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
 from neula.problems.signatures import Structure
@@ -66,7 +67,7 @@ def solve(
         need(assume_a in GENERAL + POSITIVE)
         structures = ("pos",) if assume_a in POSITIVE else ("gen",)
         if assume_a not in GENERAL[:2]:
-            A = _mirrored(A, lower=lower, hermitian=not assume_a.startswith("sym"))
+            A = mirrored(A, upper=not lower, hermitian=not assume_a.startswith("sym"))
     return _first(A, right_hand_sides(A, B), structures)
 
 
@@ -127,16 +128,6 @@ def _structures(a: np.ndarray) -> tuple[Structure, ...]:
         return ("gen",)
     positive = bool((np.diagonal(a, axis1=-2, axis2=-1).real > 0).all())
     return ("pos", "gen") if positive else ("gen",)
-
-
-def _mirrored(a: np.ndarray, *, lower: bool, hermitian: bool) -> np.ndarray:
-    """A symmetric or Hermitian matrix of which only one triangle is there."""
-    part = np.tril(a, -1) if lower else np.triu(a, 1)
-    whole = part + (adjoint(part) if hermitian else part.swapaxes(-1, -2))
-    diagonal = np.arange(a.shape[-1])
-    kept = np.diagonal(a, axis1=-2, axis2=-1)
-    whole[..., diagonal, diagonal] = kept.real if hermitian else kept
-    return whole
 
 
 def _first(a: np.ndarray, b: np.ndarray, structures: tuple[Structure, ...]) -> np.ndarray:
