@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -203,6 +204,14 @@ class Paper:
     command: str  # on the command line
     figures: tuple[Figure, ...]
     unit: str = "a100"  # whose sums are emulated
+
+    @classmethod
+    def of_modules(cls, command: str, *modules: ModuleType, **about: str) -> Self:
+        """A paper with the figures of modules, in the order of ``figures.toml``."""
+        found = [each for module in modules for each in vars(module).values() if isinstance(each, Figure)]
+        order = list(TEXTS[command])
+        figures = sorted(found, key=lambda figure: order.index(figure.name))
+        return cls(command=command, figures=tuple(figures), **about)
 
     def named(self, name: str) -> Sequence[Figure]:
         """One figure, or those of ``"all"``."""
