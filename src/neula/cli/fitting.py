@@ -124,29 +124,16 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
     fitted, spread = (part.numpy() for part in found.band(wanted.predictors, level))
     observed = wanted.observed.numpy()
     title = f"{wanted.label} = {wanted.formula.text.strip()}"
-    if len(wanted.predictors) != 1:
-        order = np.argsort(fitted)
-        return FitPicture(
-            title,
-            ("fitted", wanted.label),
-            (fitted, observed),
-            observed - fitted,
-            (fitted[order], fitted[order], spread[order]),
-            level,
-            wanted.deviations,
-        )
-    ((name, x),) = wanted.predictors.items()
-    grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
-    curve, band = (part.numpy() for part in found.band({name: grid}, level))
-    return FitPicture(
-        title,
-        (name, wanted.label),
-        (x.numpy(), observed),
-        observed - fitted,
-        (grid.numpy(), curve, band),
-        level,
-        wanted.deviations,
-    )
+    if len(wanted.predictors) == 1:
+        ((name, x),) = wanted.predictors.items()
+        grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
+        curve, band = (part.numpy() for part in found.band({name: grid}, level))
+        at, line = x.numpy(), (grid.numpy(), curve, band)
+    else:
+        name, at, order = "fitted", fitted, np.argsort(fitted)
+        line = fitted[order], fitted[order], spread[order]
+    labels, residuals = (name, wanted.label), observed - fitted
+    return FitPicture(title, labels, (at, observed), residuals, line, level, wanted.deviations)
 
 
 def _columns(table: Table) -> dict[str, np.ndarray]:
