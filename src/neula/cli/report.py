@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 import neula
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from neula.io.table import Table
+from neula.io.table import Table
+from neula.papers.drawing import new_canvas
 
 SHOWN = 200
 """Coefficients in the table of the page."""
@@ -23,13 +22,6 @@ table {border-collapse: collapse; margin: 1rem 0} th, td {text-align: left; padd
 td.number {text-align: right; font-variant-numeric: tabular-nums} thead {border-bottom: 1px solid #999}
 .certified {color: #176b2c} .missed {color: #9a4b00} svg {max-width: 100%; height: auto}
 """
-
-
-def check_report(path: Path) -> None:
-    """Raise before the work if the page could not be made."""
-    from neula.cli.bench import check_picture
-
-    check_picture(path, [".html"])
 
 
 def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
@@ -92,10 +84,6 @@ def _coefficients(result: Any, names: tuple[str, ...]) -> str:
 
 def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
     """Against fitted values, complex ones in the plane, and their distribution."""
-    import numpy as np
-
-    from neula.papers.drawing import new_canvas
-
     fitted = A @ x
     residual, names = b - fitted, ("fitted", "residual", "residual")
     points, sizes = (fitted, residual), residual
@@ -114,10 +102,6 @@ def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
 
 def _spectrum(A: np.ndarray) -> str:
     """Singular values of A with columns of norm 1, which decide how many digits are lost."""
-    import numpy as np
-
-    from neula.papers.drawing import new_canvas
-
     R = neula.qr(A, mode="r").R
     norms = np.linalg.norm(R, axis=0)
     values = np.linalg.svd(R / np.where(norms > 0, norms, 1.0), compute_uv=False)

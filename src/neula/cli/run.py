@@ -175,14 +175,13 @@ class CommandRun:
                 tables, left_out = without_missing(tables)
                 if left_out:
                     self.say(f"left out {left_out}: they have empty fields or NaN")
-        for name, table in tables.items():
-            self._inputs[name] = {
-                "file": given[name],
-                "shape": table.values.shape,
-                "dtype": str(table.values.dtype),
-                "names": table.columns,
-            }
-        return tables
+        return {name: self._taken(name, given[name], table) for name, table in tables.items()}
+
+    def _taken(self, name: str, file: str, table: Table) -> Table:
+        """Note an input for the report."""
+        values, names = table.values, table.columns
+        self._inputs[name] = {"file": file, "shape": values.shape, "dtype": str(values.dtype), "names": names}
+        return table
 
     def _read(
         self, name: str, argument: str, decimal: str, header: bool | None, missing: Missing | None
@@ -218,21 +217,17 @@ class CommandRun:
 
     # --- the work -----------------------------------------------------------------------------------------
 
-    def rows_in_blocks(self, argument: str, *, stream: bool, memory: str | None) -> Any:
+    def rows_in_blocks(self, argument: str, *, stream: bool, memory: str | None) -> Table | None:
         """A source of A's rows if it does not fit into memory, or ``stream`` asks for one; None otherwise."""
         from neula.cli.large import rows_of
+        from neula.io.table import Table
 
-        rows = rows_of(_standard(argument), stream, memory)
-        if rows is not None:
-            self._inputs["A"] = {
-                "file": argument,
-                "shape": rows.shape,
-                "dtype": str(rows.dtype),
-                "names": None,
-            }
-            reason = "" if stream else " does not fit into memory, and"
-            self.say(f"{argument}{reason} is read block by block")
-        return rows
+        rows: Any = rows_of(_standard(argument), stream, memory)
+        if rows is None:
+            return None
+        reason = "" if stream else " does not fit into memory, and"
+        self.say(f"{argument}{reason} is read block by block")
+        return self._taken("A", argument, Table(rows))
 
     def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
         """Call a public function of neula; importing it takes time that is not counted."""

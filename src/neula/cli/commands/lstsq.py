@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from neula.cli import constrained, tracing
+from neula.cli import constrained
 from neula.cli import options as opt
-from neula.cli.report import check_report, write_report
 from neula.cli.run import running
-from neula.cli.solutions import finish_solution, named, unread, with_errors, with_intercept
+from neula.cli.solutions import finish_solution, named, with_errors, with_intercept
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
 MAX_ITERATIONS = 60
@@ -78,11 +77,13 @@ def lstsq(
         if trace:
             bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
             others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
-            tracing.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
+            opt.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
         c, d = (None, None) if constraints is None else constrained.two_files(constraints)
         run.check([a, b, weights, sigma, c, d], (output, 1))
         if report is not None:
-            check_report(report)
+            from neula.cli.bench import check_picture
+
+            check_picture(report, [".html"])
         whole = (
             intercept or nonnegative or trace or any((bounds, constraints, report))
         )  # what needs all of A at once
@@ -95,7 +96,7 @@ def lstsq(
         files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
         given = run.read(files, decimal=decimal.value, header=header, missing=missing)
         given |= run.read({"C": c, "d": d}, decimal=decimal.value, header=header)
-        table = unread(rows) if rows is not None else with_intercept(given["A"]) if intercept else given["A"]
+        table = with_intercept(given["A"]) if intercept else given["A"] if rows is None else rows
         options = {
             "damp": damp,
             "weights": given["weights"].values if weights else None,
@@ -115,11 +116,15 @@ def lstsq(
         if errors or (errors is None and table.columns is not None and function == "lstsq"):
             shown = with_errors(shown, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
         if trace:
+            from neula.cli import tracing
+
             method = algorithm.value if algorithm else "cgls"
             run.steps = tracing.show_lstsq(
                 table.values, given["b"].values, engine.value, method, max_iterations
             )
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
+            from neula.cli.report import write_report
+
             write_report(report, table, given["b"].values, result)
     finish_solution(run, result, shown, table)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from neula.cli import options as opt
-from neula.cli import show, tracing
+from neula.cli import show
 from neula.cli.run import CommandRun, running
 
 if TYPE_CHECKING:
@@ -44,12 +44,14 @@ def qr(
     """Factorize A = QR: Q with orthonormal columns, R upper triangular."""
     with running("qr", as_json) as run:
         if trace:
-            tracing.check_traced(algorithm and algorithm.value, ("rgsqrf",))
+            opt.check_traced(algorithm and algorithm.value, ("rgsqrf",))
         _check_factors(run, a, mode, output, q_file, r_file)
         table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         options = {"algorithm": algorithm, "panel": panel, "cutoff": cutoff, "progress": run.progress}
         result = run.compute("qr", table.values, mode=mode, accuracy=accuracy, engine=engine, **options)
         if trace:
+            from neula.cli import tracing
+
             run.steps = tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff)
         _write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
@@ -92,6 +94,8 @@ def tsqr(
         table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
         result = run.compute("tsqr", table.values, mode=mode.lower(), compute=compute, engine=engine)
         if trace:
+            from neula.cli import tracing
+
             run.steps = tracing.show_tsqr(table.values, engine.value, compute)
         _write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)

@@ -100,11 +100,12 @@ def svd(
         if rank is not None and tol is not None:
             raise ValueError("give one of --rank and --tol: the rank, or the relative error to reach")
         run.check([a], (output, 1 if values_only else 3))
-        matrix = run.rows_in_blocks(a, stream=stream, memory=memory)
-        if matrix is None:
-            matrix = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"].values
-            if matrix.ndim != 2:
-                raise ValueError(f"svd is for one matrix, got an array of shape {matrix.shape}")
+        table = run.rows_in_blocks(a, stream=stream, memory=memory)
+        if table is None:
+            table = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"]
+        matrix = table.values
+        if len(matrix.shape) != 2:
+            raise ValueError(f"svd is for one matrix, got an array of shape {matrix.shape}")
         common = {"accuracy": accuracy, "engine": engine, "progress": run.progress}
         if rank is None and tol is None:
             whole = {"full_matrices": False, "compute_uv": not values_only}

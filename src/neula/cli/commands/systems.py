@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from neula.cli import options as opt
-from neula.cli import show, tracing
+from neula.cli import show
 from neula.cli.run import running
 from neula.cli.solutions import finish_solution, named
 
@@ -103,6 +103,8 @@ def lu(
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine} | widths
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
         if trace:
+            from neula.cli import tracing
+
             run.steps = tracing.show_lu(
                 matrix, engine.value, compute, storage, pivoting=pivot is Pivot.partial, **widths
             )
