@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from neula.cli import show
@@ -80,13 +79,8 @@ def shown(result: LstsqResult | NNLSResult | LsqLinearResult) -> show.Shown:
     if isinstance(result, LstsqResult):
         return show.lstsq(result)
     names = ("converged", "accuracy", "engine", "iterations", *show.EVIDENCE)
-    facts = {name: getattr(result, name) for name in names}
+    facts = show.facts_of(result, *names, "residual_norm", "active_mask", "attempts")
     at_bounds = int((result.active_mask != 0).sum())
-    facts |= {
-        "residual_norm": np.asarray(result.residual_norm).tolist(),
-        "active_mask": np.asarray(result.active_mask).tolist(),
-        "attempts": [dataclasses.asdict(attempt) for attempt in result.attempts],
-    }
     rows = dict(result._rows())
     rows |= {"at bounds": f"{at_bounds} of {result.x.size} unknowns", "tried": show.attempts(result.attempts)}
     rows["residual norm"] = show.numbers(np.atleast_1d(result.residual_norm))

@@ -130,7 +130,8 @@ def design_matrix(
     for ell, row in enumerate(legendre(degree, latitude)):
         if ell >= FIRST_DEGREE:
             even, odd = _blocks(columns, ell)
-            scaled = row * _gradient_factor(ell, radius)
+            decay = (EARTH_RADIUS / radius) ** ell
+            scaled = row * (GM / radius**3 * (ell + 1) * (ell + 2) * decay / EOTVOS)
             torch.mul(scaled, cosine[: ell + 1], out=even)
             torch.mul(scaled[1:], sine[1 : ell + 1], out=odd)
     return columns.T
@@ -196,7 +197,8 @@ def gravity_problem(
     times = torch.from_numpy(((np.arange(m) + rng.random(m)) / m)[part]).to(device)
     errors = torch.from_numpy((rng.standard_normal(m) * noise)[part]).to(device)
     latitude, longitude = _ground_track(times, math.radians(inclination))
-    radius = _orbit_radius()
+    # By Kepler's third law for a spherical Earth, the ground track repeats at this radius.
+    radius = (GM / (EARTH_ROTATION * REPEAT_REVOLUTIONS / REPEAT_DAYS) ** 2) ** (1 / 3)
     A = design_matrix(degree, latitude, longitude, radius, dtype)
     b = A @ truth.to(dtype) + errors.to(dtype)
     return GravityProblem(A, b, truth, degrees, orders, is_sine, latitude, longitude, radius, noise)
@@ -270,12 +272,6 @@ def _coefficient_table(degree: int) -> tuple[IntArray, IntArray, npt.NDArray[np.
     return degrees, np.where(is_sine, position - degrees, position), is_sine
 
 
-def _orbit_radius() -> float:
-    """Radius (m) at which Kepler's third law for a spherical Earth gives the repeating ground track."""
-    angular_velocity = EARTH_ROTATION * REPEAT_REVOLUTIONS / REPEAT_DAYS
-    return (GM / angular_velocity**2) ** (1 / 3)
-
-
 def _ground_track(times: torch.Tensor, inclination: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Latitude and longitude (radians) at times in units of the repeat period."""
     argument = 2 * math.pi * REPEAT_REVOLUTIONS * times
@@ -283,12 +279,6 @@ def _ground_track(times: torch.Tensor, inclination: float) -> tuple[torch.Tensor
     latitude = torch.asin(math.sin(inclination) * torch.sin(argument))
     inertial = torch.atan2(math.cos(inclination) * torch.sin(argument), torch.cos(argument))
     return latitude, torch.remainder(inertial - rotation, 2 * math.pi)
-
-
-def _gradient_factor(degree: int, radius: float) -> float:
-    """Second derivative of ``GM / r (R / r)^degree`` by r at the radius, Eoetvoes."""
-    decay = (EARTH_RADIUS / radius) ** degree
-    return GM / radius**3 * (degree + 1) * (degree + 2) * decay / EOTVOS
 
 
 def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 import neula
+from neula.cli import show
 from neula.io.table import Table
 from neula.papers.drawing import new_canvas
 
@@ -55,12 +56,8 @@ def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
 
 
 def _attempts(result: Any) -> str:
-    verdicts = ("rejected", "accepted")
-    lines = "".join(
-        f"<li>{html.escape(f'{one.method}: {verdicts[one.accepted]}, {one.reason}')}</li>"
-        for one in result.attempts
-    )
-    return f"<ol>{lines}</ol>"
+    lines = map(html.escape, show.attempts(result.attempts).splitlines())
+    return "<ol>" + "".join(f"<li>{line}</li>" for line in lines) + "</ol>"
 
 
 def _coefficients(result: Any, names: tuple[str, ...]) -> str:

@@ -12,9 +12,8 @@ import numpy as np
 from neula.errors import counted
 from neula.io.integers import InexactIntegerError, in_float64
 from neula.io.matlab import check_tags
-from neula.io.memory import check_memory
+from neula.io.memory import as_dense, check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.sparse import as_dense
 from neula.io.table import (
     Message,
     MissingValues,

@@ -1,13 +1,20 @@
-"""How much main memory there is: that of the machine, and what limits this process."""
+"""How much main memory there is, and what fits into it."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from neula.io.paths import FileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPARSE = "a sparse solver suits it better"
+"""Advice for a matrix that does not fit as a dense one."""
 
 
 def sizes_here() -> tuple[int, int] | None:
@@ -84,3 +91,15 @@ def check_memory(
             f"{name}: {size} takes {needed / 2**30:.3g} GiB as a dense matrix, and {free / 2**30:.3g} GiB "
             f"of memory are free; {advice}"
         )
+
+
+def as_dense(name: str, matrix: Any, tell: Callable[[str], None]) -> np.ndarray:
+    """A sparse matrix of SciPy as an array; ``tell`` gets a line on that."""
+    rows, columns = matrix.shape
+    check_memory(name, (rows, columns), SPARSE, itemsize=matrix.dtype.itemsize)
+    if hasattr(matrix, "indptr"):
+        matrix.check_format(full_check=True)  # with indices out of range, toarray ends the process
+    share = matrix.nnz / max(rows * columns, 1)
+    tell(f"{name}: sparse, {rows} x {columns} with {matrix.nnz} entries ({share:.2%} dense), was made dense")
+    dense: np.ndarray = matrix.toarray()
+    return dense

@@ -43,8 +43,8 @@ class Figure:
     shows: str  # the measurement in a sentence or two
     scaled_down: str  # change by ``--scale small``
     measure: Callable[[Setting], Iterator[Row]]
-    draw: Callable[[Measurements, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]
+    draw: Callable[[Measurements, Canvas], None] | None = None  # None for a table
     size: tuple[float, float] = (8.0, 5.0)  # width and height of the canvas, in inches
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 

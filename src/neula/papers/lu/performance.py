@@ -325,7 +325,6 @@ TABLE_3 = described(
     "lu-paper",
     "table3",
     measure=measure_applications,
-    draw=None,
     claims=(
         _ratios(
             "3.1 with an fp32 matrix is the most accurate",

@@ -408,7 +408,6 @@ TABLE_4 = described(
     "qr-paper",
     "table4",
     measure=measure_low_rank,
-    draw=None,
     claims=(
         _optimal,
         ratio(

@@ -195,7 +195,6 @@ TABLE_3 = described(
     "qr-paper",
     "table3",
     measure=measure_rates,
-    draw=None,
     claims=(_low_needs_wider, _panel_is_slow, _caqr_is_faster),
 )
 
