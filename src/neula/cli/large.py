@@ -31,19 +31,8 @@ def size_of(text: str) -> float:
 def rows_of(argument: str, stream: bool = False, memory: str | None = None) -> Source | None:
     """Rows of a matrix in a file, if it does not fit; None for every other, also a damaged, file.
 
-    Parameters
-    ----------
-    argument : str
-        A ``.npy``, Parquet or HDF5 file, with a dataset or columns behind a colon.
-    stream : bool
-        Whether it is read in blocks whatever its size.
-    memory : str, optional
-        How much there is; what is free by default.
-
-    Raises
-    ------
-    FileError
-        With ``stream`` for files that cannot be read in blocks.
+    The file may have a dataset or columns behind a colon. With ``stream`` it is read in blocks whatever its
+    size, and an error if that cannot be. The memory that there is, is by default what is free.
     """
     limit = available() if memory is None else size_of(memory)
     path, key = split_key(argument)

@@ -26,15 +26,7 @@ td.number {text-align: right; font-variant-numeric: tabular-nums} thead {border-
 
 
 def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
-    """Write the page: what was solved, how, the guaranteed digits, coefficients, residuals, spectrum of R.
-
-    Parameters
-    ----------
-    table : Table, shape (m, n)
-        A, with the names of its columns where it has some.
-    b : ndarray, shape (m,)
-    result : LstsqResult or BoundedResult
-    """
+    """Write the page: what was solved, how, the guaranteed digits, coefficients, residuals, spectrum of R."""
     A = table.values
     if A.ndim != 2 or b.ndim != 1:
         raise ValueError(f"--report is for one matrix and one right-hand side, got {A.shape} and {b.shape}")

@@ -288,16 +288,8 @@ class CommandRun:
     ) -> NoReturn:
         """Report on stderr, print the answer on stdout, and exit.
 
-        Parameters
-        ----------
-        shown : (dict, dict)
-            The JSON object without fields that every command has, and the rows of the summary.
-        reached : str, optional
-            The accuracy that was reached, when the result is not certified.
-        judged : bool, optional
-            Whether there is an accuracy that the result could have missed.
-        more : str, optional
-            Text after the verdict.
+        ``reached`` is the accuracy that was reached, if the result is not certified; a result that is not
+        ``judged`` has none that it could have missed. ``more`` is a text after the verdict.
         """
         facts, rows = shown
         if self.as_json:

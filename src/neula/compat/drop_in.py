@@ -27,13 +27,7 @@ class Unsuited(Exception):
 
 
 class Refused(Exception):
-    """The peer would hang, abort Python or return garbage: what it raises elsewhere is raised.
-
-    Attributes
-    ----------
-    error : Exception
-        Of the peer's kind.
-    """
+    """The peer would hang, abort Python or return garbage: the error that it raises elsewhere is raised."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))

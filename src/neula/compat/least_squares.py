@@ -22,17 +22,9 @@ def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndar
 
     The error is ``(A^H A)^-1 A^H (b - A x)``; its norm is at most that of the gradient, which is computed,
     and of the rounding errors of that over the square of the smallest singular value.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-        Wide matrices have other solutions: of these nothing is said.
-    b : ndarray, shape (m,) or (m, k)
-    x : ndarray, shape (n,) or (n, k)
-    s : ndarray, shape (n,)
-        Singular values of a.
+    The s are the singular values of A. There may be several right-hand sides.
     """
-    if len(a) < a.shape[1]:
+    if len(a) < a.shape[1]:  # wide matrices have other solutions: of these nothing is said
         return False
     with np.errstate(all="ignore"):  # NaN is not accepted
         residual = b - a @ x
@@ -48,14 +40,7 @@ def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
     Let v be ``A^T (b - A x)`` where x is positive, and its positive part elsewhere. The minimum y has
     ``(x - y)^T A^T (b - A y) <= 0``, so that ``||A (x - y)||^2 <= v^T (y - x)``, and the error is at most
     ``||v||`` over the square of the smallest singular value of A. That is at least ``1 / ||R^-1||_F`` for the
-    R of A.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-    b : ndarray, shape (m,)
-    x : ndarray, shape (n,)
-        Not negative.
+    R of A. The x is not negative.
     """
     with np.errstate(all="ignore"):  # NaN is not accepted
         gram = a.T @ a
@@ -78,17 +63,8 @@ def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
 def refined_solution(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The solution of a problem of full rank by :func:`neula.lstsq`, and the squares of its residuals.
 
-    neula's cutoff is for A with normalized columns. Full rank by another cutoff stays full rank here.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-    b : ndarray, shape (m,) or (m, k)
-
-    Returns
-    -------
-    x : ndarray, shape (n,) or (n, k)
-    squares : ndarray, shape (k,) or (1,), or (0,) unless ``m > n``
+    neula's cutoff is for A with normalized columns. Full rank by another cutoff stays full rank here. There
+    are no squares unless A is tall.
     """
     result = neula.lstsq(a, b, rcond=0.0)
     squares = np.square(np.atleast_1d(result.residual_norm)).astype(result.x.real.dtype)
@@ -119,13 +95,7 @@ def is_pseudoinverse(a: Any, x: Any) -> bool:
     For a tall A of full rank and ``S = A X - (A X)^H``, the error ``X - A^+`` is
     ``(X A - I) A^+ + A^+ S (I - A A^+)``. Five products with random vectors estimate the norms of S and of
     ``D (X A X - X)``, where D divides rows of X by their norms. Below full rank, which the peer decides, both
-    vanish if X is the pseudoinverse of the part of A that it has kept.
-
-    Parameters
-    ----------
-    a : ndarray or Tensor, shape (..., m, n)
-    x : ndarray or Tensor, shape (..., n, m)
-        In the same library.
+    vanish if X is the pseudoinverse of the part of A that it has kept. Both are arrays, or both tensors.
     """
     if a.shape[-2] < a.shape[-1]:
         a, x = adjoint(a), adjoint(x)

@@ -24,16 +24,8 @@ def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None
     Householder reductions and the QR algorithm, or divide and conquer, compute the values of a matrix that
     differs from A by a modest multiple of u times its norm (G. H. Golub, C. F. Van Loan, "Matrix
     Computations", 2013, sections 8.3.5 and 8.6.3), and there is no evidence to return. With NaN and Inf
-    LAPACK may not end, or return zeros.
-
-    Parameters
-    ----------
-    peer : module
-    name, home : str
-        Of the function, and of the module of the drop-in.
-    check : callable
-        Takes the arguments and raises :class:`~neula.compat.drop_in.Refused` for matrices that are not
-        finite.
+    LAPACK may not end, or return zeros: ``check`` takes the arguments and refuses them. The drop-in says that
+    it is from the module ``home``.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -84,14 +76,7 @@ def mirrored(a: Any, *, upper: bool = False, hermitian: bool = True) -> Any:
 def are_eigenvectors(a: Any, w: Any, v: Any) -> bool:
     """Whether ``A V = V diag(w)`` and ``V^H V = I``, as accurately as neula accepts it.
 
-    Gaussian vectors estimate Frobenius norms.
-
-    Parameters
-    ----------
-    a : ndarray or Tensor, shape (..., n, n)
-        Hermitian.
-    w, v : ndarray or Tensor, shape (..., k) and (..., n, k)
-        In the same library.
+    Gaussian vectors estimate Frobenius norms. A is Hermitian; there may be fewer eigenvalues than columns.
     """
     with np.errstate(all="ignore"):  # NaN is not accepted
         g = probes_of(v.shape[-1], v)

@@ -31,12 +31,8 @@ def available(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
     """Bytes of main memory that this process may still take; infinite if unknown.
 
     The least of what Linux has left, what the control groups of the process leave (version 1 or 2, its own
-    group and those above it), and its limit of addresses (``ulimit -v``).
-
-    Parameters
-    ----------
-    proc, groups : Path
-        Where Linux shows processes and control groups.
+    group and those above it), and its limit of addresses (``ulimit -v``). Linux shows processes and control
+    groups in two folders.
     """
     found = [math.inf]
     if (sizes := sizes_here()) is not None:

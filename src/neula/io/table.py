@@ -41,15 +41,7 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
 
     Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
     in ``u+vj``.
-
-    Parameters
-    ----------
-    name : str
-        Of the file.
-    columns : sequence of str
-        The names in it.
-    named : bool, optional
-        Whether the file gives the names, or columns are counted.
+    Columns of a file that is not ``named`` are counted.
     """
     has = (
         f"it has {listed([column for column in columns if column])}"

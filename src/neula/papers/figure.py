@@ -237,22 +237,11 @@ def reproduce(
 ) -> None:
     """Measure figures of a paper; write data, pictures and the page ``index.md`` to ``out``.
 
-    Parameters
-    ----------
-    name : str
-        A figure's name or ``"all"``.
-    out : Path
-        Folder for the files; made if it does not exist. The page shows every figure whose data it holds.
-    redraw : bool
-        Draw and judge the data in ``out`` instead of measuring; all that there are for ``"all"``.
-    matrices : Path, optional
-        Folder with matrices of the paper that the user has.
-    matrix : Path, optional
-        File of a matrix to measure in place of the paper's. Claims, which are about those, are not judged.
-    console : rich.console.Console
-        Where verdicts go.
-    progress : callable
-        Called with the step and the part that is done, and with no step before something is printed.
+    The name is that of a figure, or ``"all"``. The page shows every figure whose data ``out`` holds.
+    ``redraw`` draws and judges these data instead of measuring. ``matrices`` is a folder with matrices of the
+    paper that the user has; ``matrix`` the file of one to measure in place of the paper's, about which no
+    claim is judged. ``progress`` is called with the step and the part that is done, and with no step before
+    something is printed.
     """
     figures = paper.named(name)
     if matrix is not None:

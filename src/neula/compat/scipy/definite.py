@@ -62,15 +62,9 @@ def cho_factor(
 
 
 class CholeskyPair(tuple[np.ndarray, bool]):
-    """``c, lower`` as SciPy has them, which remember what they are the factor of.
+    """``c, lower`` as SciPy has them, which remember what they are the factor of."""
 
-    Attributes
-    ----------
-    matrix : ndarray, shape (n, n)
-        In the memory of the user; one triangle counts.
-    """
-
-    matrix: np.ndarray
+    matrix: np.ndarray  # in the memory of the user; one triangle counts
 
     @cached_property
     def methods(self) -> CholeskyMethods:

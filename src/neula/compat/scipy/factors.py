@@ -21,18 +21,10 @@ from neula.problems.systems.lu_plan import factors_of
 
 
 class LUPair(tuple[np.ndarray, np.ndarray]):
-    """``lu, piv`` as SciPy has them, which remember what they are the factors of.
+    """``lu, piv`` as SciPy has them, which remember what they are the factors of."""
 
-    Attributes
-    ----------
-    matrix : ndarray, shape (n, n)
-        In the memory of the user.
-    image : ndarray, shape (n, 1)
-        Its product with a fixed vector, which tells whether it still is the same.
-    """
-
-    matrix: np.ndarray
-    image: np.ndarray
+    matrix: np.ndarray  # in the memory of the user
+    image: np.ndarray  # its product with a fixed vector, which tells whether it still is the same
 
     @cached_property
     def factors(self) -> neula.LUFactors | None:

@@ -26,33 +26,17 @@ EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows to fit, in double precision.
+    """Rows to fit, in double precision."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (m, n)
-    y : Tensor, shape (m,) or (m, k), or None
-    weights : Tensor, shape (m,), or None
-        Square roots of scikit-learn's.
-    x_mean, y_mean : Tensor
-        Means that were subtracted; zeros without an intercept.
-    x_left, y_left : Tensor
-        Means subtracted afterwards: those of the rounded deviations.
-    dtype : torch.dtype
-        Of what was given.
-    is_tensor : bool
-        Whether that was a torch tensor.
-    """
-
-    x: torch.Tensor
-    y: torch.Tensor | None
-    weights: torch.Tensor | None
-    x_mean: torch.Tensor
+    x: torch.Tensor  # shape (m, n)
+    y: torch.Tensor | None  # shape (m,) or (m, k)
+    weights: torch.Tensor | None  # square roots of scikit-learn's, shape (m,)
+    x_mean: torch.Tensor  # means that were subtracted; zeros without an intercept
     y_mean: torch.Tensor | None
-    x_left: torch.Tensor
+    x_left: torch.Tensor  # means subtracted afterwards: those of the rounded deviations
     y_left: torch.Tensor | None
-    dtype: torch.dtype
-    is_tensor: bool
+    dtype: torch.dtype  # of the data as given
+    is_tensor: bool  # whether a torch tensor was given
 
     @classmethod
     def from_arrays(
@@ -67,15 +51,8 @@ class TrainingData:
     ) -> TrainingData:
         """Check as scikit-learn does, and subtract means; rows that are not the first have known features.
 
-        Raises
-        ------
-        ValueError
-            Where scikit-learn's estimators raise it; for an integer in a tensor that is no float64.
-
-        Warns
-        -----
-        AccuracyWarning
-            For an integer in an array that is no float64, and is rounded as scikit-learn rounds it.
+        An integer that is no float64 is an error in a tensor. In an array it is rounded, as scikit-learn
+        rounds it, with a warning.
         """
         is_tensor = isinstance(X, torch.Tensor)
         for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
