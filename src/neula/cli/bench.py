@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import neula
@@ -288,16 +287,7 @@ def table(data: ExperimentData) -> Table:
         return sweep.table(data)
     title = f"{about['problem']} beside {about['peer']} on {about['device']}"
     rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
-    shown = Table(*_HEADINGS.values(), title=title, caption=f"{rate}; error: {about['error']}")
-    shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True
-    shown.columns[0].no_wrap = True
-    for column in shown.columns[2:]:
-        column.justify, column.no_wrap = "right", True
-    for column in shown.columns[-2:]:
-        column.min_width = 7  # an error without its exponent says nothing
-    for row in data.rows:
-        shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
-    return shown
+    return sweep.table_of(_HEADINGS, data.rows, title, f"{rate}; error: {about['error']}")
 
 
 _HEADINGS = {
@@ -311,15 +301,6 @@ _HEADINGS = {
     "error": "error",
     "torch_error": "torch's",
 }
-
-
-def _cell(name: str, value: Any) -> str:
-    if name == "shape":
-        sizes = value.split("x")
-        return f"{sizes[0]}^3" if len(sizes) == 3 and len(set(sizes)) == 1 else str(value)
-    if name == "of_rate":
-        return f"{value:.0%}"
-    return f"{value:.1e}" if name in ("error", "torch_error") else show(value)
 
 
 def line(row: Row) -> str:

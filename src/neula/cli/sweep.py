@@ -349,24 +349,31 @@ def table(data: ExperimentData) -> Table:
     condition = data.about.get("condition")
     hard = "" if condition is None else f", matrices of condition {condition:g}"
     hard = ", special problems" if "special" in data.about else hard
-    shown = Table(
-        *_HEADINGS.values(),
-        title=f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}",
-        caption=f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not",
-    )
-    shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True
-    for name, column in zip(_HEADINGS, shown.columns, strict=True):
-        column.no_wrap = True
-        column.justify = "left" if name in ("problem", "shape", "dtype", "peer") else "right"
-    for row in data.rows:
-        shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
+    title = f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}"
+    caption = f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not"
+    return table_of(_HEADINGS, data.rows, title, caption)
+
+
+def table_of(headings: Mapping[str, str], rows: Measurements, title: str, caption: str) -> Table:
+    """Fields of rows under their headings: texts on the left, numbers on the right."""
+    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name, heading in headings.items():
+        is_text = name in ("problem", "shape", "dtype", "peer", "accuracy")
+        shown.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(_cell(name, row[name]) for name in headings))
     return shown
 
 
 def _cell(name: str, value: Any) -> str:
     if name == "within":
         return "yes" if value else "no"
-    return f"{value:.1e}" if name in ("error", "peer_error") else show(value)
+    if name == "of_rate":
+        return f"{value:.0%}"
+    sizes = str(value).split("x") if name == "shape" else ()
+    if len(sizes) == 3 and len(set(sizes)) == 1:
+        return f"{sizes[0]}^3"
+    return f"{value:.1e}" if name.endswith("error") else show(value)
 
 
 def line(row: Row) -> str:
