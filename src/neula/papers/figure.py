@@ -245,7 +245,13 @@ def reproduce(
     """
     figures = paper.named(name)
     if matrix is not None:
-        figures = [_on_one_matrix(figure, matrix) for figure in figures]
+        # Without the paper's claims, and without pictures, which show many matrices.
+        other: dict[str, Any] = {
+            "scaled_down": "tensor cores emulated, times on this CPU",
+            "claims": (),
+            "draw": None,
+        }
+        figures = [replace(each, title=f"{each.title} (on {matrix.name})", **other) for each in figures]
         paper = replace(paper, figures=tuple(figures))
     if redraw and name == "all":
         figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
@@ -274,12 +280,6 @@ def reproduce(
 def _say(console: Console, text: str, before: str = "") -> None:
     """Print a text as it is; only what comes before it may be markup."""
     console.print(before + escape(text), soft_wrap=True, highlight=False)
-
-
-def _on_one_matrix(figure: Figure, matrix: Path) -> Figure:
-    """The experiment without the paper's claims, and without pictures, which show many matrices."""
-    title, text = f"{figure.title} (on {matrix.name})", "tensor cores emulated, times on this CPU"
-    return replace(figure, title=title, scaled_down=text, claims=(), draw=None)
 
 
 def _measure(
@@ -325,7 +325,10 @@ def _print(figure: Figure, data: ExperimentData, console: Console) -> None:
     for line in lines:
         _say(console, line)
     if len(data.rows) <= LONG_TABLE:
-        _print_table(data.rows, console)
+        table = Table(*data.rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for cells in _cells(data.rows):
+            table.add_row(*cells)
+        Console(file=console.file, width=max(WIDE, console.width)).print(table)
     for claim, check, outcome in judged(figure, data):
         colour = "green" if outcome is Outcome.holds else "yellow"
         _say(console, claim.text, before=f"[{colour}]{outcome}[/{colour}]: ")
@@ -354,13 +357,6 @@ def judged(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck
         raise ValueError(text) from error
 
 
-def _print_table(rows: Measurements, console: Console) -> None:
-    table = Table(*rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for cells in _cells(rows):
-        table.add_row(*cells)
-    Console(file=console.file, width=max(WIDE, console.width)).print(table)
-
-
 def _page(paper: Paper, out: Path) -> str:
     """The page in Markdown: every figure whose data lies in ``out``, with claims and verdicts."""
     sections = [
@@ -385,13 +381,11 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     unit = f"{about['threads']} threads" if small else f"CUDA {about['cuda']}"
     machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
     scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
-    claims = _markdown_table(
-        ["the paper", "claimed", "ours", "verdict", "measured"],
-        [
-            [claim.text, check.wanted, check.ours, _verdict_text(outcome), check.measured]
-            for claim, check, outcome in judged(figure, data)
-        ],
-    )
+    checks = []
+    for claim, check, outcome in judged(figure, data):
+        verdict = outcome.value if outcome is Outcome.holds else f"**{outcome}**"
+        checks.append([claim.text, check.wanted, check.ours, verdict, check.measured])
+    claims = _markdown_table(["the paper", "claimed", "ours", "verdict", "measured"], checks)
     picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
     table = [_markdown_table(data.rows.fields, _cells(data.rows))] if figure.draw is None else []
     made = (
@@ -401,10 +395,6 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     notes = [f"Note: {note}." for note in (*about["notes"], *_noise_note(figure, data))]
     shows = f"{figure.shows} {_engines(about)}."
     return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
-
-
-def _verdict_text(outcome: Outcome) -> str:
-    return outcome.value if outcome is Outcome.holds else f"**{outcome}**"
 
 
 def _noise_note(figure: Figure, data: ExperimentData) -> list[str]:
