@@ -276,50 +276,41 @@ def special_tasks(device: torch.device) -> Iterator[Task]:
     """Least squares with fewer rows than columns, of three quarters of full rank, damped and weighted, and
     definite systems, in float64.
     """
-    kinds = {"fewer rows": (FEW_ROWS, _plain), "dependent": (SOME, _dependent)}
-    kinds |= {"damped": (SOME, _damped), "weighted": (SOME, _weighted)}
-    for name, (shapes, make) in kinds.items():
-        for m, n in shapes:
+    for kind in ("fewer rows", "dependent", "damped", "weighted"):
+        for m, n in FEW_ROWS if kind == "fewer rows" else SOME:
             flops = householder_flops(max(m, n), min(m, n))
-            calls = partial(make, m, n, device)
-            yield Task(f"lstsq, {name}", (m, n), torch.float64, flops, calls)
+            calls = partial(_special, kind, m, n, device)
+            yield Task(f"lstsq, {kind}", (m, n), torch.float64, flops, calls)
     for n in ORDERS:
         yield Task("solve, definite", (n, n), torch.float64, n**3 / 3, partial(_definite, n, device))
 
 
-def _system(m: int, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return normal((m, n), torch.float64, device), normal((m, 1), torch.float64, device, seed=2)
+def _special(kind: str, m: int, n: int, device: torch.device) -> Any:
+    """Least squares; peers are given the matrix with the damping below, or rows times weights."""
+    a, b = normal((m, n), torch.float64, device), normal((m, 1), torch.float64, device, seed=2)
+    match kind:
+        case "dependent":
+            rank = 3 * n // 4
+            a = normal((m, rank), a.dtype, device) @ normal((rank, n), a.dtype, device, seed=3)
+        case "damped":
+            below = DAMP * torch.eye(n, dtype=a.dtype, device=device)
+            stacked = torch.cat([a, below]), torch.cat([b, b.new_zeros(n, 1)])
+            return _least_squares(partial(neula.lstsq, a, b, damp=DAMP), *stacked)
+        case "weighted":
+            weights = normal((m, 1), a.dtype, device, seed=3).exp()
+            ours = partial(neula.lstsq, a, b, weights=weights[:, 0])
+            return _least_squares(ours, weights * a, weights * b)
+    return _least_squares(partial(neula.lstsq, a, b), a, b, full_rank=kind != "dependent")
 
 
-def _plain(m: int, n: int, device: torch.device) -> Any:
-    a, b = _system(m, n, device)
-    return _least_squares(partial(neula.lstsq, a, b), a, b)
-
-
-def _dependent(m: int, n: int, device: torch.device) -> Any:
-    a, b = _system(m, 3 * n // 4, device)
-    a = a @ normal((3 * n // 4, n), a.dtype, device, seed=3)
-    return _least_squares(partial(neula.lstsq, a, b), a, b, full_rank=False)
-
-
-def _damped(m: int, n: int, device: torch.device) -> Any:
-    """Peers are given the matrix with the damping below."""
-    a, b = _system(m, n, device)
-    below = DAMP * torch.eye(n, dtype=a.dtype, device=device)
-    stacked = torch.cat([a, below]), torch.cat([b, b.new_zeros(n, 1)])
-    return _least_squares(partial(neula.lstsq, a, b, damp=DAMP), *stacked)
-
-
-def _weighted(m: int, n: int, device: torch.device) -> Any:
-    """Peers are given rows times weights."""
-    a, b = _system(m, n, device)
-    weights = normal((m, 1), a.dtype, device, seed=3).exp()
-    return _least_squares(partial(neula.lstsq, a, b, weights=weights[:, 0]), weights * a, weights * b)
+def definite(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A random positive definite matrix."""
+    half = normal((n, n), dtype, device)
+    return half @ half.T / n + torch.eye(n, dtype=dtype, device=device)
 
 
 def _definite(n: int, device: torch.device) -> Any:
-    half, b = _system(n, n, device)
-    a = half @ half.T / n + torch.eye(n, dtype=half.dtype, device=device)
+    a, b = definite(n, torch.float64, device), normal((n, 1), torch.float64, device, seed=2)
     torchs = {"torch cholesky": lambda: torch.cholesky_solve(b, torch.linalg.cholesky(a))}
     options = {"assume_a": "pos", "check_finite": False}
     scipys = {"scipy solve": lambda: scipy.linalg.solve(a.numpy(), b.numpy(), **options)}

@@ -246,12 +246,11 @@ def reproduce(
     figures = paper.named(name)
     if matrix is not None:
         # Without the paper's claims, and without pictures, which show many matrices.
-        other: dict[str, Any] = {
-            "scaled_down": "tensor cores emulated, times on this CPU",
-            "claims": (),
-            "draw": None,
-        }
-        figures = [replace(each, title=f"{each.title} (on {matrix.name})", **other) for each in figures]
+        text, on = "tensor cores emulated, times on this CPU", f"(on {matrix.name})"
+        figures = [
+            replace(each, title=f"{each.title} {on}", scaled_down=text, claims=(), draw=None)
+            for each in figures
+        ]
         paper = replace(paper, figures=tuple(figures))
     if redraw and name == "all":
         figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
