@@ -16,10 +16,10 @@ from typer.core import TyperCommand, TyperGroup
 
 import neula
 from neula.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
-from neula.cli.commands import experiment, machine
-from neula.cli.commands.data import data
+from neula.cli.commands import experiment
 from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
+from neula.cli.commands.machine import bench, data, demo, info, tune
 from neula.cli.commands.matmul import matmul
 from neula.cli.commands.orthogonal import orth, qr, tsqr
 from neula.cli.commands.spectra import eigh, svd
@@ -29,7 +29,7 @@ PROBLEMS: tuple[Callable[..., None], ...] = (
     *(lstsq, fit, solve, lu, cholesky, qr, tsqr, orth),
     *(eigh, svd, matmul),
 )
-MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, data, machine.bench, machine.tune)
+MACHINE: tuple[Callable[..., None], ...] = (info, demo, data, bench, tune)
 
 
 UsageError: Any = typer.BadParameter.__base__

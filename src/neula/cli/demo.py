@@ -19,9 +19,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from neula.cli import gravity
-from neula.cli.fit_picture import FitPicture
-from neula.cli.fit_picture import draw as draw_fit
-from neula.cli.fitting import POINTS
+from neula.cli.fitting import POINTS, FitPicture
+from neula.cli.fitting import draw as draw_fit
 from neula.cli.gravity_map import draw
 from neula.io.datasets import (
     SURVEYING_NAMES,
