@@ -190,7 +190,12 @@ def gravity_problem(
     """
     n = coefficient_count(degree)
     m = max(4 * n, min(10 * n, 2**31 // n)) if observations is None else int(observations)
-    _check(n, m, noise, dtype)
+    if m < n:
+        raise ValueError(f"observations={m}: give at least {n}, the number of unknowns")
+    if not noise >= 0:
+        raise ValueError(f"noise={noise!r}: give a standard deviation of at least 0 (Eoetvoes)")
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype={dtype}: choose torch.float64 or torch.float32")
     rng = np.random.default_rng(seed)
     degrees, orders, is_sine = _coefficient_table(degree)
     truth = torch.from_numpy(rng.standard_normal(n) * KAULA / degrees**2).to(device)
@@ -253,15 +258,6 @@ def _blocks(by_column: torch.Tensor, degree: int) -> tuple[torch.Tensor, torch.T
     """The rows of ``by_column`` (one for each coefficient) for the cosines and the sines of one degree."""
     block = by_column[_first_column(degree) : _first_column(degree + 1)]
     return block[: degree + 1], block[degree + 1 :]
-
-
-def _check(n: int, m: int, noise: float, dtype: torch.dtype) -> None:
-    if m < n:
-        raise ValueError(f"observations={m}: give at least {n}, the number of unknowns")
-    if not noise >= 0:
-        raise ValueError(f"noise={noise!r}: give a standard deviation of at least 0 (Eoetvoes)")
-    if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"dtype={dtype}: choose torch.float64 or torch.float32")
 
 
 def _coefficient_table(degree: int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:

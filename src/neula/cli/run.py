@@ -341,14 +341,8 @@ def _as_bytes(answer: Answer) -> bytes:
     from neula.io.files import write_stream
 
     stream = io.BytesIO()
-    kind = (
-        ".npz"
-        if len(answer) > 1
-        else ".csv"
-        if all(show.is_table(one) for one in answer.values())
-        else ".npy"
-    )
-    write_stream(stream, answer, kind, "standard output")
+    kind = ".csv" if all(map(show.is_table, answer.values())) else ".npy"
+    write_stream(stream, answer, ".npz" if len(answer) > 1 else kind, "standard output")
     return stream.getvalue()
 
 

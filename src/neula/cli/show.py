@@ -182,13 +182,12 @@ def estimates(
     names: Sequence[str], values: Any, errors: Any, lower: Any, upper: Any, level: float
 ) -> Labelled:
     """A line for each coefficient, with its standard error and, unless it is complex, confidence interval."""
-    if lower is None:
-        found = zip(names, values, errors, strict=True)
-        return {name: f"{value:.8g} +- {error:.2g}" for name, value, error in found}
-    return {
-        name: f"{value:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
-        for name, value, error, low, high in zip(names, values, errors, lower, upper, strict=True)
-    }
+    intervals = [""] * len(names)
+    if lower is not None:
+        ends = zip(lower, upper, strict=True)
+        intervals = [f"   ({level:.0%}: {low:.6g} to {high:.6g})" for low, high in ends]
+    lines = zip(names, values, errors, intervals, strict=True)
+    return {name: f"{value:.8g} +- {error:.2g}{interval}" for name, value, error, interval in lines}
 
 
 def is_table(array: Any) -> bool:
