@@ -40,7 +40,6 @@ from neula.papers.lu.algorithms import (
     STANDARD,
     UNIT,
     WIDE_PANELS,
-    Widths,
     constant,
     factorize,
     solution_bound,
@@ -431,7 +430,7 @@ def test_what_cannot_be_factorized_has_no_error() -> None:
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_algorithms_are_those_of_lu_factor(name: str) -> None:
-    factors = factorize(hpl_ai_matrix(40, dtype=torch.float32), name, ENGINE, Widths(16, 4))
+    factors = factorize(hpl_ai_matrix(40, dtype=torch.float32), name, ENGINE, (16, 4))
     assert factors is not None
     assert factors.variant == name.split()[0]
     assert factors.storage == ("fp32" if name == SINGLE else "fp16")

@@ -404,11 +404,12 @@ def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.Mon
 def test_the_table_as_the_formulas_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [row | ({"panel": 2.0} if row["k"] < 512 else {}) for row in papers_table3()]
     monkeypatch.setattr(models, "measure_rates", lambda setting, shape: iter(rows))
-    table = models.RateTable(Setting(ExperimentScale.small), None)
-    assert table.select("SGEQRF") == column("SGEQRF")
-    assert table.select("panel") == {128: 2.0, 256: 2.0}
-    assert table.products("low") == pytest.approx(both_products("low"))
-    assert table.products("fp32") == pytest.approx(both_products("fp32"))
+    table = models.rate_table(Setting(ExperimentScale.small), None)
+    assert table["SGEQRF"] == column("SGEQRF")
+    assert table["panel"] == {128: 2.0, 256: 2.0}
+    for format in ("low", "fp32"):
+        products = models.both(table[f"{format} TN"], table[f"{format} NN"])
+        assert products == pytest.approx(both_products(format))
 
 
 def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,7 @@ def test_data_sets_of_statsmodels(name: str) -> None:
 
 def exact(name: str) -> tuple[float, float]:
     """R squared and the F statistic of a set of NIST, from the published decimals in rational numbers."""
-    response, predictors = datasets._read_decimals(datasets._data() / "nist_strd" / f"{name}.csv")
-    rows = [datasets._model_row(datasets._certified()[name], x) for x in predictors]
+    rows, response = datasets._as_published(name)
     m, n = len(rows), len(rows[0])
     columns = [*zip(*rows, strict=True), response]
     system = [[sum(a * b for a, b in zip(c, d, strict=True)) for d in columns] for c in columns[:n]]

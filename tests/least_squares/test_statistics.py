@@ -67,8 +67,7 @@ def test_damping() -> None:
 
 def exact_standard_deviations(name: str) -> tuple[list[float], float]:
     """Of the coefficients, and of the residuals, from the published decimals in 60 digits."""
-    response, predictors = datasets._read_decimals(datasets._data() / "nist_strd" / f"{name}.csv")
-    rows = [datasets._model_row(datasets._certified()[name], x) for x in predictors]
+    rows, response = datasets._as_published(name)
     with mpmath.workdps(60):
         a, b = (
             mpmath.matrix([[mpmath.mpf(v.numerator) / v.denominator for v in row] for row in matrix])

@@ -16,25 +16,20 @@ from typer.core import TyperCommand, TyperGroup
 
 import neula
 from neula.cli import BAD_INPUT, BROKEN_PIPE, INTERRUPTED
-from neula.cli.commands import experiment, machine
-from neula.cli.commands.cholesky import cholesky
-from neula.cli.commands.data import data
-from neula.cli.commands.eigh import eigh
+from neula.cli.commands import experiment
 from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
-from neula.cli.commands.lu import lu
+from neula.cli.commands.machine import bench, data, demo, info, tune
 from neula.cli.commands.matmul import matmul
-from neula.cli.commands.orth import orth
-from neula.cli.commands.qr import qr
-from neula.cli.commands.solve import solve
-from neula.cli.commands.svd import svd
-from neula.cli.commands.tsqr import tsqr
+from neula.cli.commands.orthogonal import orth, qr, tsqr
+from neula.cli.commands.spectra import eigh, svd
+from neula.cli.commands.systems import cholesky, lu, solve
 
 PROBLEMS: tuple[Callable[..., None], ...] = (
     *(lstsq, fit, solve, lu, cholesky, qr, tsqr, orth),
     *(eigh, svd, matmul),
 )
-MACHINE: tuple[Callable[..., None], ...] = (machine.info, machine.demo, data, machine.bench, machine.tune)
+MACHINE: tuple[Callable[..., None], ...] = (info, demo, data, bench, tune)
 
 
 UsageError: Any = typer.BadParameter.__base__

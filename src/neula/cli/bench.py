@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 import neula
@@ -60,9 +60,9 @@ class BenchmarkCase:
 
 @dataclass(frozen=True)
 class BenchmarkProblem:
-    """A benchmark: cases for a device and shapes, torch's function to compare with, and the error of both."""
+    """A benchmark: cases for a device and a shape, its peer in torch, and the error of both."""
 
-    cases: Callable[[torch.device, Iterable[tuple[int, int]]], Iterator[BenchmarkCase]]
+    cases: Callable[[torch.device, int, int], Iterator[BenchmarkCase]]
     gpu: list[tuple[int, int]]
     cpu: list[tuple[int, int]]
     peer: str
@@ -78,7 +78,7 @@ def run(name: str, device: torch.device, on_row: Callable[[Row], None] | None = 
     problem = PROBLEMS[name]
     format, rate = product_rate(device)
     rows = Measurements()
-    for case in problem.cases(device, _fitting(problem, device)):
+    for case in chain.from_iterable(problem.cases(device, m, n) for m, n in _fitting(problem, device)):
         rows.append(_measure(case, rate, repeats=5 if device.type == "cuda" else 3))
         if on_row is not None:
             on_row(rows[-1])
@@ -164,47 +164,32 @@ def _low_accuracies(device: torch.device) -> tuple[FormatName, ...]:
     return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
 
-def _qr(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
-    for m, n in shapes:
-        a = normal((m, n), torch.float32, device)
-        peer, flops, error = partial(torch.linalg.qr, a), householder_flops(m, n), partial(sweep.qr_error, a)
-        for accuracy in _low_accuracies(device):
-            yield BenchmarkCase((m, n), accuracy, partial(neula.qr, a, accuracy=accuracy), peer, flops, error)
+def _qr(device: torch.device, m: int, n: int) -> Iterator[BenchmarkCase]:
+    a = normal((m, n), torch.float32, device)
+    peer, flops, error = partial(torch.linalg.qr, a), householder_flops(m, n), partial(sweep.qr_error, a)
+    for accuracy in _low_accuracies(device):
+        yield BenchmarkCase((m, n), accuracy, partial(neula.qr, a, accuracy=accuracy), peer, flops, error)
 
 
-def _lstsq(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
-    for m, n in shapes:
-        a, b = (normal((m, k), torch.float64, device, seed) for seed, k in ((1, n), (2, 1)))
-        peer = partial(torch.linalg.lstsq, a, b, driver="gels")
-        error = partial(_lstsq_error, a, b)
-        yield BenchmarkCase((m, n), "fp64", partial(neula.lstsq, a, b), peer, householder_flops(m, n), error)
+def _lstsq(device: torch.device, m: int, n: int) -> Iterator[BenchmarkCase]:
+    a, b = (normal((m, k), torch.float64, device, seed) for seed, k in ((1, n), (2, 1)))
+
+    def error(found: Any) -> float:
+        return optimality(a, b, found.x if isinstance(found, LstsqResult) else found.solution)
+
+    peer = partial(torch.linalg.lstsq, a, b, driver="gels")
+    yield BenchmarkCase((m, n), "fp64", partial(neula.lstsq, a, b), peer, householder_flops(m, n), error)
 
 
-def _lstsq_error(a: torch.Tensor, b: torch.Tensor, found: Any) -> float:
-    return optimality(a, b, found.x if isinstance(found, LstsqResult) else found.solution)
-
-
-def _svd(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
-    for m, n in shapes:
-        a, rank = normal((m, n), torch.float32, device), n // 16
-        for accuracy in _low_accuracies(device):
-            yield BenchmarkCase(
-                (m, n, rank),
-                accuracy,
-                partial(neula.svd_lowrank, a, rank, accuracy=accuracy),
-                partial(sweep.truncated_svd, a, rank),
-                2 * m * n * n,
-                partial(_svd_error, a),
-            )
-        decaying = _decaying(m, n, rank, device)
-        yield BenchmarkCase(
-            (m, n, rank),
-            f"{PART:g}",
-            partial(neula.svd_lowrank, decaying, rank, accuracy=PART),
-            _power_iterations(decaying, rank),
-            2 * m * n * n,
-            partial(_svd_error, decaying),
-        )
+def _svd(device: torch.device, m: int, n: int) -> Iterator[BenchmarkCase]:
+    a, rank = normal((m, n), torch.float32, device), n // 16
+    size, flops, peer = (m, n, rank), 2 * m * n * n, partial(sweep.truncated_svd, a, rank)
+    for accuracy in _low_accuracies(device):
+        run = partial(neula.svd_lowrank, a, rank, accuracy=accuracy)
+        yield BenchmarkCase(size, accuracy, run, peer, flops, partial(_svd_error, a))
+    a = _decaying(m, n, rank, device)
+    run = partial(neula.svd_lowrank, a, rank, accuracy=PART)
+    yield BenchmarkCase(size, f"{PART:g}", run, _power_iterations(a, rank), flops, partial(_svd_error, a))
 
 
 def _decaying(m: int, n: int, rank: int, device: torch.device) -> torch.Tensor:
@@ -230,19 +215,16 @@ def _svd_error(a: torch.Tensor, triplets: Any) -> float:
     return low_rank_error(a, u, s, v if v.shape[1] == a.shape[1] else v.T)
 
 
-def _gemm(device: torch.device, shapes: Iterable[tuple[int, int]]) -> Iterator[BenchmarkCase]:
-    modes = ("fp16", "fp16_cor") if device.type == "cuda" else ("fp32",)
-    for m, n in shapes:
-        a, b = (normal((rows, n), torch.float32, device, seed) for seed, rows in ((1, m), (2, n)))
-        error = partial(_gemm_error, a[:GEMM_ROWS].double() @ b.double())
-        peer = partial(exact_matmul, a, b)
-        for mode in modes:
-            run = partial(neula.matmul, a, b, compute=mode)
-            yield BenchmarkCase((m, n, n), mode, run, peer, 2 * m * n * n, error)
+def _gemm(device: torch.device, m: int, n: int) -> Iterator[BenchmarkCase]:
+    a, b = (normal((rows, n), torch.float32, device, seed) for seed, rows in ((1, m), (2, n)))
+    exact = a[:GEMM_ROWS].double() @ b.double()
 
+    def error(c: torch.Tensor) -> float:
+        return float((c[:GEMM_ROWS] - exact).norm() / exact.norm())
 
-def _gemm_error(exact: torch.Tensor, c: torch.Tensor) -> float:
-    return float((c[:GEMM_ROWS] - exact).norm() / exact.norm())
+    for mode in ("fp16", "fp16_cor") if device.type == "cuda" else ("fp32",):
+        run = partial(neula.matmul, a, b, compute=mode)
+        yield BenchmarkCase((m, n, n), mode, run, partial(exact_matmul, a, b), 2 * m * n * n, error)
 
 
 PROBLEMS = {
@@ -288,16 +270,7 @@ def table(data: ExperimentData) -> Table:
         return sweep.table(data)
     title = f"{about['problem']} beside {about['peer']} on {about['device']}"
     rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
-    shown = Table(*_HEADINGS.values(), title=title, caption=f"{rate}; error: {about['error']}")
-    shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True
-    shown.columns[0].no_wrap = True
-    for column in shown.columns[2:]:
-        column.justify, column.no_wrap = "right", True
-    for column in shown.columns[-2:]:
-        column.min_width = 7  # an error without its exponent says nothing
-    for row in data.rows:
-        shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
-    return shown
+    return sweep.table_of(_HEADINGS, data.rows, title, f"{rate}; error: {about['error']}")
 
 
 _HEADINGS = {
@@ -311,15 +284,6 @@ _HEADINGS = {
     "error": "error",
     "torch_error": "torch's",
 }
-
-
-def _cell(name: str, value: Any) -> str:
-    if name == "shape":
-        sizes = value.split("x")
-        return f"{sizes[0]}^3" if len(sizes) == 3 and len(set(sizes)) == 1 else str(value)
-    if name == "of_rate":
-        return f"{value:.0%}"
-    return f"{value:.1e}" if name in ("error", "torch_error") else show(value)
 
 
 def line(row: Row) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,9 +19,8 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 
 from neula.cli import gravity
-from neula.cli.fit_picture import FitPicture
-from neula.cli.fit_picture import draw as draw_fit
-from neula.cli.fitting import POINTS
+from neula.cli.fitting import POINTS, FitPicture
+from neula.cli.fitting import draw as draw_fit
 from neula.cli.gravity_map import draw
 from neula.io.datasets import (
     SURVEYING_NAMES,
@@ -121,13 +120,13 @@ def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
         _print_solution(problem, measurements[0], console)
         console.print(_comparison(problem, measurements), "")
         stages.start("Drawing the gravity field")
-        _save_picture(problem, measurements[0].x, out / "gravity.png", console)
+        x, path = measurements[0].x, out / "gravity.png"
+        _draw_or_say(lambda: draw(problem, x, path), path, console)
 
 
 def _nist_table(stages: _Stages) -> Table:
-    table = _table("NIST reference data: correct digits of the worst coefficient", "set", "m x n")
-    for heading in ("neula", "scipy", "torch gels", "certified"):
-        table.add_column(heading, justify="right")
+    title, found = "correct digits of the worst coefficient", ("neula", "scipy", "torch gels", "certified")
+    table = _table(f"NIST reference data: {title}", "set", "m x n", numbers=found)
     table.caption = "certified: measured backward error of neula within tolerance"
     names = nist_names()
     for done, name in enumerate(names):
@@ -144,10 +143,9 @@ def _nist_row(problem: NistProblem) -> tuple[str, ...]:
 
 
 def _surveying_table() -> Table:
-    table = _table("Surveying problems of Paige and Saunders", "problem", "m x n", "solver")
+    headings, numbers = ("problem", "m x n", "solver"), ("||b - A x||", "optimality", "certified")
+    table = _table("Surveying problems of Paige and Saunders", *headings, numbers=numbers)
     table.caption = "optimality: ||A^T r|| / (||A|| ||r||), zero for the exact solution"
-    for heading in ("||b - A x||", "optimality", "certified"):
-        table.add_column(heading, justify="right")
     for name in SURVEYING_NAMES:
         A, b = surveying(name)
         result = lstsq(A, b)
@@ -242,9 +240,8 @@ def _print_solution(problem: gravity.GravityProblem, ours: _Measurement, console
 
 
 def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement]) -> Table:
-    table = _table("Gravity field: neula and its peers", "solver")
-    for heading in ("time (s)", "time / neula", "optimality", "rms error"):
-        table.add_column(heading, justify="right")
+    numbers = ("time (s)", "time / neula", "optimality", "rms error")
+    table = _table("Gravity field: neula and its peers", "solver", numbers=numbers)
     notes = ["rms error of the coefficients: the noise of the observations"]
     for measured in measurements:
         if measured.failure:
@@ -258,10 +255,6 @@ def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement
         table.add_row(measured.solver, *times, *found)
     table.caption = "\n".join(notes)
     return table
-
-
-def _save_picture(problem: gravity.GravityProblem, x: torch.Tensor, path: Path, console: Console) -> None:
-    _draw_or_say(lambda: draw(problem, x, path), path, console)
 
 
 def _draw_or_say(drawing: Callable[[], None], path: Path, console: Console) -> None:
@@ -285,10 +278,11 @@ def _machine(device: torch.device) -> str:
     return f"CPU with {torch.get_num_threads()} threads"
 
 
-def _table(title: str, *left_headings: str) -> Table:
-    table = Table(title=title, title_justify="left", caption_justify="left")
-    for heading in left_headings:
-        table.add_column(heading)
+def _table(title: str, *headings: str, numbers: Sequence[str]) -> Table:
+    """A table with texts in the first columns, and numbers in the others."""
+    table = Table(*headings, title=title, title_justify="left", caption_justify="left")
+    for heading in numbers:
+        table.add_column(heading, justify="right")
     return table
 
 

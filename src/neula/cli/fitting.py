@@ -1,4 +1,4 @@
-"""A formula and a table as a fit, and a fit as a report."""
+"""A formula and a table as a fit, and a fit as a report and as a picture: data, curve and band, residuals."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from neula.cli import show
-from neula.cli.fit_picture import FitPicture
 from neula.io.expressions import Formula
 from neula.io.integers import in_float64
 from neula.io.table import Table, listed
+from neula.papers.drawing import new_canvas
 from neula.pipeline.result import shown
 
 POINTS = 400
@@ -41,14 +42,22 @@ class Fitting:
         return torch.as_tensor(found, dtype=torch.float64, device="cpu").expand(length)
 
 
-def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0: str | None) -> Fitting:
-    """Tell columns from parameters.
+@dataclass(frozen=True)
+class FitPicture:
+    """Data of the picture of a fit."""
 
-    Raises
-    ------
-    ValueError
-        If a name is not there, nothing is left to fit, or the formula is not understood.
-    """
+    title: str
+    labels: tuple[str, str]  # of the axes
+    data: tuple[np.ndarray, np.ndarray]  # observations
+    residuals: np.ndarray
+    # Points of the curve, and half the width of its band there.
+    curve: tuple[np.ndarray, np.ndarray, np.ndarray]
+    level: float  # the probability of the band
+    deviations: np.ndarray | None = None  # of the observations, drawn as error bars
+
+
+def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0: str | None) -> Fitting:
+    """Tell columns from parameters."""
     columns = _columns(table)
     left, right = _sides(text)
     formula = Formula.parse(right)
@@ -78,12 +87,7 @@ def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0
 
 
 def _check_spelling(parameters: tuple[str, ...], columns: Mapping[str, np.ndarray], p0: str | None) -> None:
-    """Refuse a parameter that looks like a column whose name was mistyped, unless ``--p0`` names it.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Refuse a parameter that looks like a column whose name was mistyped, unless ``--p0`` names it."""
     started = {part.partition("=")[0].strip() for part in (p0 or "").split(",") if "=" in part}
     lower = {name.lower(): name for name in columns}
     for name in parameters:
@@ -135,29 +139,52 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
     fitted, spread = (part.numpy() for part in found.band(wanted.predictors, level))
     observed = wanted.observed.numpy()
     title = f"{wanted.label} = {wanted.formula.text.strip()}"
-    if len(wanted.predictors) != 1:
-        order = np.argsort(fitted)
-        return FitPicture(
-            title,
-            ("fitted", wanted.label),
-            (fitted, observed),
-            observed - fitted,
-            (fitted[order], fitted[order], spread[order]),
-            level,
-            wanted.deviations,
-        )
-    ((name, x),) = wanted.predictors.items()
-    grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
-    curve, band = (part.numpy() for part in found.band({name: grid}, level))
-    return FitPicture(
-        title,
-        (name, wanted.label),
-        (x.numpy(), observed),
-        observed - fitted,
-        (grid.numpy(), curve, band),
-        level,
-        wanted.deviations,
+    if len(wanted.predictors) == 1:
+        ((name, x),) = wanted.predictors.items()
+        grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
+        curve, band = (part.numpy() for part in found.band({name: grid}, level))
+        at, line = x.numpy(), (grid.numpy(), curve, band)
+    else:
+        name, at, order = "fitted", fitted, np.argsort(fitted)
+        line = fitted[order], fitted[order], spread[order]
+    labels, residuals = (name, wanted.label), observed - fitted
+    return FitPicture(title, labels, (at, observed), residuals, line, level, wanted.deviations)
+
+
+def draw(path: Path, picture: FitPicture) -> None:
+    """Draw it; the suffix of the file says the format. An ImportError says how to get matplotlib."""
+    canvas = new_canvas(7.0, 6.0)
+    above, below = canvas.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [3, 1]})
+    (x, y), (at, curve, half) = picture.data, picture.curve
+    above.fill_between(
+        at,
+        curve - half,
+        curve + half,
+        color="tab:blue",
+        alpha=0.25,
+        linewidth=0,
+        label=f"{picture.level:.0%} band",
     )
+    above.plot(at, curve, color="tab:blue", label="fit")
+    bars = {"fmt": "o", "color": "0.2", "ecolor": "0.6", "elinewidth": 0.8}
+    above.errorbar(x, y, picture.deviations, markersize=4, label="data", **bars)
+    # A band may have no width, or none that is known, and data decide what is shown.
+    bar = 0.0 if picture.deviations is None else picture.deviations
+    low, high = min((y - bar).min(), curve.min()), max((y + bar).max(), curve.max())
+    margin = 0.08 * (high - low) or 1.0
+    above.set_ylim(low - margin, high + margin)
+    above.set_ylabel(picture.labels[1])
+    above.set_title(picture.title, fontsize=11, wrap=True)
+    above.legend(frameon=False)
+    below.axhline(0.0, color="tab:blue", linewidth=1)
+    if picture.deviations is None:
+        below.vlines(x, 0.0, picture.residuals, color="0.6", linewidth=0.8)
+    below.errorbar(x, picture.residuals, picture.deviations, markersize=3, **bars)
+    below.set_xlabel(picture.labels[0])
+    below.set_ylabel("residual")
+    for axes in (above, below):
+        axes.spines[["top", "right"]].set_visible(False)
+    canvas.savefig(path, dpi=150)
 
 
 def _columns(table: Table) -> dict[str, np.ndarray]:

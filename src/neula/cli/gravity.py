@@ -130,7 +130,8 @@ def design_matrix(
     for ell, row in enumerate(legendre(degree, latitude)):
         if ell >= FIRST_DEGREE:
             even, odd = _blocks(columns, ell)
-            scaled = row * _gradient_factor(ell, radius)
+            decay = (EARTH_RADIUS / radius) ** ell
+            scaled = row * (GM / radius**3 * (ell + 1) * (ell + 2) * decay / EOTVOS)
             torch.mul(scaled, cosine[: ell + 1], out=even)
             torch.mul(scaled[1:], sine[1 : ell + 1], out=odd)
     return columns.T
@@ -189,14 +190,20 @@ def gravity_problem(
     """
     n = coefficient_count(degree)
     m = max(4 * n, min(10 * n, 2**31 // n)) if observations is None else int(observations)
-    _check(n, m, noise, dtype)
+    if m < n:
+        raise ValueError(f"observations={m}: give at least {n}, the number of unknowns")
+    if not noise >= 0:
+        raise ValueError(f"noise={noise!r}: give a standard deviation of at least 0 (Eoetvoes)")
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype={dtype}: choose torch.float64 or torch.float32")
     rng = np.random.default_rng(seed)
     degrees, orders, is_sine = _coefficient_table(degree)
     truth = torch.from_numpy(rng.standard_normal(n) * KAULA / degrees**2).to(device)
     times = torch.from_numpy(((np.arange(m) + rng.random(m)) / m)[part]).to(device)
     errors = torch.from_numpy((rng.standard_normal(m) * noise)[part]).to(device)
     latitude, longitude = _ground_track(times, math.radians(inclination))
-    radius = _orbit_radius()
+    # By Kepler's third law for a spherical Earth, the ground track repeats at this radius.
+    radius = (GM / (EARTH_ROTATION * REPEAT_REVOLUTIONS / REPEAT_DAYS) ** 2) ** (1 / 3)
     A = design_matrix(degree, latitude, longitude, radius, dtype)
     b = A @ truth.to(dtype) + errors.to(dtype)
     return GravityProblem(A, b, truth, degrees, orders, is_sine, latitude, longitude, radius, noise)
@@ -253,27 +260,12 @@ def _blocks(by_column: torch.Tensor, degree: int) -> tuple[torch.Tensor, torch.T
     return block[: degree + 1], block[degree + 1 :]
 
 
-def _check(n: int, m: int, noise: float, dtype: torch.dtype) -> None:
-    if m < n:
-        raise ValueError(f"observations={m}: give at least {n}, the number of unknowns")
-    if not noise >= 0:
-        raise ValueError(f"noise={noise!r}: give a standard deviation of at least 0 (Eoetvoes)")
-    if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"dtype={dtype}: choose torch.float64 or torch.float32")
-
-
 def _coefficient_table(degree: int) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
     each = np.arange(FIRST_DEGREE, degree + 1)
     degrees = np.repeat(each, 2 * each + 1)
     position = np.arange(len(degrees)) - _first_column(degrees)
     is_sine = position > degrees
     return degrees, np.where(is_sine, position - degrees, position), is_sine
-
-
-def _orbit_radius() -> float:
-    """Radius (m) at which Kepler's third law for a spherical Earth gives the repeating ground track."""
-    angular_velocity = EARTH_ROTATION * REPEAT_REVOLUTIONS / REPEAT_DAYS
-    return (GM / angular_velocity**2) ** (1 / 3)
 
 
 def _ground_track(times: torch.Tensor, inclination: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -283,12 +275,6 @@ def _ground_track(times: torch.Tensor, inclination: float) -> tuple[torch.Tensor
     latitude = torch.asin(math.sin(inclination) * torch.sin(argument))
     inertial = torch.atan2(math.cos(inclination) * torch.sin(argument), torch.cos(argument))
     return latitude, torch.remainder(inertial - rotation, 2 * math.pi)
-
-
-def _gradient_factor(degree: int, radius: float) -> float:
-    """Second derivative of ``GM / r (R / r)^degree`` by r at the radius, Eoetvoes."""
-    decay = (EARTH_RADIUS / radius) ** degree
-    return GM / radius**3 * (degree + 1) * (degree + 2) * decay / EOTVOS
 
 
 def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

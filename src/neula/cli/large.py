@@ -21,12 +21,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d*)?) ?([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
 def size_of(text: str) -> float:
-    """Bytes of ``"8G"``, ``"900 MB"`` or ``"1.5GiB"``, in powers of 1024.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Bytes of ``"8G"``, ``"900 MB"`` or ``"1.5GiB"``, in powers of 1024."""
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"--memory {text}: give a number and a unit, as in 8G or 900M")
@@ -36,19 +31,8 @@ def size_of(text: str) -> float:
 def rows_of(argument: str, stream: bool = False, memory: str | None = None) -> Source | None:
     """Rows of a matrix in a file, if it does not fit; None for every other, also a damaged, file.
 
-    Parameters
-    ----------
-    argument : str
-        A ``.npy``, Parquet or HDF5 file, with a dataset or columns behind a colon.
-    stream : bool
-        Whether it is read in blocks whatever its size.
-    memory : str, optional
-        How much there is; what is free by default.
-
-    Raises
-    ------
-    FileError
-        With ``stream`` for files that cannot be read in blocks.
+    The file may have a dataset or columns behind a colon. With ``stream`` it is read in blocks whatever its
+    size, and an error if that cannot be. The memory that there is, is by default what is free.
     """
     limit = available() if memory is None else size_of(memory)
     path, key = split_key(argument)

@@ -58,6 +58,16 @@ def check_absolute_sigma(absolute: bool, sigma: str | None) -> None:
         raise ValueError("--absolute-sigma needs standard deviations: name them by --sigma")
 
 
+def check_traced(algorithm: str | None, known: tuple[str, ...], **others: object) -> None:
+    """Raise if the steps that ``--trace`` shows are not those of what is computed."""
+    shown = " or ".join(known)
+    if algorithm is not None and algorithm not in known:
+        raise ValueError(f"--trace shows the steps of {shown}, not of {algorithm}: leave out one of the two")
+    for name, value in others.items():
+        if value:
+            raise ValueError(f"--trace shows the steps of {shown} without --{name}: leave out one of the two")
+
+
 def _complete_accuracy(incomplete: str) -> list[str]:
     return [name for name in ACCURACIES if name.startswith(incomplete)]
 

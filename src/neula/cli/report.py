@@ -5,14 +5,14 @@ from __future__ import annotations
 import html
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 import neula
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from neula.io.table import Table
+from neula.cli import show
+from neula.io.table import Table
+from neula.papers.drawing import new_canvas
 
 SHOWN = 200
 """Coefficients in the table of the page."""
@@ -25,30 +25,8 @@ td.number {text-align: right; font-variant-numeric: tabular-nums} thead {border-
 """
 
 
-def check_report(path: Path) -> None:
-    """Raise before the work if the page could not be made."""
-    from neula.cli.bench import check_picture
-
-    check_picture(path, [".html"])
-
-
 def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
-    """Write the page: what was solved, how, the guaranteed digits, coefficients, residuals, spectrum of R.
-
-    Parameters
-    ----------
-    table : Table, shape (m, n)
-        A, with the names of its columns where it has some.
-    b : ndarray, shape (m,)
-    result : LstsqResult or BoundedResult
-
-    Raises
-    ------
-    ValueError
-        For batches, and more than one right-hand side.
-    ImportError
-        Without matplotlib.
-    """
+    """Write the page: what was solved, how, the guaranteed digits, coefficients, residuals, spectrum of R."""
     A = table.values
     if A.ndim != 2 or b.ndim != 1:
         raise ValueError(f"--report is for one matrix and one right-hand side, got {A.shape} and {b.shape}")
@@ -70,12 +48,8 @@ def write_report(path: Path, table: Table, b: np.ndarray, result: Any) -> None:
 
 
 def _attempts(result: Any) -> str:
-    verdicts = ("rejected", "accepted")
-    lines = "".join(
-        f"<li>{html.escape(f'{one.method}: {verdicts[one.accepted]}, {one.reason}')}</li>"
-        for one in result.attempts
-    )
-    return f"<ol>{lines}</ol>"
+    lines = map(html.escape, show.attempts(result.attempts).splitlines())
+    return "<ol>" + "".join(f"<li>{line}</li>" for line in lines) + "</ol>"
 
 
 def _coefficients(result: Any, names: tuple[str, ...]) -> str:
@@ -99,10 +73,6 @@ def _coefficients(result: Any, names: tuple[str, ...]) -> str:
 
 def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
     """Against fitted values, complex ones in the plane, and their distribution."""
-    import numpy as np
-
-    from neula.papers.drawing import new_canvas
-
     fitted = A @ x
     residual, names = b - fitted, ("fitted", "residual", "residual")
     points, sizes = (fitted, residual), residual
@@ -121,10 +91,6 @@ def _residuals(A: np.ndarray, b: np.ndarray, x: np.ndarray) -> str:
 
 def _spectrum(A: np.ndarray) -> str:
     """Singular values of A with columns of norm 1, which decide how many digits are lost."""
-    import numpy as np
-
-    from neula.papers.drawing import new_canvas
-
     R = neula.qr(A, mode="r").R
     norms = np.linalg.norm(R, axis=0)
     values = np.linalg.svd(R / np.where(norms > 0, norms, 1.0), compute_uv=False)

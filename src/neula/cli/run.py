@@ -175,14 +175,13 @@ class CommandRun:
                 tables, left_out = without_missing(tables)
                 if left_out:
                     self.say(f"left out {left_out}: they have empty fields or NaN")
-        for name, table in tables.items():
-            self._inputs[name] = {
-                "file": given[name],
-                "shape": table.values.shape,
-                "dtype": str(table.values.dtype),
-                "names": table.columns,
-            }
-        return tables
+        return {name: self._taken(name, given[name], table) for name, table in tables.items()}
+
+    def _taken(self, name: str, file: str, table: Table) -> Table:
+        """Note an input for the report."""
+        values, names = table.values, table.columns
+        self._inputs[name] = {"file": file, "shape": values.shape, "dtype": str(values.dtype), "names": names}
+        return table
 
     def _read(
         self, name: str, argument: str, decimal: str, header: bool | None, missing: Missing | None
@@ -218,21 +217,17 @@ class CommandRun:
 
     # --- the work -----------------------------------------------------------------------------------------
 
-    def rows_in_blocks(self, argument: str, *, stream: bool, memory: str | None) -> Any:
+    def rows_in_blocks(self, argument: str, *, stream: bool, memory: str | None) -> Table | None:
         """A source of A's rows if it does not fit into memory, or ``stream`` asks for one; None otherwise."""
         from neula.cli.large import rows_of
+        from neula.io.table import Table
 
-        rows = rows_of(_standard(argument), stream, memory)
-        if rows is not None:
-            self._inputs["A"] = {
-                "file": argument,
-                "shape": rows.shape,
-                "dtype": str(rows.dtype),
-                "names": None,
-            }
-            reason = "" if stream else " does not fit into memory, and"
-            self.say(f"{argument}{reason} is read block by block")
-        return rows
+        rows: Any = rows_of(_standard(argument), stream, memory)
+        if rows is None:
+            return None
+        reason = "" if stream else " does not fit into memory, and"
+        self.say(f"{argument}{reason} is read block by block")
+        return self._taken("A", argument, Table(rows))
 
     def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
         """Call a public function of neula; importing it takes time that is not counted."""
@@ -293,16 +288,8 @@ class CommandRun:
     ) -> NoReturn:
         """Report on stderr, print the answer on stdout, and exit.
 
-        Parameters
-        ----------
-        shown : (dict, dict)
-            The JSON object without fields that every command has, and the rows of the summary.
-        reached : str, optional
-            The accuracy that was reached, when the result is not certified.
-        judged : bool, optional
-            Whether there is an accuracy that the result could have missed.
-        more : str, optional
-            Text after the verdict.
+        ``reached`` is the accuracy that was reached, if the result is not certified; a result that is not
+        ``judged`` has none that it could have missed. ``more`` is a text after the verdict.
         """
         facts, rows = shown
         if self.as_json:
@@ -354,14 +341,8 @@ def _as_bytes(answer: Answer) -> bytes:
     from neula.io.files import write_stream
 
     stream = io.BytesIO()
-    kind = (
-        ".npz"
-        if len(answer) > 1
-        else ".csv"
-        if all(show.is_table(one) for one in answer.values())
-        else ".npy"
-    )
-    write_stream(stream, answer, kind, "standard output")
+    kind = ".csv" if all(map(show.is_table, answer.values())) else ".npy"
+    write_stream(stream, answer, ".npz" if len(answer) > 1 else kind, "standard output")
     return stream.getvalue()
 
 

@@ -62,25 +62,25 @@ def lstsq(result: LstsqResult) -> Shown:
     }
     if result.passes:
         rows["passes over A"] = str(result.passes)
-    return _facts(result, *before, *EVIDENCE, *after, "passes"), rows
+    return facts_of(result, *before, *EVIDENCE, *after, "passes"), rows
 
 
 def solve(result: SolveResult) -> Shown:
     """A solution of a linear system."""
     before = ("converged", "accuracy", "engine", "method", "iterations")
-    facts = _facts(result, *before, *EVIDENCE, "growth", "history", "attempts")
+    facts = facts_of(result, *before, *EVIDENCE, "growth", "history", "attempts")
     return facts, {**_solution(result), "growth": f"{result.growth:.1e}"}
 
 
 def qr(result: QRResult) -> Shown:
     """A QR factorization."""
-    facts = _facts(result, "converged", "accuracy", "engine", "certificate", "attempts")
+    facts = facts_of(result, "converged", "accuracy", "engine", "certificate", "attempts")
     return facts, {"engine": result.engine, "tried": attempts(result.attempts)}
 
 
 def cholesky(result: CholeskyResult) -> Shown:
     """A Cholesky factorization."""
-    facts = _facts(result, "converged", "accuracy", "engine", "upper", "residual", "bound", "attempts")
+    facts = facts_of(result, "converged", "accuracy", "engine", "upper", "residual", "bound", "attempts")
     return facts, {
         "engine": result.engine,
         "tried": attempts(result.attempts),
@@ -99,7 +99,7 @@ def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarra
     lost = given - lower @ (upper @ x)
     part, whole = (np.atleast_1d(np.linalg.norm(one, axis=-1)) for one in (lost, given))
     residual = float(np.max(np.divide(part, whole, out=part, where=whole > 0), initial=0.0))
-    facts = _facts(factors, "variant", "compute", "storage", "engine", "growth", "storage_bytes")
+    facts = facts_of(factors, "variant", "compute", "storage", "engine", "growth", "storage_bytes")
     return facts | {"residual": residual}, {
         "engine": factors.engine,
         "formats": f"products in {factors.compute}, factors in {factors.storage}",
@@ -122,7 +122,7 @@ def eigh(result: EighResult) -> Shown:
         count = result.clusters.shape[-1]
         apart = int((result.clusters.max(-1) + 1).min(initial=count))
         rows["clusters"] = f"{apart} of {count} eigenvalues"
-    return _facts(result, *before, *after, "attempts"), rows
+    return facts_of(result, *before, *after, "attempts"), rows
 
 
 def svd(result: SVDResult) -> Shown:
@@ -141,7 +141,7 @@ def svd(result: SVDResult) -> Shown:
     return facts, rows
 
 
-def _facts(result: Any, *names: str) -> Facts:
+def facts_of(result: Any, *names: str) -> Facts:
     return {name: getattr(result, name) for name in names}
 
 
@@ -182,13 +182,12 @@ def estimates(
     names: Sequence[str], values: Any, errors: Any, lower: Any, upper: Any, level: float
 ) -> Labelled:
     """A line for each coefficient, with its standard error and, unless it is complex, confidence interval."""
-    if lower is None:
-        found = zip(names, values, errors, strict=True)
-        return {name: f"{value:.8g} +- {error:.2g}" for name, value, error in found}
-    return {
-        name: f"{value:.8g} +- {error:.2g}   ({level:.0%}: {low:.6g} to {high:.6g})"
-        for name, value, error, low, high in zip(names, values, errors, lower, upper, strict=True)
-    }
+    intervals = [""] * len(names)
+    if lower is not None:
+        ends = zip(lower, upper, strict=True)
+        intervals = [f"   ({level:.0%}: {low:.6g} to {high:.6g})" for low, high in ends]
+    lines = zip(names, values, errors, intervals, strict=True)
+    return {name: f"{value:.8g} +- {error:.2g}{interval}" for name, value, error, interval in lines}
 
 
 def is_table(array: Any) -> bool:

@@ -30,13 +30,6 @@ def with_intercept(a: Table) -> Table:
     return replace(a, values=np.hstack([ones, matrix]), columns=(INTERCEPT, *names))
 
 
-def unread(rows: Any) -> Table:
-    """A matrix that is read block by block, in place of its array."""
-    from neula.io.table import Table
-
-    return Table(rows)
-
-
 def named(x: np.ndarray, a: Table, b: Table) -> Table:
     """A solution with the names of A's columns, where it has some, before its rows."""
     from neula.io.table import Table

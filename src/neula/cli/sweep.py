@@ -276,50 +276,41 @@ def special_tasks(device: torch.device) -> Iterator[Task]:
     """Least squares with fewer rows than columns, of three quarters of full rank, damped and weighted, and
     definite systems, in float64.
     """
-    kinds = {"fewer rows": (FEW_ROWS, _plain), "dependent": (SOME, _dependent)}
-    kinds |= {"damped": (SOME, _damped), "weighted": (SOME, _weighted)}
-    for name, (shapes, make) in kinds.items():
-        for m, n in shapes:
+    for kind in ("fewer rows", "dependent", "damped", "weighted"):
+        for m, n in FEW_ROWS if kind == "fewer rows" else SOME:
             flops = householder_flops(max(m, n), min(m, n))
-            calls = partial(make, m, n, device)
-            yield Task(f"lstsq, {name}", (m, n), torch.float64, flops, calls)
+            calls = partial(_special, kind, m, n, device)
+            yield Task(f"lstsq, {kind}", (m, n), torch.float64, flops, calls)
     for n in ORDERS:
         yield Task("solve, definite", (n, n), torch.float64, n**3 / 3, partial(_definite, n, device))
 
 
-def _system(m: int, n: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    return normal((m, n), torch.float64, device), normal((m, 1), torch.float64, device, seed=2)
+def _special(kind: str, m: int, n: int, device: torch.device) -> Any:
+    """Least squares; peers are given the matrix with the damping below, or rows times weights."""
+    a, b = normal((m, n), torch.float64, device), normal((m, 1), torch.float64, device, seed=2)
+    match kind:
+        case "dependent":
+            rank = 3 * n // 4
+            a = normal((m, rank), a.dtype, device) @ normal((rank, n), a.dtype, device, seed=3)
+        case "damped":
+            below = DAMP * torch.eye(n, dtype=a.dtype, device=device)
+            stacked = torch.cat([a, below]), torch.cat([b, b.new_zeros(n, 1)])
+            return _least_squares(partial(neula.lstsq, a, b, damp=DAMP), *stacked)
+        case "weighted":
+            weights = normal((m, 1), a.dtype, device, seed=3).exp()
+            ours = partial(neula.lstsq, a, b, weights=weights[:, 0])
+            return _least_squares(ours, weights * a, weights * b)
+    return _least_squares(partial(neula.lstsq, a, b), a, b, full_rank=kind != "dependent")
 
 
-def _plain(m: int, n: int, device: torch.device) -> Any:
-    a, b = _system(m, n, device)
-    return _least_squares(partial(neula.lstsq, a, b), a, b)
-
-
-def _dependent(m: int, n: int, device: torch.device) -> Any:
-    a, b = _system(m, 3 * n // 4, device)
-    a = a @ normal((3 * n // 4, n), a.dtype, device, seed=3)
-    return _least_squares(partial(neula.lstsq, a, b), a, b, full_rank=False)
-
-
-def _damped(m: int, n: int, device: torch.device) -> Any:
-    """Peers are given the matrix with the damping below."""
-    a, b = _system(m, n, device)
-    below = DAMP * torch.eye(n, dtype=a.dtype, device=device)
-    stacked = torch.cat([a, below]), torch.cat([b, b.new_zeros(n, 1)])
-    return _least_squares(partial(neula.lstsq, a, b, damp=DAMP), *stacked)
-
-
-def _weighted(m: int, n: int, device: torch.device) -> Any:
-    """Peers are given rows times weights."""
-    a, b = _system(m, n, device)
-    weights = normal((m, 1), a.dtype, device, seed=3).exp()
-    return _least_squares(partial(neula.lstsq, a, b, weights=weights[:, 0]), weights * a, weights * b)
+def definite(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A random positive definite matrix."""
+    half = normal((n, n), dtype, device)
+    return half @ half.T / n + torch.eye(n, dtype=dtype, device=device)
 
 
 def _definite(n: int, device: torch.device) -> Any:
-    half, b = _system(n, n, device)
-    a = half @ half.T / n + torch.eye(n, dtype=half.dtype, device=device)
+    a, b = definite(n, torch.float64, device), normal((n, 1), torch.float64, device, seed=2)
     torchs = {"torch cholesky": lambda: torch.cholesky_solve(b, torch.linalg.cholesky(a))}
     options = {"assume_a": "pos", "check_finite": False}
     scipys = {"scipy solve": lambda: scipy.linalg.solve(a.numpy(), b.numpy(), **options)}
@@ -349,24 +340,31 @@ def table(data: ExperimentData) -> Table:
     condition = data.about.get("condition")
     hard = "" if condition is None else f", matrices of condition {condition:g}"
     hard = ", special problems" if "special" in data.about else hard
-    shown = Table(
-        *_HEADINGS.values(),
-        title=f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}",
-        caption=f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not",
-    )
-    shown.box, shown.pad_edge, shown.collapse_padding = SIMPLE_HEAD, False, True
-    for name, column in zip(_HEADINGS, shown.columns, strict=True):
-        column.no_wrap = True
-        column.justify = "left" if name in ("problem", "shape", "dtype", "peer") else "right"
-    for row in data.rows:
-        shown.add_row(*(_cell(name, row[name]) for name in _HEADINGS))
+    title = f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}"
+    caption = f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not"
+    return table_of(_HEADINGS, data.rows, title, caption)
+
+
+def table_of(headings: Mapping[str, str], rows: Measurements, title: str, caption: str) -> Table:
+    """Fields of rows under their headings: texts on the left, numbers on the right."""
+    shown = Table(title=title, caption=caption, box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for name, heading in headings.items():
+        is_text = name in ("problem", "shape", "dtype", "peer", "accuracy")
+        shown.add_column(heading, justify="left" if is_text else "right", no_wrap=True)
+    for row in rows:
+        shown.add_row(*(_cell(name, row[name]) for name in headings))
     return shown
 
 
 def _cell(name: str, value: Any) -> str:
     if name == "within":
         return "yes" if value else "no"
-    return f"{value:.1e}" if name in ("error", "peer_error") else show(value)
+    if name == "of_rate":
+        return f"{value:.0%}"
+    sizes = str(value).split("x") if name == "shape" else ()
+    if len(sizes) == 3 and len(set(sizes)) == 1:
+        return f"{sizes[0]}^3"
+    return f"{value:.1e}" if name.endswith("error") else show(value)
 
 
 def line(row: Row) -> str:

@@ -2,57 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import torch
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
-    from neula.algorithms.trace import Trace
+from neula.algorithms.corrected import corrected_product
+from neula.algorithms.elimination.lu import lu_factorize
+from neula.algorithms.krylov.cgls import Stop, cgls
+from neula.algorithms.krylov.lsqr import lsqr
+from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.orthogonal.rgsqrf import rgsqrf
+from neula.algorithms.orthogonal.tsqr import tsqr
+from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.trace import Trace, traced
+from neula.engines import select_engine
+from neula.engines.formats import format_named
+from neula.problems.orthogonal.tsqr import tree_options
 
 LONGEST = 60
 """Steps in a table; the rest is counted."""
 
 
-def check_traced(algorithm: str | None, known: tuple[str, ...], **others: object) -> None:
-    """Raise a ValueError if the steps that ``--trace`` shows are not those of what is computed."""
-    shown = " or ".join(known)
-    if algorithm is not None and algorithm not in known:
-        raise ValueError(f"--trace shows the steps of {shown}, not of {algorithm}: leave out one of the two")
-    for name, value in others.items():
-        if value:
-            raise ValueError(f"--trace shows the steps of {shown} without --{name}: leave out one of the two")
-
-
-def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tuple[torch.Tensor, Any]:
-    """A matrix in the storage precision of the engine, which multiplies in its cheapest format by default."""
-    import numpy as np
-    import torch
-
-    from neula.engines import select_engine
-
+def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tuple[torch.Tensor, Any, Trace]:
+    """A matrix in an engine's storage precision; the engine, by default in its cheapest format; the trace."""
     engine = select_engine(engine_name, torch.device("cpu"))
     engine = engine if compute is None else engine.using(compute)
     if a.ndim != 2:
         raise ValueError(f"--trace shows the steps of one matrix, got an array of shape {a.shape}")
     if np.iscomplexobj(a):
         raise ValueError(f"--trace shows the steps of a real matrix, got a {a.dtype} one: leave it out")
-    return torch.from_numpy(a).to(engine.device, engine.storage), engine
+    return torch.from_numpy(a).to(engine.device, engine.storage), engine, Trace()
 
 
 def show_qr(a: np.ndarray, engine_name: str, panel: str | None, cutoff: int | None) -> Trace:
     """Recursive Gram-Schmidt QR of the scaled matrix."""
-    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-    from neula.algorithms.scaling import power_of_two_scales
-    from neula.algorithms.trace import Trace
-
-    matrix, engine = _prepared(a, engine_name)
-    trace = Trace()
+    matrix, engine, trace = _prepared(a, engine_name)
     scaled = matrix * power_of_two_scales(engine.column_max(matrix))
     rgsqrf(scaled, engine, panel=panel, cutoff=cutoff, trace=trace)
     return _shown(trace, f"rgsqrf {engine.format.name}")
@@ -62,12 +51,7 @@ def show_lu(
     a: np.ndarray, engine_name: str, compute: str | None, storage: str | None, **options: Any
 ) -> Trace:
     """LU factorization by one of the paper's algorithms."""
-    from neula.algorithms.elimination.lu import lu_factorize
-    from neula.algorithms.trace import Trace
-    from neula.engines.formats import format_named
-
-    matrix, engine = _prepared(a, engine_name, compute)
-    trace = Trace()
+    matrix, engine, trace = _prepared(a, engine_name, compute)
     kept = None if storage is None else format_named(storage)
     lu_factorize(matrix, engine, storage=kept, trace=trace, **options)
     return _shown(trace, f"Algorithm {options['variant']} {engine.format.name}")
@@ -75,17 +59,7 @@ def show_lu(
 
 def show_lstsq(a: np.ndarray, b: np.ndarray, engine_name: str, algorithm: str, most: int) -> Trace:
     """R of recursive Gram-Schmidt QR, then CGLS or LSQR with it."""
-    import torch
-
-    from neula.algorithms.krylov.cgls import Stop, cgls
-    from neula.algorithms.krylov.lsqr import lsqr
-    from neula.algorithms.krylov.operators import LeastSquaresOperator
-    from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-    from neula.algorithms.scaling import power_of_two_scales
-    from neula.algorithms.trace import Trace
-
-    matrix, engine = _prepared(a, engine_name)
-    trace = Trace()
+    matrix, engine, trace = _prepared(a, engine_name)
     scales = power_of_two_scales(engine.column_max(matrix))
     r = rgsqrf(matrix * scales, engine, trace=trace)[1].double() / scales
     exact = torch.from_numpy(a).to(matrix.device, torch.float64)
@@ -99,13 +73,8 @@ def show_lstsq(a: np.ndarray, b: np.ndarray, engine_name: str, algorithm: str, m
 
 def show_tsqr(a: np.ndarray, engine_name: str, compute: str) -> Trace:
     """The tree of Householder factorizations, by default with corrected products in fp16."""
-    from neula.algorithms.orthogonal.tsqr import tsqr
-    from neula.algorithms.scaling import power_of_two_scales
-    from neula.algorithms.trace import Trace, traced
-    from neula.problems.orthogonal.tsqr import tree_options
-
-    matrix, engine = _prepared(a, engine_name)
-    trace, compute = Trace(), "fp16_cor" if compute == "auto" else compute
+    matrix, engine, trace = _prepared(a, engine_name)
+    compute = "fp16_cor" if compute == "auto" else compute
     options = tree_options(compute, traced(engine, trace), matrix.shape[1])
     tsqr((matrix * power_of_two_scales(engine.column_max(matrix)))[None], trace=trace, **options)
     return _shown(trace, f"tsqr {compute}")
@@ -113,12 +82,8 @@ def show_tsqr(a: np.ndarray, engine_name: str, compute: str) -> Trace:
 
 def show_matmul(a: np.ndarray, b: np.ndarray, engine_name: str, compute: str | None) -> Trace:
     """The product with error correction, by default in fp16."""
-    from neula.algorithms.corrected import corrected_product
-    from neula.algorithms.trace import Trace
-
     format = (compute or "fp16").removesuffix("_cor")
-    (left, engine), (right, _) = (_prepared(x, engine_name, format) for x in (a, b))
-    trace = Trace()
+    (left, engine, trace), (right, *_) = (_prepared(x, engine_name, format) for x in (a, b))
     corrected_product(left, right, engine, trace=trace)
     return _shown(trace, f"corrected product in {format}")
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from rich.table import Table
 
 import neula
-from neula.cli.sweep import normal
+from neula.cli.sweep import definite, normal
 from neula.engines import Engine, select_engine, tuned
 from neula.papers.measuring import interleaved_seconds
 from neula.pipeline.progress import Progress
@@ -47,9 +48,8 @@ class Crossover:
 
 def _system(dtype: torch.dtype, assume_a: Literal["gen", "pos"] = "gen") -> Problem:
     def problem(n: int, device: torch.device) -> Callable[[Engine], Any]:
-        a, b = normal((n, n), dtype, device), normal((n, 1), dtype, device, seed=2)
-        if assume_a == "pos":
-            a = a @ a.T / n + torch.eye(n, dtype=dtype, device=device)
+        a = definite(n, dtype, device) if assume_a == "pos" else normal((n, n), dtype, device)
+        b = normal((n, 1), dtype, device, seed=2)
         return lambda engine: neula.solve(a, b, assume_a=assume_a, engine=engine)
 
     return problem
@@ -64,8 +64,7 @@ def _least_squares(rows: int) -> Problem:
 
 
 def _factors(n: int, device: torch.device) -> Callable[[Engine], Any]:
-    a = normal((n, n), torch.float32, device)
-    a = a @ a.T / n + torch.eye(n, dtype=torch.float32, device=device)
+    a = definite(n, torch.float32, device)
     return lambda engine: neula.cholesky(a, engine=engine)
 
 
@@ -105,17 +104,13 @@ def _threshold(crossover: Crossover, engine: Engine, progress: Progress) -> int:
     count, times = len(crossover.sizes), []
     for done, size in enumerate(crossover.sizes):
         call = crossover.problem(size, engine.device)
-        ways = [_bound(call, other) for other in _both(engine, crossover)]
+        ways = [partial(call, other) for other in _both(engine, crossover)]
         for way in ways:  # once to warm up
             way()
         times.append(interleaved_seconds(ways, SECONDS))
         progress(f"measuring {crossover.name}", (done + 1) / count)
     in_force = getattr(engine.tuning, crossover.name)
     return threshold_of(times, crossover.sizes, in_force, up_to=crossover.up_to)
-
-
-def _bound(call: Callable[[Engine], Any], engine: Engine) -> Callable[[], Any]:
-    return lambda: call(engine)
 
 
 def _both(engine: Engine, crossover: Crossover) -> Iterator[Engine]:

@@ -24,6 +24,11 @@ LAPACKS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 """First letters of LAPACK's routines, by the characters of NumPy's dtypes."""
 
 
+UNSURE = """IllConditionedWarning
+    If no digit of a determinant is guaranteed."""
+"""What drop-ins for determinants warn of, in their docstrings."""
+
+
 class Determinants(NamedTuple):
     """Determinants of matrices, shape (...), in the dtype that they were factorized in."""
 
@@ -37,16 +42,6 @@ def measured_determinants(a: torch.Tensor) -> Determinants:
 
     Where that is so in single precision, they are computed in double precision. The factors solve for
     products of A with Gaussian vectors, from which :mod:`neula.certificates.factored` bounds the error.
-
-    Raises
-    ------
-    Unsuited
-        If a matrix is not square, is empty, or its factors are singular or not finite.
-
-    Warns
-    -----
-    IllConditionedWarning
-        If a determinant may be off by more than a tenth.
     """
     need(a.ndim >= 2 and a.numel() > 0 and a.shape[-2] == a.shape[-1])
     sign, logs, error = _of_one(a.numpy()) if a.is_cpu and a.ndim == 2 else _of_batch(a)
@@ -98,12 +93,7 @@ def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
 
 
 def measured_inverse(a: Any, found: Any) -> Any:
-    """An inverse by another library, or where fewer than half of its digits are correct neula's.
-
-    Parameters
-    ----------
-    a, found : ndarray or Tensor, shape (..., n, n)
-    """
+    """An inverse by another library, or where fewer than half of its digits are correct neula's."""
     need(0 not in a.shape)
     tensors = isinstance(a, torch.Tensor)
     if is_accurate_inverse(*((a.detach(), found.detach()) if tensors else (a, found))):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from types import ModuleType
@@ -11,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
+from neula.certificates.probes import gaussian_probes
 from neula.errors import warn
 from neula.io.integers import InexactIntegerError
 from neula.pipeline.inputs import take
@@ -25,13 +27,7 @@ class Unsuited(Exception):
 
 
 class Refused(Exception):
-    """The peer would hang, abort Python or return garbage: what it raises elsewhere is raised.
-
-    Attributes
-    ----------
-    error : Exception
-        Of the peer's kind.
-    """
+    """The peer would hang, abort Python or return garbage: the error that it raises elsewhere is raised."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(str(error))
@@ -47,18 +43,26 @@ tensors without readable numbers (under ``vmap``, or on the device "meta").
 """
 
 
-def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
+UNCERTIFIED = """AccuracyWarning
+    If the answer is not certified."""
+"""What most drop-ins warn of, in their docstrings."""
+
+
+def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: use the function in place of the one with its name in another library.
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
-    answer to what neula refuses (half precision, singular factors that are to be had nevertheless).
-    Integers that no float64 holds are rounded, as the peer rounds them, with a warning.
+    answer to what neula refuses (half precision, singular factors that are to be had nevertheless). Integers
+    that no float64 holds are rounded, as the peer rounds them, with a warning. The docstring need not say
+    what all drop-ins have in common.
 
     Parameters
     ----------
     peer : module
         It is asked for the function at each call that falls through. If a program has put the drop-in there,
         a call that comes back to it is answered by the function that the peer had before.
+    warns : str, optional
+        Warnings, as their section of the docstring lists them; empty if there is none.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -91,9 +95,18 @@ def drop_in(peer: ModuleType) -> Callable[[Callable[P, T]], Callable[P, T]]:
             answer: T = getattr(peer, name)(*args, **kwargs)
             return answer
 
+        call.__doc__ = _documented(function, f"{peer.__name__}.{name}", warns)
         return call
 
     return decorate
+
+
+def _documented(function: Callable[..., Any], peer: str, warns: str) -> str:
+    """The docstring of a drop-in, with its peer and its warnings before its examples."""
+    said, heading, examples = inspect.cleandoc(function.__doc__ or "").partition("Examples\n--------\n")
+    said = f"{said.rstrip()}\n\nParameters, results and exceptions are those of :func:`{peer}`.\n"
+    listed = f"\nWarns\n-----\n{warns.strip()}\n" if warns else ""
+    return f"{said}{listed}\n{heading}{examples}" if examples else said + listed
 
 
 def warn_of_rounding(x: Any, name: str) -> None:
@@ -112,9 +125,11 @@ def warn_of_rounding(x: Any, name: str) -> None:
         pass  # and said by whoever answers
 
 
-def names_of(peer: ModuleType, module: dict[str, Any]) -> Callable[[], list[str]]:
-    """The ``__dir__`` of a module that has all public names of its peer besides its own."""
-    return lambda: sorted({*module, *getattr(peer, "__all__", dir(peer))})
+def names_of(
+    peer: ModuleType, module: dict[str, Any]
+) -> tuple[Callable[[], list[str]], Callable[[str], Any]]:
+    """``__dir__`` and ``__getattr__`` of a module that has all public names of its peer besides its own."""
+    return lambda: sorted({*module, *getattr(peer, "__all__", dir(peer))}), functools.partial(getattr, peer)
 
 
 def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -123,12 +138,7 @@ def right_hand_sides(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def need_finite(a: np.ndarray, error: Exception) -> None:
-    """Refuse NaN and Inf, in complex numbers too: LAPACK's SVD may never end with them.
-
-    Raises
-    ------
-    Refused
-    """
+    """Refuse NaN and Inf, in complex numbers too: LAPACK's SVD may never end with them."""
     if a.dtype.kind in "fc" and not np.isfinite(a).all():
         raise Refused(error)
 
@@ -139,13 +149,9 @@ def has_safe_diagonal(a: Any) -> bool:
     ``A - L L^T`` is at most ``(n + 1) u sqrt(a_ii a_jj)`` elementwise, for every A: N. J. Higham, "Accuracy
     and Stability of Numerical Algorithms", 2002, theorem 10.3. The condition is that nothing overflows or
     underflows, so that the diagonal is between the square roots of the smallest and the largest number.
-
-    Parameters
-    ----------
-    a : ndarray or Tensor, shape (..., n, n)
     """
     diagonal = a.diagonal(0, -2, -1).real
-    numbers = (torch if isinstance(a, torch.Tensor) else np).finfo(a.dtype)
+    numbers = numbers_of(a)
     return bool(diagonal.min() >= numbers.tiny**0.5) and bool(diagonal.max() <= numbers.max**0.5)
 
 
@@ -173,6 +179,25 @@ def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray,
     return q, r
 
 
+def numbers_of(x: Any) -> Any:
+    """The ``finfo`` of the dtype of an array or a tensor."""
+    return (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype)
+
+
+def torch_dtype(x: Any) -> torch.dtype:
+    """The dtype of an array or a tensor, as torch names it."""
+    dtype: torch.dtype = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x[..., :0]).dtype
+    return dtype
+
+
+def probes_of(n: int, like: Any) -> Any:
+    """Gaussian vectors of n elements in the library, dtype and device of another array."""
+    if isinstance(like, torch.Tensor):
+        return gaussian_probes(n, like.device, like.dtype).to(like.dtype)
+    probes = gaussian_probes(n, torch.device("cpu"), torch_dtype(like))
+    return probes.numpy().astype(like.dtype, copy=False)
+
+
 def squared(x: Any) -> Any:
     """Squares of magnitudes, real."""
     real = not x.is_complex() if isinstance(x, torch.Tensor) else x.dtype.kind != "c"
@@ -180,11 +205,6 @@ def squared(x: Any) -> Any:
 
 
 def need(suited: bool) -> None:
-    """Leave it to the peer unless a condition holds.
-
-    Raises
-    ------
-    Unsuited
-    """
+    """Leave it to the peer unless a condition holds."""
     if not suited:
         raise Unsuited

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import neula
-from neula.certificates.probes import PROBES, gaussian_probes
-from neula.compat.drop_in import squared
+from neula.certificates.probes import PROBES
+from neula.compat.drop_in import numbers_of, probes_of, squared
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint
 
@@ -22,17 +22,9 @@ def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndar
 
     The error is ``(A^H A)^-1 A^H (b - A x)``; its norm is at most that of the gradient, which is computed,
     and of the rounding errors of that over the square of the smallest singular value.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-        Wide matrices have other solutions: of these nothing is said.
-    b : ndarray, shape (m,) or (m, k)
-    x : ndarray, shape (n,) or (n, k)
-    s : ndarray, shape (n,)
-        Singular values of a.
+    The s are the singular values of A. There may be several right-hand sides.
     """
-    if len(a) < a.shape[1]:
+    if len(a) < a.shape[1]:  # wide matrices have other solutions: of these nothing is said
         return False
     with np.errstate(all="ignore"):  # NaN is not accepted
         residual = b - a @ x
@@ -48,14 +40,7 @@ def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
     Let v be ``A^T (b - A x)`` where x is positive, and its positive part elsewhere. The minimum y has
     ``(x - y)^T A^T (b - A y) <= 0``, so that ``||A (x - y)||^2 <= v^T (y - x)``, and the error is at most
     ``||v||`` over the square of the smallest singular value of A. That is at least ``1 / ||R^-1||_F`` for the
-    R of A.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-    b : ndarray, shape (m,)
-    x : ndarray, shape (n,)
-        Not negative.
+    R of A. The x is not negative.
     """
     with np.errstate(all="ignore"):  # NaN is not accepted
         gram = a.T @ a
@@ -78,17 +63,8 @@ def is_accurate_minimum(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> bool:
 def refined_solution(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The solution of a problem of full rank by :func:`neula.lstsq`, and the squares of its residuals.
 
-    neula's cutoff is for A with normalized columns. Full rank by another cutoff stays full rank here.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-    b : ndarray, shape (m,) or (m, k)
-
-    Returns
-    -------
-    x : ndarray, shape (n,) or (n, k)
-    squares : ndarray, shape (k,) or (1,), or (0,) unless ``m > n``
+    neula's cutoff is for A with normalized columns. Full rank by another cutoff stays full rank here. There
+    are no squares unless A is tall.
     """
     result = neula.lstsq(a, b, rcond=0.0)
     squares = np.square(np.atleast_1d(result.residual_norm)).astype(result.x.real.dtype)
@@ -101,12 +77,8 @@ def is_accurate_inverse(a: Any, x: Any) -> bool:
     The SVD is that of A + E, with ``||E|| <= max(m, n) u ||A||``. Whatever counts as zero,
     ``X (A + E) X = X`` and ``(A + E) X`` is Hermitian: what :func:`is_pseudoinverse` measures is at most
     ``3 ||E|| ||X||``, and need not be measured where A is well-conditioned.
-
-    Parameters
-    ----------
-    a, x : as for :func:`is_pseudoinverse`
     """
-    eps = (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype).eps
+    eps = numbers_of(x).eps
     with np.errstate(all="ignore"):
         # Norms of whole batches: each matrix has a smaller one. No BLAS: SciPy's threads still look for work.
         norms = _norm(a) * _norm(x)
@@ -123,22 +95,12 @@ def is_pseudoinverse(a: Any, x: Any) -> bool:
     For a tall A of full rank and ``S = A X - (A X)^H``, the error ``X - A^+`` is
     ``(X A - I) A^+ + A^+ S (I - A A^+)``. Five products with random vectors estimate the norms of S and of
     ``D (X A X - X)``, where D divides rows of X by their norms. Below full rank, which the peer decides, both
-    vanish if X is the pseudoinverse of the part of A that it has kept.
-
-    Parameters
-    ----------
-    a : ndarray or Tensor, shape (..., m, n)
-    x : ndarray or Tensor, shape (..., n, m)
-        In the same library.
+    vanish if X is the pseudoinverse of the part of A that it has kept. Both are arrays, or both tensors.
     """
     if a.shape[-2] < a.shape[-1]:
         a, x = adjoint(a), adjoint(x)
     m, n = a.shape[-2:]
-    of_torch = isinstance(x, torch.Tensor)
-    # Vectors are rows: torch multiplies columns in three times the time.
-    dtype = x.dtype if of_torch else torch.from_numpy(x[..., :0]).dtype
-    vectors: Any = gaussian_probes(m, x.device if of_torch else torch.device("cpu"), dtype).mT
-    vectors = vectors.to(x.dtype) if of_torch else vectors.numpy().astype(x.dtype, copy=False)
+    vectors = probes_of(m, x).swapaxes(-1, -2)  # rows: torch multiplies columns in three times the time
     at, xt = adjoint(a), adjoint(x)
     with np.errstate(all="ignore"):  # NaN is not accepted
         norms = squared(x).sum(-1)[..., None, :] ** 0.5
@@ -146,4 +108,4 @@ def is_pseudoinverse(a: Any, x: Any) -> bool:
         image = once @ at
         twice, skew = (image @ xt - once) / norms, image - (vectors @ a) @ x
         errors = squared(twice).sum((-2, -1)) / n + squared(skew).sum((-2, -1))
-        return bool((errors <= PROBES * (torch if of_torch else np).finfo(x.dtype).eps).all())
+        return bool((errors <= PROBES * numbers_of(x).eps).all())

@@ -12,7 +12,7 @@ import torch
 from numpy import linalg
 
 import neula
-from neula.compat.determinants import Determinants, measured_determinants, measured_inverse
+from neula.compat.determinants import UNSURE, Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     drop_in,
     has_safe_diagonal,
@@ -48,24 +48,7 @@ _EighResult, _SVDResult = type(linalg.eigh(np.eye(1))), type(linalg.svd(np.eye(1
 def solve(a: Any, b: Any) -> Any:
     """Solve ``a x = b`` as :func:`numpy.linalg.solve` does, by :func:`neula.solve`.
 
-    Parameters
-    ----------
-    a : array_like, shape (..., n, n)
-    b : array_like, shape (n,) or (..., n, k)
-
-    Returns
-    -------
-    ndarray, shape (..., n) or (..., n, k)
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a is singular or not square.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified, including if no digit of it is guaranteed. NumPy says nothing there.
+    A warning says if no digit is guaranteed, where NumPy says nothing.
 
     Examples
     --------
@@ -84,32 +67,6 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
     """Least squares by :func:`numpy.linalg.lstsq`, measured, and by :func:`neula.lstsq` if it is inaccurate.
 
     NumPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
-
-    Parameters
-    ----------
-    a : array_like, shape (m, n)
-    b : array_like, shape (m,) or (m, k)
-    rcond : float, optional
-        Singular values of a, in its own units, of at most ``rcond`` times the largest count as zero. By
-        default ``max(m, n)`` times the precision of float64; -1 for that precision itself.
-
-    Returns
-    -------
-    x : ndarray, shape (n,) or (n, k)
-    residuals : ndarray, shape (k,), (1,) or (0,)
-        Sums of squares, if ``m > n`` and the rank is full.
-    rank : int
-    s : ndarray, shape (min(m, n),)
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If the shapes do not fit.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified.
 
     Examples
     --------
@@ -137,27 +94,6 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
 @drop_in(linalg)
 def qr(a: Any, mode: str = "reduced") -> Any:
     """QR factorization as by :func:`numpy.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
-
-    Parameters
-    ----------
-    a : array_like, shape (..., m, n)
-    mode : {"reduced", "complete", "r", "raw"}
-
-    Returns
-    -------
-    QRResult, ndarray or tuple
-        ``Q, R``, only R with ``mode="r"``, or with ``mode="raw"`` ``h, tau``, h being the transpose of what
-        LAPACK has.
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a has fewer than two dimensions.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factorization is not certified.
 
     Examples
     --------
@@ -187,27 +123,6 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     """Cholesky factor by :func:`numpy.linalg.cholesky`, and by :func:`neula.cholesky` if A is badly scaled.
 
-    Parameters
-    ----------
-    a : array_like, shape (..., n, n)
-        Only the triangle of the factor is read.
-    upper : bool, optional
-        Whether to return U with ``a = U^H U`` in place of L with ``a = L L^H``.
-
-    Returns
-    -------
-    ndarray, shape (..., n, n)
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a is not positive definite, or not square.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factor is not certified.
-
     Examples
     --------
     >>> import numpy as np
@@ -222,16 +137,9 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     return _as(a, _rounded(neula.cholesky(work, upper=upper).factor, A))
 
 
-@drop_in(linalg)
+@drop_in(linalg, UNSURE)
 def slogdet(a: Any) -> Any:
     """Sign and logarithm of determinants as by :func:`numpy.linalg.slogdet`, with a measured error.
-
-    Parameters, results and exceptions are those of NumPy.
-
-    Warns
-    -----
-    IllConditionedWarning
-        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -245,16 +153,9 @@ def slogdet(a: Any) -> Any:
     return _SlogdetResult(_as_number(found.sign), _as_number(found.logabsdet))
 
 
-@drop_in(linalg)
+@drop_in(linalg, UNSURE)
 def det(a: Any) -> Any:
     """Determinants as by :func:`numpy.linalg.det`, with a measured error.
-
-    Parameters, results and exceptions are those of NumPy.
-
-    Warns
-    -----
-    IllConditionedWarning
-        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -271,13 +172,6 @@ def inv(a: Any) -> Any:
     """Inverse by :func:`numpy.linalg.inv`, measured, and by :func:`neula.solve` if it is inaccurate.
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
-
-    Parameters, results and exceptions are those of NumPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the inverse is not certified.
 
     Examples
     --------
@@ -298,29 +192,6 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
     """Pseudoinverse by :func:`numpy.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
     NumPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
-
-    Parameters
-    ----------
-    a : array_like, shape (..., m, n)
-    rcond, rtol : float or array_like, optional
-        Singular values of a, in its own units, of at most so many times the largest count as zero; 1e-15 by
-        default.
-    hermitian : bool, optional
-        Whether a is Hermitian: the lower triangle is read.
-
-    Returns
-    -------
-    ndarray, shape (..., n, m)
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a has fewer than two dimensions.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the pseudoinverse is not certified.
 
     Examples
     --------
@@ -356,13 +227,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
 def eigh(a: Any, UPLO: str = "L") -> Any:
     """Eigenvectors by :func:`numpy.linalg.eigh`, measured, and by :func:`neula.eigh` if they are inaccurate.
 
-    Parameters, results and exceptions are those of NumPy. Of small matrices nothing is measured: LAPACK's
-    methods are backward stable.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the decomposition is not certified.
+    Of small matrices nothing is measured: LAPACK's methods are backward stable.
 
     Examples
     --------
@@ -387,13 +252,7 @@ def eigh(a: Any, UPLO: str = "L") -> Any:
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
     """Singular vectors by :func:`numpy.linalg.svd`, measured, and by :func:`neula.svd` if inaccurate.
 
-    Parameters, results and exceptions are those of NumPy. As for :func:`eigh`, nothing is measured of small
-    matrices, and without vectors.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the decomposition is not certified.
+    As for :func:`eigh`, nothing is measured of small matrices, and without vectors.
 
     Examples
     --------
@@ -479,8 +338,4 @@ def _as(given: Any, answer: np.ndarray) -> Any:
     return answer if wrap is None or type(given) is np.ndarray else wrap(answer)
 
 
-__dir__ = names_of(linalg, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(linalg, name)
+__dir__, __getattr__ = names_of(linalg, globals())

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.probes import PROBES
 from neula.certificates.spectra import SpectralBounds
-from neula.compat.drop_in import SMALL, drop_in, need_finite, squared
+from neula.compat.drop_in import SMALL, drop_in, need_finite, probes_of, squared, torch_dtype
 from neula.engines import format_of
 from neula.kernels.phases import adjoint
 
@@ -24,16 +24,8 @@ def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None
     Householder reductions and the QR algorithm, or divide and conquer, compute the values of a matrix that
     differs from A by a modest multiple of u times its norm (G. H. Golub, C. F. Van Loan, "Matrix
     Computations", 2013, sections 8.3.5 and 8.6.3), and there is no evidence to return. With NaN and Inf
-    LAPACK may not end, or return zeros.
-
-    Parameters
-    ----------
-    peer : module
-    name, home : str
-        Of the function, and of the module of the drop-in.
-    check : callable
-        Takes the arguments and raises :class:`~neula.compat.drop_in.Refused` for matrices that are not
-        finite.
+    LAPACK may not end, or return zeros: ``check`` takes the arguments and refuses them. The drop-in says that
+    it is from the module ``home``.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -44,19 +36,14 @@ def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None
     call.__module__, call.__name__ = home, name
     call.__doc__ = f""":func:`{peer.__name__}.{name}` of finite matrices.
 
-    Parameters and results are those of {peer.__name__}. NaN and Inf are the error that its decompositions
-    raise if they do not converge: with these LAPACK may never end.
+    NaN and Inf are the error that decompositions raise if they do not converge: with these LAPACK may never
+    end.
     """
-    return drop_in(peer)(call)
+    return drop_in(peer, warns="")(call)
 
 
 def need_finite_triangle(a: np.ndarray, error: Exception, *, lower: bool) -> None:
-    """Refuse NaN and Inf in the triangle that is read.
-
-    Raises
-    ------
-    Refused
-    """
+    """Refuse NaN and Inf in the triangle that is read."""
     if a.ndim >= 2 and a.dtype.kind in "fc" and not np.isfinite(a).all():
         need_finite((np.tril if lower else np.triu)(a), error)
 
@@ -71,14 +58,17 @@ def is_for_lapack(a: Any) -> bool:
     return bool(a.shape[-2] * a.shape[-1] <= SMALL)
 
 
-def mirrored(a: Any, *, upper: bool = False) -> Any:
-    """The Hermitian matrix of which one triangle is read; numbers that are no float become float64."""
+def mirrored(a: Any, *, upper: bool = False, hermitian: bool = True) -> Any:
+    """The Hermitian or symmetric matrix of which one triangle is read; in float64 unless it has floats."""
     if isinstance(a, np.ndarray):
-        given = np.ascontiguousarray(a if a.dtype.kind in "fc" else a.astype(np.float64))
-        return mirrored(torch.from_numpy(given), upper=upper).numpy()
-    low = (a.mH if upper else a).tril()
-    whole = low.add_(low.tril(-1).mH)
-    if whole.is_complex():
+        copy = np.array(
+            a, a.dtype if a.dtype.kind in "fc" else np.float64, order="C"
+        )  # torch writes everywhere
+        return mirrored(torch.from_numpy(copy), upper=upper, hermitian=hermitian).numpy()
+    turned = "mH" if hermitian else "mT"
+    low = (getattr(a, turned) if upper else a).tril()
+    whole = low + getattr(low.tril(-1), turned)
+    if hermitian and whole.is_complex():
         whole.diagonal(0, -2, -1).imag.zero_()
     return whole
 
@@ -86,17 +76,10 @@ def mirrored(a: Any, *, upper: bool = False) -> Any:
 def are_eigenvectors(a: Any, w: Any, v: Any) -> bool:
     """Whether ``A V = V diag(w)`` and ``V^H V = I``, as accurately as neula accepts it.
 
-    Gaussian vectors estimate Frobenius norms.
-
-    Parameters
-    ----------
-    a : ndarray or Tensor, shape (..., n, n)
-        Hermitian.
-    w, v : ndarray or Tensor, shape (..., k) and (..., n, k)
-        In the same library.
+    Gaussian vectors estimate Frobenius norms. A is Hermitian; there may be fewer eigenvalues than columns.
     """
     with np.errstate(all="ignore"):  # NaN is not accepted
-        g = _probes(v)
+        g = probes_of(v.shape[-1], v)
         image, gram, scale = v @ (w[..., None] * g), v @ g, _norm_of(a, w)
         residual = _norm((a @ gram - image) / scale[..., None, None]) + 0 * scale  # NaN if the norm overflows
         return _are_small(residual, _norm(adjoint(v) @ gram - g), v)
@@ -108,7 +91,7 @@ def are_eigenvectors_of_pencil(a: Any, b: Any, w: Any, v: Any) -> bool:
     As :func:`are_eigenvectors`; each column of the residual is relative to ``(||A|| + |w| ||B||) ||v||``.
     """
     with np.errstate(all="ignore"):
-        g = _probes(v)
+        g = probes_of(v.shape[-1], v)
         scale = (_norm(a) + abs(w) * _norm(b)) * squared(v).sum(-2) ** 0.5
         scaled, gram = g / scale[..., None], b @ (v @ g)
         residual = _norm(a @ (v @ scaled) - b @ (v @ (w[..., None] * scaled))) + 0 * scale.sum(-1)
@@ -121,7 +104,7 @@ def are_singular_vectors(a: Any, u: Any, s: Any, vh: Any) -> bool:
         a, u, vh = adjoint(a), adjoint(vh), adjoint(u)
     with np.errstate(all="ignore"):
         v, scale = adjoint(vh), _norm_of(a, s)
-        g, h = _probes(v), _probes(u)
+        g, h = probes_of(v.shape[-1], v), probes_of(u.shape[-1], u)
         image, gram = u[..., : s.shape[-1]] @ (s[..., None] * g), v @ g
         residual = _norm((a @ gram - image) / scale[..., None, None]) + 0 * scale
         lost = _norm(vh @ gram - g), _norm(adjoint(u) @ (u @ h) - h)
@@ -129,14 +112,8 @@ def are_singular_vectors(a: Any, u: Any, s: Any, vh: Any) -> bool:
 
 
 def _are_small(residual: Any, lost: Any, v: Any, least: float = 0.0) -> bool:
-    """Whether measured norms are within their bounds and the rounding errors of the measurement.
-
-    Parameters
-    ----------
-    least : float
-        Of the bound of orthogonality.
-    """
-    bounds = _bounds(_dtype(v), *v.shape[-2:], least)
+    """Whether measured norms are within their bounds and the rounding errors of the measurement."""
+    bounds = _bounds(torch_dtype(v), *v.shape[-2:], least)
     return all(float(x.max() if x.ndim else x) <= y for x, y in zip((residual, lost), bounds, strict=True))
 
 
@@ -146,17 +123,6 @@ def _bounds(dtype: torch.dtype, m: int, k: int, least: float) -> tuple[float, fl
     rounding = measurement_error(m, dtype.to_real())
     residual, lost = bounds.residual + rounding, max(bounds.orthogonality, least) + rounding
     return PROBES**0.5 * residual, PROBES**0.5 * lost
-
-
-def _dtype(v: Any) -> torch.dtype:
-    dtype: torch.dtype = v.dtype if isinstance(v, torch.Tensor) else torch.from_numpy(v[..., :0]).dtype
-    return dtype
-
-
-def _probes(v: Any) -> Any:
-    """Gaussian vectors to multiply V with."""
-    probes = gaussian_probes(v.shape[-1], torch.device("cpu"), _dtype(v))
-    return probes.to(v.dtype) if isinstance(v, torch.Tensor) else probes.numpy().astype(v.dtype, copy=False)
 
 
 def _norm_of(a: Any, values: Any) -> Any:

@@ -1,7 +1,8 @@
 """``torch.linalg``, with the answers of neula: ``import neula.compat.torch as la``.
 
 All other names are torch's, including ``lu_factor`` and ``lu_solve``: their separate tensors do not tell
-which matrix they belong to, so that nothing could be certified.
+which matrix they belong to, so that nothing could be certified. With ``out`` torch answers. All answers can
+be differentiated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, linalg
 from torch.autograd import forward_ad
 
 import neula
-from neula.compat.determinants import Determinants, measured_determinants, measured_inverse
+from neula.compat.determinants import UNSURE, Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     SMALL,
     Refused,
@@ -49,30 +50,7 @@ return_types: Any = torch.return_types
 def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None) -> Tensor:
     """Solve ``A X = B`` as :func:`torch.linalg.solve` does, by :func:`neula.solve`.
 
-    Parameters
-    ----------
-    A : Tensor, shape (..., n, n)
-    B : Tensor, shape (n,), (..., n) or (..., n, k)
-        Right-hand sides are vectors if B has the leading dimensions of A and one more.
-    left : bool, optional
-        False for ``X A = B``.
-    out : Tensor, optional
-        With it torch solves.
-
-    Returns
-    -------
-    Tensor
-        It can be differentiated.
-
-    Raises
-    ------
-    RuntimeError
-        If the shapes, dtypes or devices do not fit, or A is singular.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified, including if no digit of it is guaranteed. torch says nothing there.
+    A warning says if no digit is guaranteed, where torch says nothing.
 
     Examples
     --------
@@ -97,36 +75,6 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 
     With ``driver`` torch solves; on a CPU where the rank is not full it is torch's ``"gelsd"`` that does.
 
-    Parameters
-    ----------
-    A : Tensor, shape (..., m, n)
-    B : Tensor, shape (m,), (..., m) or (..., m, k)
-        Right-hand sides are vectors if B has as many dimensions as A less one.
-    rcond : float, optional
-        Singular values of A, in its own units, of at most ``rcond`` times the largest count as zero; by
-        default ``max(m, n)`` times the precision of the dtype. On a GPU, where torch assumes full rank, it
-        is ignored, as there.
-    driver : str, optional
-        torch solves with it.
-
-    Returns
-    -------
-    linalg_lstsq
-        ``solution``, ``residuals``, ``rank`` and ``singular_values``, of which those are empty that torch
-        does not compute by default.
-
-    Raises
-    ------
-    RuntimeError
-        If the shapes, dtypes or devices do not fit.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified.
-
-    Notes
-    -----
     The rank is full without an SVD where the condition number of A with normalized columns, which
     :func:`neula.lstsq` estimates, times the ratio of the longest to the shortest column is below the inverse
     of ``rcond``. Otherwise the singular values of A decide.
@@ -166,28 +114,6 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     """QR factorization as by :func:`torch.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
 
-    Parameters
-    ----------
-    A : Tensor, shape (..., m, n)
-    mode : {"reduced", "complete", "r"}
-    out : tuple of Tensor, optional
-        With it torch factorizes.
-
-    Returns
-    -------
-    linalg_qr
-        ``Q, R``; Q is empty with ``mode="r"``. Both can be differentiated.
-
-    Raises
-    ------
-    RuntimeError
-        If A has fewer than two dimensions, and for an unknown mode.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factorization is not certified.
-
     Examples
     --------
     >>> import torch
@@ -214,30 +140,6 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
 
     On a CPU it is torch's own unless A is badly scaled.
 
-    Parameters
-    ----------
-    A : Tensor, shape (..., n, n)
-        Only the triangle of the factor is read.
-    upper : bool, optional
-        Whether to return U with ``A = U^H U`` in place of L with ``A = L L^H``.
-    out : Tensor, optional
-        With it torch factorizes.
-
-    Returns
-    -------
-    Tensor, shape (..., n, n)
-        It can be differentiated.
-
-    Raises
-    ------
-    RuntimeError
-        If A is not positive definite, or not square.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factor is not certified.
-
     Examples
     --------
     >>> import torch
@@ -252,16 +154,9 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
     return factor
 
 
-@drop_in(linalg)
+@drop_in(linalg, UNSURE)
 def slogdet(A: Tensor, *, out: Any = None) -> Any:
     """Sign and logarithm of determinants as by :func:`torch.linalg.slogdet`, with a measured error.
-
-    Parameters, results and exceptions are those of torch, with their derivatives.
-
-    Warns
-    -----
-    IllConditionedWarning
-        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -276,16 +171,9 @@ def slogdet(A: Tensor, *, out: Any = None) -> Any:
     return return_types.linalg_slogdet((found.sign, found.logabsdet))
 
 
-@drop_in(linalg)
+@drop_in(linalg, UNSURE)
 def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Determinants as by :func:`torch.linalg.det`, with a measured error.
-
-    Parameters, results and exceptions are those of torch, with their derivatives.
-
-    Warns
-    -----
-    IllConditionedWarning
-        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -303,13 +191,6 @@ def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Inverse by :func:`torch.linalg.inv`, measured, and by :func:`neula.solve` if it is inaccurate.
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
-
-    Parameters, results and exceptions are those of torch, with their derivatives.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the inverse is not certified.
 
     Examples
     --------
@@ -335,33 +216,7 @@ def pinv(
 ) -> Tensor:
     """Pseudoinverse by :func:`torch.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
-    torch's is returned where half of its digits, or more, are measured to be correct, below full rank, and
-    with ``out``.
-
-    Parameters
-    ----------
-    A : Tensor, shape (..., m, n)
-    atol, rtol : float, optional
-        Singular values of A, in its own units, of at most ``atol`` or ``rtol`` times the largest, whichever
-        is larger, count as zero. By default 0, and without ``atol`` ``max(m, n)`` times the precision of the
-        dtype.
-    hermitian : bool, optional
-        Whether A is Hermitian: the lower triangle is read.
-    out : Tensor, optional
-
-    Returns
-    -------
-    Tensor, shape (..., n, m)
-
-    Raises
-    ------
-    RuntimeError
-        If A has fewer than two dimensions.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the pseudoinverse is not certified.
+    torch's is returned where half of its digits, or more, are measured to be correct, and below full rank.
 
     Examples
     --------
@@ -389,13 +244,8 @@ def pinv(
 def eigh(A: Tensor, UPLO: str = "L", *, out: Any = None) -> Any:
     """Eigenvectors by :func:`torch.linalg.eigh`, measured, and by :func:`neula.eigh` if they are inaccurate.
 
-    Parameters, results and exceptions are those of torch, with their derivatives. Of small matrices on a CPU
-    nothing is measured: LAPACK's methods are backward stable. On a GPU :func:`neula.eigh` answers.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the decomposition is not certified.
+    Of small matrices on a CPU nothing is measured: LAPACK's methods are backward stable. On a GPU
+    :func:`neula.eigh` answers.
 
     Examples
     --------
@@ -418,14 +268,8 @@ def eigh(A: Tensor, UPLO: str = "L", *, out: Any = None) -> Any:
 def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None, out: Any = None) -> Any:
     """Singular vectors by :func:`torch.linalg.svd`, measured, and by :func:`neula.svd` if inaccurate.
 
-    Parameters, results and exceptions are those of torch, with their derivatives. As for :func:`eigh`,
-    nothing is measured of small matrices on a CPU, nor with ``driver``, and on a GPU :func:`neula.svd`
-    answers.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the decomposition is not certified.
+    As for :func:`eigh`, nothing is measured of small matrices on a CPU, nor with ``driver``, and on a GPU
+    :func:`neula.svd` answers.
 
     Examples
     --------
@@ -498,12 +342,7 @@ def _same_kind(*tensors: Any) -> bool:
 
 
 def _need_finite(A: Tensor, name: str) -> None:
-    """Refuse NaN and Inf, with which torch's own may not end, or return zeros.
-
-    Raises
-    ------
-    Refused
-    """
+    """Refuse NaN and Inf, with which torch's own may not end, or return zeros."""
     if not A.is_meta and not _is_finite(A):
         why = "The algorithm failed to converge because the input matrix contained non-finite values."
         raise Refused(linalg.LinAlgError(f"{name}: {why}"))
@@ -541,8 +380,4 @@ def _ranked_solution(A: Tensor, b: Tensor, rcond: float) -> tuple[Tensor, Tensor
     return x, torch.full(A.shape[:-2], min(A.shape[-2:]), device=A.device)
 
 
-__dir__ = names_of(linalg, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(linalg, name)
+__dir__, __getattr__ = names_of(linalg, globals())

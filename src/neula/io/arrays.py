@@ -12,9 +12,8 @@ import numpy as np
 from neula.errors import counted
 from neula.io.integers import InexactIntegerError, in_float64
 from neula.io.matlab import check_tags
-from neula.io.memory import check_memory
+from neula.io.memory import as_dense, check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.sparse import as_dense
 from neula.io.table import (
     Message,
     MissingValues,
@@ -60,13 +59,7 @@ def native_numbers(name: str, array: np.ndarray) -> np.ndarray:
 
 
 def choose_array(file: str, names: Sequence[str], key: str | None) -> str:
-    """The name of the array to read; of several one must be chosen.
-
-    Raises
-    ------
-    FileError
-        That lists the names.
-    """
+    """The name of the array to read; of several one must be chosen."""
     if key is not None:
         if key not in names:
             raise FileError(f"{file}: no array is named {key!r}; it holds {listed(names)}")
@@ -133,12 +126,7 @@ def _whole(dataset: Any, name: str) -> np.ndarray:
 
 
 def _inside(dataset: Any, name: str) -> Any:
-    """A dataset all of whose elements are in this file: another file of this machine is not for its sender.
-
-    Raises
-    ------
-    FileError
-    """
+    """A dataset with all elements in this file: another file of this machine is not for its sender."""
     where = f"{name}: {dataset.name.lstrip('/')}"
     if dataset.shape is None:
         raise FileError(f"{where} is empty")

@@ -5,14 +5,11 @@ The profiles are those of the public QR set of the GPU MODE linear-algebra conte
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from neula.errors import unknown_name
-
-Make = Callable[[torch.Tensor, float, torch.Generator], torch.Tensor]
-"""From standard normal matrices, and the decimal logarithm of how far columns are scaled, to a profile."""
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -20,70 +17,40 @@ MIXED = {"dense": 6}
 """How often a profile is drawn in a mixed batch; those that are not named once."""
 
 
+PROFILES = ("dense", "rankdef", "nearrank", "clustered", "band", "rowscale", "nearcollinear", "upper")
+
+
 def _graded(a: torch.Tensor, cond: float) -> torch.Tensor:
     return a * torch.logspace(0, -cond, a.shape[-1], dtype=torch.float32, device=a.device)
 
 
-def _dense(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    return _graded(a, cond)
-
-
-def _deficient(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    a[..., 3 * a.shape[-1] // 4 :] = 0
-    return _graded(a, cond)
-
-
-def _nearly_deficient(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    rank = 3 * a.shape[-1] // 4
-    last = a[..., rank:]
-    noise = torch.randn(last.shape, dtype=torch.float32, device=a.device, generator=generator)
-    last.copy_(a[..., : last.shape[-1]] + 1e-5 * noise)
-    return _graded(a, cond)
-
-
-def _clustered(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    half = a.shape[-1] // 2
-    scales = torch.ones(a.shape[-1], dtype=torch.float32, device=a.device)
-    scales[half:] = 4 * EPS
-    scales[max(0, half - 2) : half + 2] = EPS**0.5
-    return a * scales
-
-
-def _banded(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
+def _shaped(profile: str, a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
+    """Standard normal matrices, which are written into, as a profile has them."""
+    like: dict[str, Any] = {"dtype": torch.float32, "device": a.device}
     n = a.shape[-1]
-    i = torch.arange(n, device=a.device)
-    near = (i[:, None] - i).abs() <= max(2, min(32, n // 32))
-    return _graded(
-        a * near + torch.diag(torch.linspace(1, 0.5, n, dtype=torch.float32, device=a.device)), cond
-    )
-
-
-def _with_graded_rows(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    return _graded(a.mT, max(cond, 4.0)).mT
-
-
-def _nearly_collinear(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    column = torch.randn((*a.shape[:-1], 1), dtype=torch.float32, device=a.device, generator=generator)
-    return _graded(column + 1e-4 * a, cond)
-
-
-def _upper(a: torch.Tensor, cond: float, generator: torch.Generator) -> torch.Tensor:
-    return _graded(
-        a.triu() + torch.diag(torch.linspace(1, 0.25, a.shape[-1], dtype=torch.float32, device=a.device)),
-        cond,
-    )
-
-
-PROFILES: dict[str, Make] = {
-    "dense": _dense,
-    "rankdef": _deficient,
-    "nearrank": _nearly_deficient,
-    "clustered": _clustered,
-    "band": _banded,
-    "rowscale": _with_graded_rows,
-    "nearcollinear": _nearly_collinear,
-    "upper": _upper,
-}
+    rank, half = 3 * n // 4, n // 2
+    match profile:
+        case "rankdef":
+            a[..., rank:] = 0
+        case "nearrank":
+            noise = torch.randn((*a.shape[:-1], n - rank), generator=generator, **like)
+            a[..., rank:] = a[..., : n - rank] + 1e-5 * noise
+        case "clustered":
+            scales = torch.ones(n, **like)
+            scales[half:] = 4 * EPS
+            scales[max(0, half - 2) : half + 2] = EPS**0.5
+            return a * scales
+        case "band":
+            i = torch.arange(n, device=a.device)
+            near = (i[:, None] - i).abs() <= max(2, min(32, n // 32))
+            a = a * near + torch.diag(torch.linspace(1, 0.5, n, **like))
+        case "rowscale":
+            return _graded(a.mT, max(cond, 4.0)).mT
+        case "nearcollinear":
+            a = torch.randn((*a.shape[:-1], 1), generator=generator, **like) + 1e-4 * a
+        case "upper":
+            a = a.triu() + torch.diag(torch.linspace(1, 0.25, n, **like))
+    return _graded(a, cond)
 
 
 def batch_of_profile(
@@ -94,7 +61,7 @@ def batch_of_profile(
     Parameters
     ----------
     profile : str
-        A key of :data:`PROFILES`, or ``"mixed"``: every matrix draws one, but not ``"upper"``.
+        One of :data:`PROFILES`, or ``"mixed"``: every matrix draws one, but not ``"upper"``.
     count, n : int
         Shape of the batch, ``(count, n, n)``.
     cond : float
@@ -116,7 +83,7 @@ def batch_of_profile(
     generator = torch.Generator(device).manual_seed(seed)
     a = torch.randn(count, n, n, dtype=torch.float32, device=device, generator=generator)
     if profile != "mixed":
-        return PROFILES[profile](a, cond, generator)
+        return _shaped(profile, a, cond, generator)
     names = [name for name in PROFILES if name != "upper" for _ in range(MIXED.get(name, 1))]
     drawn = torch.randint(len(names), (count,), device=device, generator=generator).tolist()
-    return torch.stack([PROFILES[names[i]](x, cond, generator) for i, x in zip(drawn, a, strict=True)])
+    return torch.stack([_shaped(names[i], x, cond, generator) for i, x in zip(drawn, a, strict=True)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -66,7 +65,7 @@ def nist_names() -> tuple[str, ...]:
     >>> len(nist_names())
     11
     """
-    return tuple(sorted(_certified()))
+    return tuple(sorted(_certified("nist_strd")))
 
 
 def nist(name: str) -> NistProblem:
@@ -102,16 +101,13 @@ def nist(name: str) -> NistProblem:
     >>> problem.A.shape, problem.certified.shape
     ((82, 11), (11,))
     """
-    known = _certified()
-    key = str(name).lower()
-    if key not in known:
-        raise unknown_name("NIST data set", name, nist_names())
-    entry = known[key]
-    response, predictors = _read_decimals(_data() / "nist_strd" / f"{key}.csv")
+    key = _known(name, "NIST data set", nist_names())
+    entry = _certified("nist_strd")[key]
+    A, b = _as_published(key)
     return NistProblem(
         name=key,
-        A=np.array([[float(v) for v in _model_row(entry, x)] for x in predictors]),
-        b=np.array([float(y) for y in response]),
+        A=np.array([[float(v) for v in row] for row in A]),
+        b=np.array([float(y) for y in b]),
         certified=np.array(entry["beta"], dtype=np.float64),
         residual_std=float(entry["rsd"]),
     )
@@ -194,7 +190,7 @@ def nist_nonlinear_names() -> tuple[str, ...]:
     >>> len(nist_nonlinear_names())
     27
     """
-    return tuple(sorted(_certified_nonlinear()))
+    return tuple(sorted(_certified("nist_nonlinear")))
 
 
 def nist_nonlinear(name: str) -> NonlinearProblem:
@@ -225,12 +221,10 @@ def nist_nonlinear(name: str) -> NonlinearProblem:
     >>> problem.y.shape, problem.starts.shape
     ((11,), (2, 4))
     """
-    known = _certified_nonlinear()
-    key = str(name).lower()
-    if key not in known:
-        raise unknown_name("NIST non-linear data set", name, nist_nonlinear_names())
-    entry = known[key]
-    table = _read_columns(_data() / "nist_nonlinear" / f"{key}.csv")
+    key = _known(name, "NIST non-linear data set", nist_nonlinear_names())
+    entry = _certified("nist_nonlinear")[key]
+    names, *rows = _rows_of("nist_nonlinear", key)
+    table = dict(zip(names, np.array(rows, dtype=np.float64).T.copy(), strict=True))
     return NonlinearProblem(
         name=key,
         formula=Formula.parse(entry["model"]),
@@ -274,13 +268,12 @@ def surveying(name: str) -> tuple[FloatArray, FloatArray]:
     >>> A.shape, b.shape
     ((1033, 320), (1033,))
     """
-    key = str(name).lower()
-    if key not in SURVEYING_NAMES:
-        raise unknown_name("surveying problem", name, SURVEYING_NAMES)
-    folder = _data() / "lsq"
-    A = _read_matrix_market(folder / f"{key}.mtx.gz").toarray()
-    b = _read_matrix_market(folder / f"{key}_rhs1.mtx.gz").ravel()
-    return A, b
+    key = _known(name, "surveying problem", SURVEYING_NAMES)
+    found = []
+    for end in ("", "_rhs1"):
+        with as_file(_data() / "lsq" / f"{key}{end}.mtx.gz") as file:
+            found.append(scipy.io.mmread(file))
+    return found[0].toarray(), found[1].ravel()
 
 
 def data_names() -> dict[str, tuple[str, ...]]:
@@ -373,35 +366,32 @@ def _data() -> Traversable:
     return files("neula") / "io" / "data"
 
 
-@cache
-def _certified() -> dict[str, dict[str, Any]]:
-    return json.loads((_data() / "nist_strd" / "certified.json").read_text(encoding="utf-8"))
+def _known(name: str, kind: str, names: tuple[str, ...]) -> str:
+    """A name in lower case, if there is such a data set."""
+    key = str(name).lower()
+    if key not in names:
+        raise unknown_name(kind, name, names)
+    return key
 
 
 @cache
-def _certified_nonlinear() -> dict[str, dict[str, Any]]:
-    text = (_data() / "nist_nonlinear" / "certified.json").read_text(encoding="utf-8")
+def _certified(folder: str) -> dict[str, dict[str, Any]]:
+    text = (_data() / folder / "certified.json").read_text(encoding="utf-8")
     return {name.lower(): entry for name, entry in json.loads(text).items()}
 
 
-def _read_columns(path: Traversable) -> dict[str, FloatArray]:
-    names, *rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
-    numbers = zip(*([float(text) for text in row] for row in rows), strict=True)
-    return {name: np.array(column) for name, column in zip(names, numbers, strict=True)}
+def _rows_of(folder: str, key: str) -> list[list[str]]:
+    return list(csv.reader((_data() / folder / f"{key}.csv").read_text(encoding="utf-8").splitlines()))
 
 
-def _read_decimals(path: Traversable) -> tuple[list[Fraction], list[list[Fraction]]]:
-    rows = csv.reader(path.read_text(encoding="utf-8").splitlines()[1:])
-    numbers = [[Fraction(text) for text in row] for row in rows]
-    return [row[0] for row in numbers], [row[1:] for row in numbers]
-
-
-def _model_row(entry: dict[str, Any], x: Sequence[Fraction]) -> list[Fraction]:
+def _as_published(key: str) -> tuple[list[list[Fraction]], list[Fraction]]:
+    """Design matrix and response of a linear regression, without rounding."""
+    entry = _certified("nist_strd")[key]
+    b, *predictors = zip(
+        *([Fraction(text) for text in row] for row in _rows_of("nist_strd", key)[1:]), strict=True
+    )
     if entry["model"] == "polynomial":
-        return [x[0] ** k for k in range(entry["degree"] + 1)]
-    return [Fraction(1), *x] if entry["model"] == "linear with intercept" else list(x)
-
-
-def _read_matrix_market(path: Traversable) -> Any:
-    with as_file(path) as file:
-        return scipy.io.mmread(file)
+        predictors = [tuple(x**k for x in predictors[0]) for k in range(entry["degree"] + 1)]
+    elif entry["model"] == "linear with intercept":
+        predictors.insert(0, (Fraction(1),) * len(b))
+    return list(map(list, zip(*predictors, strict=True))), list(b)

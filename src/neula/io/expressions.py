@@ -155,6 +155,7 @@ def _short(text: str) -> str:
 
 def _variables(node: ast.AST, text: str) -> Iterator[str]:
     """Names in a formula, each node of which is checked."""
+    parts: list[ast.expr] = []
     match node:
         case ast.Constant(value=value) if type(value) in (int, float):
             return
@@ -164,36 +165,35 @@ def _variables(node: ast.AST, text: str) -> Iterator[str]:
             if name not in CONSTANTS:
                 yield name
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            yield from _variables(left, text)
-            yield from _variables(right, text)
+            parts = [left, right]
         case ast.UnaryOp(op=op, operand=operand) if type(op) in OPERATORS:
-            yield from _variables(operand, text)
+            parts = [operand]
         case ast.Call(func=ast.Name(id="Q"), args=[ast.Constant(value=str(name))], keywords=[]):
             yield name
         case ast.Call(func=ast.Name(id=name), args=[_, _, *_] as several, keywords=[]) if name in OF_SEVERAL:
-            for argument in several:
-                yield from _variables(argument, text)
+            parts = several
         case ast.Call(
             func=ast.Name(id="where"),
             args=[ast.Compare(left=left, ops=[op], comparators=[right]), first, second],
             keywords=[],
         ) if type(op) in COMPARISONS:
-            for argument in (left, right, first, second):
-                yield from _variables(argument, text)
+            parts = [left, right, first, second]
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]):
             if name not in FUNCTIONS:
                 known = sorted([*FUNCTIONS, *OF_SEVERAL, "where"])
                 raise unknown_name(f"function in the formula {text!r}:", name, known)
-            yield from _variables(argument, text)
+            parts = [argument]
         case ast.BinOp(op=ast.BitXor()):
             raise ValueError(f"^ in the formula {text!r}: powers are written with **")
         case _:
-            part = ast.get_source_segment(text.strip(), node) if isinstance(node, ast.expr) else None
+            given = ast.get_source_segment(text.strip(), node) if isinstance(node, ast.expr) else None
             raise ValueError(
-                f"{_short(part or text)} in a formula: allowed are numbers, names (any in backticks), "
+                f"{_short(given or text)} in a formula: allowed are numbers, names (any in backticks), "
                 f"+ - * / **, parentheses, functions of one argument ({', '.join(FUNCTIONS)}), min(x, y), "
                 "max(x, y) and where(x < y, a, b)"
             )
+    for part in parts:
+        yield from _variables(part, text)
 
 
 def _alike(given: list[Any]) -> list[Any]:

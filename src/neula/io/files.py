@@ -110,13 +110,7 @@ def read_table(
     header: bool | None = None,
     message: Message | None = None,
 ) -> Table:
-    """Read one array with the names of its columns, where the file has some: :func:`read_matrix` says how.
-
-    Raises
-    ------
-    FileError
-        As there.
-    """
+    """Read one array with the names of its columns, where the file has some: :func:`read_matrix` says how."""
     if key is not None and file.kind in (".npy", *MARKET):
         raise FileError(f"{file.name}: a {file.kind} file holds one array, so ':{key}' cannot choose one")
     tell = message or (lambda text: None)

@@ -79,13 +79,7 @@ def complex_parts(field: str) -> tuple[float, float] | None:
 
 
 def layout_of(file: InputFile, decimal: str, header: bool | None) -> TextLayout:
-    """Look at the first lines, and at all of them where these do not say whether they name columns.
-
-    Raises
-    ------
-    FileError
-        If nothing is there, or the first line is neither numbers nor names, or may be both.
-    """
+    """Look at the first lines, and at all of them where these do not say whether they name columns."""
     lines = lines_of(file)
     first, second = next(lines, None), next(lines, None)
     if first is None:

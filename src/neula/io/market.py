@@ -15,9 +15,8 @@ import numpy as np
 
 from neula.errors import counted
 from neula.io.integers import in_float64
-from neula.io.memory import check_memory
+from neula.io.memory import SPARSE, as_dense, check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.sparse import SPARSE, as_dense
 from neula.io.table import Message, shorten
 
 HEADER = 1 << 20

@@ -33,12 +33,7 @@ class DamagedError(ValueError):
 
 
 def check_tags(path: Path) -> None:
-    """Look at the tags of all matrices of numbers.
-
-    Raises
-    ------
-    DamagedError
-    """
+    """Look at the tags of all matrices of numbers."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         order = {b"IM": "<", b"MI": ">"}.get(stream.read(HEADER)[-2:])

@@ -106,7 +106,9 @@ def random_matrix(
         raise ValueError(f"a matrix has at least one row and one column, got {m} x {n}")
     generator = torch.Generator(device).manual_seed(seed)
     if kind in ENTRIES:
-        return _random_entries(kind, m, n, dtype, generator)
+        draw: Callable[..., torch.Tensor] = torch.randn if kind == "normal" else torch.rand
+        a = draw(m, n, dtype=dtype, device=generator.device, generator=generator)
+        return a.mul_(2).sub_(1 + 1j if dtype.is_complex else 1) if kind == "uniform" else a
     return with_spectrum(kind, cond, *singular_vectors(m, n, generator, dtype))
 
 
@@ -127,14 +129,6 @@ def random_orthonormal(m: int, n: int, generator: torch.Generator, dtype: torch.
     """Random m x n matrix with orthonormal columns, m >= n, on the generator's device."""
     gaussian = torch.randn(m, n, dtype=dtype, device=generator.device, generator=generator)
     return torch.linalg.qr(gaussian)[0]
-
-
-def _random_entries(
-    kind: str, m: int, n: int, dtype: torch.dtype, generator: torch.Generator
-) -> torch.Tensor:
-    draw: Callable[..., torch.Tensor] = torch.randn if kind == "normal" else torch.rand
-    a = draw(m, n, dtype=dtype, device=generator.device, generator=generator)
-    return a.mul_(2).sub_(1 + 1j if dtype.is_complex else 1) if kind == "uniform" else a
 
 
 def definite_matrix(

@@ -1,13 +1,20 @@
-"""How much main memory there is: that of the machine, and what limits this process."""
+"""How much main memory there is, and what fits into it."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from neula.io.paths import FileError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPARSE = "a sparse solver suits it better"
+"""Advice for a matrix that does not fit as a dense one."""
 
 
 def sizes_here() -> tuple[int, int] | None:
@@ -24,12 +31,8 @@ def available(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup"))
     """Bytes of main memory that this process may still take; infinite if unknown.
 
     The least of what Linux has left, what the control groups of the process leave (version 1 or 2, its own
-    group and those above it), and its limit of addresses (``ulimit -v``).
-
-    Parameters
-    ----------
-    proc, groups : Path
-        Where Linux shows processes and control groups.
+    group and those above it), and its limit of addresses (``ulimit -v``). Linux shows processes and control
+    groups in two folders.
     """
     found = [math.inf]
     if (sizes := sizes_here()) is not None:
@@ -76,12 +79,7 @@ def check_memory(
     *,
     itemsize: int = 8,
 ) -> None:
-    """Refuse early what cannot fit: a file of a few megabytes may stand for terabytes.
-
-    Raises
-    ------
-    FileError
-    """
+    """Refuse early what cannot fit: a file of a few megabytes may stand for terabytes."""
     needed, free = max(8, itemsize) * math.prod(shape), available()
     if needed > free:
         size = " x ".join(map(str, shape))
@@ -89,3 +87,15 @@ def check_memory(
             f"{name}: {size} takes {needed / 2**30:.3g} GiB as a dense matrix, and {free / 2**30:.3g} GiB "
             f"of memory are free; {advice}"
         )
+
+
+def as_dense(name: str, matrix: Any, tell: Callable[[str], None]) -> np.ndarray:
+    """A sparse matrix of SciPy as an array; ``tell`` gets a line on that."""
+    rows, columns = matrix.shape
+    check_memory(name, (rows, columns), SPARSE, itemsize=matrix.dtype.itemsize)
+    if hasattr(matrix, "indptr"):
+        matrix.check_format(full_check=True)  # with indices out of range, toarray ends the process
+    share = matrix.nnz / max(rows * columns, 1)
+    tell(f"{name}: sparse, {rows} x {columns} with {matrix.nnz} entries ({share:.2%} dense), was made dense")
+    dense: np.ndarray = matrix.toarray()
+    return dense

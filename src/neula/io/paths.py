@@ -185,13 +185,7 @@ def _inflated(head: bytes) -> bytes:
 
 
 def copy_pipe(path: Path, copy: IO[bytes]) -> None:
-    """Copy what comes through a named pipe. Who has opened it for writing may be slow.
-
-    Raises
-    ------
-    FileError
-        If it is not opened for writing within ``PATIENCE`` seconds.
-    """
+    """Copy what comes through a named pipe. Who has opened it for writing may be slow."""
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
         end = time.monotonic() + PATIENCE
         with suppress(BlockingIOError):  # there is a writer, and nothing to read yet

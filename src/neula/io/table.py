@@ -41,20 +41,7 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
 
     Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
     in ``u+vj``.
-
-    Parameters
-    ----------
-    name : str
-        Of the file.
-    columns : sequence of str
-        The names in it.
-    named : bool, optional
-        Whether the file gives the names, or columns are counted.
-
-    Raises
-    ------
-    FileError
-        If a name is not there, or there twice.
+    Columns of a file that is not ``named`` are counted.
     """
     has = (
         f"it has {listed([column for column in columns if column])}"
@@ -100,13 +87,7 @@ def pairs_in(columns: Sequence[str]) -> list[str]:
 def joined(
     name: str, values: np.ndarray, chosen: Sequence[tuple[str, tuple[Any, ...]]], *, named: bool = True
 ) -> Table:
-    """Columns that were read one after the other as a table; two parts become a complex column.
-
-    Raises
-    ------
-    FileError
-        If a part is complex itself.
-    """
+    """Columns that were read one after the other as a table; two parts become a complex column."""
     names = tuple(column for column, _ in chosen) if named else None
     if all(len(places) == 1 for _, places in chosen):
         return Table(values, names)
@@ -148,11 +129,6 @@ def without_missing(tables: Mapping[str, Table]) -> tuple[dict[str, Table], str]
     """Leave out the rows that have a NaN in any of several arrays; say how many, if any.
 
     Arrays of different lengths are left as they are: whoever uses them says what does not fit.
-
-    Raises
-    ------
-    FileError
-        If no row is left.
     """
     lengths = {len(table.values) if table.values.ndim in (1, 2) else -1 for table in tables.values()}
     (rows, *others) = lengths

@@ -21,7 +21,7 @@ def backward_error(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
     r, norms = r.double(), []
     for x, y in zip(_rows(a), _rows(q), strict=True):
         exact = x.double()
-        norms.append(torch.stack([_norm(exact - y.double() @ r), _norm(exact)]))
+        norms.append(torch.stack(list(map(torch.linalg.matrix_norm, (exact - y.double() @ r, exact)))))
     error, size = torch.stack(norms).norm(dim=0)
     return float(error / size)
 
@@ -43,7 +43,7 @@ def norm_of_defect(defect: torch.Tensor) -> float:
 def product_error(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> float:
     """``||C - A B||_F / ||A B||_F``."""
     exact = a.double() @ b.double()
-    return float(_norm(c - exact) / _norm(exact))
+    return float((c - exact).norm() / exact.norm())
 
 
 def optimality(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
@@ -59,10 +59,6 @@ def growth(rows: Sequence[Row], quantity: str, against: str) -> float:
     """Exponent p of the power law ``against^p`` that fits a quantity best."""
     x, y = ([math.log(row[name]) for row in rows] for name in (against, quantity))
     return float(np.polyfit(x, y, 1)[0])
-
-
-def _norm(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.matrix_norm(x)
 
 
 def _rows(a: torch.Tensor) -> Sequence[torch.Tensor]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from types import ModuleType
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -42,8 +43,8 @@ class Figure:
     shows: str  # the measurement in a sentence or two
     scaled_down: str  # change by ``--scale small``
     measure: Callable[[Setting], Iterator[Row]]
-    draw: Callable[[Measurements, Canvas], None] | None  # None for a table
     claims: tuple[Claim, ...]
+    draw: Callable[[Measurements, Canvas], None] | None = None  # None for a table
     size: tuple[float, float] = (8.0, 5.0)  # width and height of the canvas, in inches
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 
@@ -204,6 +205,14 @@ class Paper:
     figures: tuple[Figure, ...]
     unit: str = "a100"  # whose sums are emulated
 
+    @classmethod
+    def of_modules(cls, command: str, *modules: ModuleType, **about: str) -> Self:
+        """A paper with the figures of modules, in the order of ``figures.toml``."""
+        found = [each for module in modules for each in vars(module).values() if isinstance(each, Figure)]
+        order = list(TEXTS[command])
+        figures = sorted(found, key=lambda figure: order.index(figure.name))
+        return cls(command=command, figures=tuple(figures), **about)
+
     def named(self, name: str) -> Sequence[Figure]:
         """One figure, or those of ``"all"``."""
         if name == "all":
@@ -228,26 +237,20 @@ def reproduce(
 ) -> None:
     """Measure figures of a paper; write data, pictures and the page ``index.md`` to ``out``.
 
-    Parameters
-    ----------
-    name : str
-        A figure's name or ``"all"``.
-    out : Path
-        Folder for the files; made if it does not exist. The page shows every figure whose data it holds.
-    redraw : bool
-        Draw and judge the data in ``out`` instead of measuring; all that there are for ``"all"``.
-    matrices : Path, optional
-        Folder with matrices of the paper that the user has.
-    matrix : Path, optional
-        File of a matrix to measure in place of the paper's. Claims, which are about those, are not judged.
-    console : rich.console.Console
-        Where verdicts go.
-    progress : callable
-        Called with the step and the part that is done, and with no step before something is printed.
+    The name is that of a figure, or ``"all"``. The page shows every figure whose data ``out`` holds.
+    ``redraw`` draws and judges these data instead of measuring. ``matrices`` is a folder with matrices of the
+    paper that the user has; ``matrix`` the file of one to measure in place of the paper's, about which no
+    claim is judged. ``progress`` is called with the step and the part that is done, and with no step before
+    something is printed.
     """
     figures = paper.named(name)
     if matrix is not None:
-        figures = [_on_one_matrix(figure, matrix) for figure in figures]
+        # Without the paper's claims, and without pictures, which show many matrices.
+        text, on = "tensor cores emulated, times on this CPU", f"(on {matrix.name})"
+        figures = [
+            replace(each, title=f"{each.title} {on}", scaled_down=text, claims=(), draw=None)
+            for each in figures
+        ]
         paper = replace(paper, figures=tuple(figures))
     if redraw and name == "all":
         figures = [figure for figure in figures if (out / f"{figure.name}.json").exists()]
@@ -276,12 +279,6 @@ def reproduce(
 def _say(console: Console, text: str, before: str = "") -> None:
     """Print a text as it is; only what comes before it may be markup."""
     console.print(before + escape(text), soft_wrap=True, highlight=False)
-
-
-def _on_one_matrix(figure: Figure, matrix: Path) -> Figure:
-    """The experiment without the paper's claims, and without pictures, which show many matrices."""
-    title, text = f"{figure.title} (on {matrix.name})", "tensor cores emulated, times on this CPU"
-    return replace(figure, title=title, scaled_down=text, claims=(), draw=None)
 
 
 def _measure(
@@ -327,7 +324,10 @@ def _print(figure: Figure, data: ExperimentData, console: Console) -> None:
     for line in lines:
         _say(console, line)
     if len(data.rows) <= LONG_TABLE:
-        _print_table(data.rows, console)
+        table = Table(*data.rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for cells in _cells(data.rows):
+            table.add_row(*cells)
+        Console(file=console.file, width=max(WIDE, console.width)).print(table)
     for claim, check, outcome in judged(figure, data):
         colour = "green" if outcome is Outcome.holds else "yellow"
         _say(console, claim.text, before=f"[{colour}]{outcome}[/{colour}]: ")
@@ -356,13 +356,6 @@ def judged(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck
         raise ValueError(text) from error
 
 
-def _print_table(rows: Measurements, console: Console) -> None:
-    table = Table(*rows.fields, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for cells in _cells(rows):
-        table.add_row(*cells)
-    Console(file=console.file, width=max(WIDE, console.width)).print(table)
-
-
 def _page(paper: Paper, out: Path) -> str:
     """The page in Markdown: every figure whose data lies in ``out``, with claims and verdicts."""
     sections = [
@@ -387,13 +380,11 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     unit = f"{about['threads']} threads" if small else f"CUDA {about['cuda']}"
     machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
     scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
-    claims = _markdown_table(
-        ["the paper", "claimed", "ours", "verdict", "measured"],
-        [
-            [claim.text, check.wanted, check.ours, _verdict_text(outcome), check.measured]
-            for claim, check, outcome in judged(figure, data)
-        ],
-    )
+    checks = []
+    for claim, check, outcome in judged(figure, data):
+        verdict = outcome.value if outcome is Outcome.holds else f"**{outcome}**"
+        checks.append([claim.text, check.wanted, check.ours, verdict, check.measured])
+    claims = _markdown_table(["the paper", "claimed", "ours", "verdict", "measured"], checks)
     picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
     table = [_markdown_table(data.rows.fields, _cells(data.rows))] if figure.draw is None else []
     made = (
@@ -403,10 +394,6 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     notes = [f"Note: {note}." for note in (*about["notes"], *_noise_note(figure, data))]
     shows = f"{figure.shows} {_engines(about)}."
     return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
-
-
-def _verdict_text(outcome: Outcome) -> str:
-    return outcome.value if outcome is Outcome.holds else f"**{outcome}**"
 
 
 def _noise_note(figure: Figure, data: ExperimentData) -> list[str]:

@@ -66,15 +66,9 @@ def first_run(run: Callable[[], T], warmup: int = WARM) -> tuple[T, float]:
 def interleaved_seconds(
     runs: Sequence[Callable[[], Any]], at_least: float, repeats: tuple[int, int] = (3, 31)
 ) -> list[float]:
-    """Median seconds of each of some calls, which are run in turns.
+    """Median seconds of each of some calls, which are run in turns, ``at_least`` so many seconds together.
 
-    Parameters
-    ----------
-    runs : sequence of callable
-    at_least : float
-        Seconds that all of them take together.
-    repeats : (int, int)
-        How many rounds there are at least, and at most.
+    There are between ``repeats[0]`` and ``repeats[1]`` rounds.
     """
     least, most = repeats
     rounds: list[list[float]] = []
@@ -88,14 +82,7 @@ def rested_seconds(runs: Sequence[Callable[[], Any]], at_least: float, rounds: i
 
     Threads of one library, which wait busily after a call, would delay those of another in the next call;
     users do not alternate libraries. So each call is timed after a rest, and not at its first repetition
-    unless that takes long.
-
-    Parameters
-    ----------
-    runs : sequence of callable
-    at_least : float
-        Seconds that all repetitions take together.
-    rounds : int, optional
+    unless that takes long. All repetitions take ``at_least`` so many seconds together.
     """
     share, times = at_least / (rounds * len(runs)), [list[float]() for _ in runs]
     for _ in range(rounds):

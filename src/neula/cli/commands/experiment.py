@@ -55,7 +55,7 @@ def qr_paper(
     """QR factorization: Zhang, Baharlouei, Wu, HPDC 2020."""
     from neula.papers.qr import QR_PAPER
 
-    _experiment(QR_PAPER, figure, scale, out, redraw, matrix)
+    _experiment(QR_PAPER, figure, scale, out, redraw=redraw, matrix=matrix)
 
 
 @app.command("tsqr-paper")
@@ -69,7 +69,7 @@ def tsqr_paper(
     """TSQR with error correction: Ootomo, Yokota, 2021."""
     from neula.papers.tsqr import TSQR_PAPER
 
-    _experiment(TSQR_PAPER, figure, scale, out, redraw, matrix)
+    _experiment(TSQR_PAPER, figure, scale, out, redraw=redraw, matrix=matrix)
 
 
 @app.command("lu-paper")
@@ -92,21 +92,11 @@ def lu_paper(
     """LU factorization with fp16 storage: Lopez, Mary, 2022."""
     from neula.papers.lu import LU_PAPER
 
-    _experiment(LU_PAPER, figure, scale, out, redraw, matrix, matrices)
+    _experiment(LU_PAPER, figure, scale, out, redraw=redraw, matrix=matrix, matrices=matrices)
 
 
-def _experiment(
-    paper: Paper,
-    figure: str,
-    scale: ExperimentScale,
-    out: Path,
-    redraw: bool,
-    matrix: Path | None,
-    matrices: Path | None = None,
-) -> None:
+def _experiment(paper: Paper, figure: str, scale: ExperimentScale, out: Path, **options: Any) -> None:
     from neula.papers.figure import reproduce
 
-    console, files = Console(), {"matrix": matrix, "matrices": matrices}
     with running("experiment") as run:
-        report = run.progress
-        reproduce(paper, figure, scale, out, redraw=redraw, console=console, progress=report, **files)
+        reproduce(paper, figure, scale, out, console=Console(), progress=run.progress, **options)

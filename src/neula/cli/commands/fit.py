@@ -81,10 +81,8 @@ def fit(
         )
         facts, rows, answer = fitting.report(wanted, found, level)
         if plot is not None:
-            from neula.cli.fit_picture import draw
-
             plot.parent.mkdir(parents=True, exist_ok=True)
-            draw(plot, fitting.picture_of(wanted, found, level))
+            fitting.draw(plot, fitting.picture_of(wanted, found, level))
             rows["picture"] = str(plot)
         run.write((output, {"parameters": answer}))
     evidence = f"stationarity {found.result.stationarity:.1e}, tolerance {found.result.tolerance:.1e}"

@@ -1,22 +1,36 @@
-"""``neula lstsq``."""
+"""``neula lstsq``, with bounds and constraints or without."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from neula.cli import constrained, tracing
 from neula.cli import options as opt
-from neula.cli.report import check_report, write_report
+from neula.cli import show
 from neula.cli.run import running
-from neula.cli.solutions import finish_solution, named, unread, with_errors, with_intercept
+from neula.cli.solutions import finish_solution, named, with_errors, with_intercept
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from neula.pipeline.result import LsqLinearResult, LstsqResult, NNLSResult
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
 MAX_ITERATIONS = 60
 """Defaults of ``neula.lstsq``."""
+WITHOUT_BOUNDS = {
+    "damp": 0.0,
+    "weights": None,
+    "sigma": None,
+    "rcond": None,
+    "certify": "backward",
+    "algorithm": None,
+    "max_iterations": MAX_ITERATIONS,
+}
+"""Options that go without bounds only, with what they are by default."""
 
 
 def lstsq(
@@ -78,11 +92,13 @@ def lstsq(
         if trace:
             bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
             others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
-            tracing.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
-        c, d = (None, None) if constraints is None else constrained.two_files(constraints)
+            opt.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
+        c, d = (None, None) if constraints is None else _two_files(constraints)
         run.check([a, b, weights, sigma, c, d], (output, 1))
         if report is not None:
-            check_report(report)
+            from neula.cli.bench import check_picture
+
+            check_picture(report, [".html"])
         whole = (
             intercept or nonnegative or trace or any((bounds, constraints, report))
         )  # what needs all of A at once
@@ -95,7 +111,7 @@ def lstsq(
         files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
         given = run.read(files, decimal=decimal.value, header=header, missing=missing)
         given |= run.read({"C": c, "d": d}, decimal=decimal.value, header=header)
-        table = unread(rows) if rows is not None else with_intercept(given["A"]) if intercept else given["A"]
+        table = with_intercept(given["A"]) if intercept else given["A"] if rows is None else rows
         options = {
             "damp": damp,
             "weights": given["weights"].values if weights else None,
@@ -107,19 +123,87 @@ def lstsq(
             "max_iterations": max_iterations,
         }
         pair = None if c is None else (given["C"].values, given["d"].values)
-        function, options = constrained.call_for(options, nonnegative, bounds, pair)
+        function, options = _call_for(options, nonnegative, bounds, pair)
         keywords = {"accuracy": accuracy, "engine": engine, "progress": run.progress, **options}
         added = bool(options.get("intercept"))  # by the function
         result = run.compute(function, (given["A"] if added else table).values, given["b"].values, **keywords)
-        shown = constrained.shown(result)
+        shown = _shown(result)
         if errors or (errors is None and table.columns is not None and function == "lstsq"):
             shown = with_errors(shown, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
         if trace:
+            from neula.cli import tracing
+
             method = algorithm.value if algorithm else "cgls"
             run.steps = tracing.show_lstsq(
                 table.values, given["b"].values, engine.value, method, max_iterations
             )
         run.write((output, {"x": named(result.x, table, given["b"])}))
         if report is not None:
+            from neula.cli.report import write_report
+
             write_report(report, table, given["b"].values, result)
     finish_solution(run, result, shown, table)
+
+
+def _interval(text: str) -> tuple[float, float]:
+    """Two numbers with a comma between them.
+
+    Examples
+    --------
+    >>> _interval("0,inf"), _interval("-1.5, 2")
+    ((0.0, inf), (-1.5, 2.0))
+    """
+    try:
+        lower, upper = map(float, text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"--bounds {text!r} is not a pair of numbers: write it like --bounds=0,1 or --bounds=-inf,2.5"
+        ) from None
+    return lower, upper
+
+
+def _two_files(text: str) -> tuple[str, str]:
+    """The files of C and d."""
+    c, comma, d = text.rpartition(",")
+    if not comma or not c or not d:
+        raise ValueError(f"--constraints {text!r} does not name two files: write it like C.csv,d.csv")
+    return c, d
+
+
+def _call_for(
+    options: dict[str, Any],
+    nonnegative: bool,
+    bounds: str | None,
+    constraints: tuple[np.ndarray, np.ndarray] | None,
+) -> tuple[str, dict[str, Any]]:
+    """The function of neula to call, and its options."""
+    if not nonnegative and bounds is None:
+        return "lstsq", {**options, "constraints": constraints} if constraints else options
+    if nonnegative and bounds is not None:
+        raise ValueError("--nonnegative is --bounds=0,inf: leave one of them out")
+    if constraints is not None:
+        raise ValueError("--constraints do not go together with bounds: leave one of them out")
+    for name, default in WITHOUT_BOUNDS.items():
+        value = options.get(name, default)
+        if value is not default and (hasattr(value, "shape") or value != default):
+            raise ValueError(
+                f"--{name.replace('_', '-')} does not go together with bounds: leave one of them out"
+            )
+    return ("nnls", {}) if bounds is None else ("lsq_linear", {"bounds": _interval(bounds)})
+
+
+def _shown(result: LstsqResult | NNLSResult | LsqLinearResult) -> show.Shown:
+    """A solution, with bounds or without."""
+    import numpy as np
+
+    from neula.pipeline.result import LstsqResult
+
+    if isinstance(result, LstsqResult):
+        return show.lstsq(result)
+    names = ("converged", "accuracy", "engine", "iterations", *show.EVIDENCE)
+    facts = show.facts_of(result, *names, "residual_norm", "active_mask", "attempts")
+    at_bounds = int((result.active_mask != 0).sum())
+    rows = dict(result._rows())
+    rows |= {"at bounds": f"{at_bounds} of {result.x.size} unknowns", "tried": show.attempts(result.attempts)}
+    rows["residual norm"] = show.numbers(np.atleast_1d(result.residual_norm))
+    return facts, {name: value for name, value in rows.items() if name not in ("x", "time")}

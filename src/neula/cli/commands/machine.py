@@ -1,4 +1,4 @@
-"""The commands about the machine at hand: what it offers, how fast it is, and the main job on it."""
+"""The commands to try neula on the machine at hand: what it offers, how fast it is, examples."""
 
 from __future__ import annotations
 
@@ -71,6 +71,26 @@ def demo(
 
     with running("demo"):
         run_demo(out, degree=degree, console=Console())
+
+
+def data(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A data set; without it all are listed.")
+    ] = None,
+    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder to copy it to.")] = Path("."),
+) -> None:
+    """Copy one of the data sets that come with neula into a folder, to try the other commands.
+
+    neula data longley, then neula lstsq longley.csv:x1,x2,x3,x4,x5,x6 longley.csv:y --intercept
+    """
+    from neula.io.datasets import copy_data, data_names
+
+    with running("data"):
+        if name is None:
+            lines = [f"{kind}: {', '.join(names)}" for kind, names in data_names().items()]
+        else:
+            lines = [str(path) for path in copy_data(name, folder)]
+    print(*lines, sep="\n")
 
 
 def bench(

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from neula.cli import options as opt
-from neula.cli import tracing
 from neula.cli.run import running
 
 
@@ -37,6 +36,8 @@ def matmul(
         given = run.read({"A": a, "B": b}, decimal=decimal.value, header=header)
         product = run.compute("matmul", given["A"].values, given["B"].values, compute=compute, engine=engine)
         if trace:
+            from neula.cli import tracing
+
             run.steps = tracing.show_matmul(given["A"].values, given["B"].values, engine.value, compute)
         # The columns of the product are those of B, unless A is a row, which it does not have.
         names = given["B"].columns if given["A"].values.ndim > 1 else None

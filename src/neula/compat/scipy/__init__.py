@@ -6,8 +6,6 @@ overwritten.
 
 from __future__ import annotations
 
-from typing import Any
-
 from scipy import linalg
 
 from neula.compat.drop_in import names_of
@@ -41,8 +39,4 @@ __all__ = [
     "svdvals",
 ]
 
-__dir__ = names_of(linalg, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(linalg, name)
+__dir__, __getattr__ = names_of(linalg, globals())

@@ -23,31 +23,6 @@ from neula.pipeline.factors import CholeskyMethods
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> np.ndarray:
     """Cholesky factor by :func:`scipy.linalg.cholesky`, and by :func:`neula.cholesky` if A is badly scaled.
 
-    Parameters
-    ----------
-    a : array_like, shape (..., n, n)
-        Only the triangle of the factor is read.
-    lower : bool, optional
-        Whether to return L with ``a = L L^H`` in place of U with ``a = U^H U``.
-    overwrite_a, check_finite : bool, optional
-        As for SciPy, which factorizes unless A is badly scaled.
-
-    Returns
-    -------
-    ndarray, shape (..., n, n)
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a is not positive definite.
-    ValueError
-        If a is not square, and for NaN or Inf.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factor is not certified.
-
     Examples
     --------
     >>> import neula.compat.scipy as la
@@ -65,28 +40,6 @@ def cho_factor(
     """Cholesky factor as by :func:`cholesky`, for :func:`cho_solve` to refine with.
 
     The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last.
-
-    Parameters
-    ----------
-    a : array_like, shape (..., n, n)
-    lower, overwrite_a, check_finite : bool, optional
-        As for :func:`cholesky`.
-
-    Returns
-    -------
-    c : ndarray, shape (..., n, n)
-        The factor; the other triangle holds anything.
-    lower : bool, or ndarray of bool, shape (...), for a batch
-
-    Raises
-    ------
-    numpy.linalg.LinAlgError, ValueError
-        As :func:`cholesky`.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factor is not certified.
 
     Examples
     --------
@@ -109,15 +62,9 @@ def cho_factor(
 
 
 class CholeskyPair(tuple[np.ndarray, bool]):
-    """``c, lower`` as SciPy has them, which remember what they are the factor of.
+    """``c, lower`` as SciPy has them, which remember what they are the factor of."""
 
-    Attributes
-    ----------
-    matrix : ndarray, shape (n, n)
-        In the memory of the user; one triangle counts.
-    """
-
-    matrix: np.ndarray
+    matrix: np.ndarray  # in the memory of the user; one triangle counts
 
     @cached_property
     def methods(self) -> CholeskyMethods:
@@ -153,13 +100,6 @@ def cho_solve(
     The pair as :func:`cho_factor` returned it knows its matrix. Where its condition number leaves
     substitution fewer than half of the digits, solutions are refined as by :meth:`CholeskyResult.solve
     <neula.CholeskyResult.solve>`. With any other pair SciPy substitutes.
-
-    Parameters, results and exceptions are those of SciPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified.
 
     Examples
     --------

@@ -14,25 +14,17 @@ import neula
 from neula.algorithms.krylov.lu_refinement import direction
 from neula.compat.drop_in import drop_in, need, squared
 from neula.compat.scipy.inputs import lapack_arrays
-from neula.compat.scipy.systems import AccuracyLinAlgWarning
+from neula.compat.scipy.systems import UNCERTIFIED_SOLUTION, AccuracyLinAlgWarning
 from neula.errors import warn
 from neula.kernels.magnitudes import MODERATE
 from neula.problems.systems.lu_plan import factors_of
 
 
 class LUPair(tuple[np.ndarray, np.ndarray]):
-    """``lu, piv`` as SciPy has them, which remember what they are the factors of.
+    """``lu, piv`` as SciPy has them, which remember what they are the factors of."""
 
-    Attributes
-    ----------
-    matrix : ndarray, shape (n, n)
-        In the memory of the user.
-    image : ndarray, shape (n, 1)
-        Its product with a fixed vector, which tells whether it still is the same.
-    """
-
-    matrix: np.ndarray
-    image: np.ndarray
+    matrix: np.ndarray  # in the memory of the user
+    image: np.ndarray  # its product with a fixed vector, which tells whether it still is the same
 
     @cached_property
     def factors(self) -> neula.LUFactors | None:
@@ -46,28 +38,12 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
         return tuple, (tuple(self),)
 
 
-@drop_in(linalg)
+@drop_in(linalg, warns="")
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Pivoted LU factors by :func:`scipy.linalg.lu_factor`, for :func:`lu_solve` to refine with.
 
     The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last, or its numbers are
     far from 1.
-
-    Parameters
-    ----------
-    a : array_like, shape (n, n)
-    overwrite_a, check_finite : bool, optional
-        As for SciPy.
-
-    Returns
-    -------
-    lu : ndarray, shape (n, n)
-    piv : ndarray of int32, shape (n,)
-
-    Raises
-    ------
-    ValueError
-        For NaN or Inf.
 
     Examples
     --------
@@ -89,7 +65,7 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     return pair
 
 
-@drop_in(linalg)
+@drop_in(linalg, UNCERTIFIED_SOLUTION)
 def lu_solve(
     lu_and_piv: Any,
     b: Any,
@@ -99,30 +75,9 @@ def lu_solve(
 ) -> np.ndarray:
     """Solve with LU factors as by :func:`scipy.linalg.lu_solve`, refined by :func:`neula.lu_solve`.
 
-    Parameters
-    ----------
-    lu_and_piv : tuple
-        From :func:`lu_factor`. The pair as it was returned knows its matrix, and its solutions are refined
-        and certified; with any other, and where the matrix has changed since, SciPy substitutes.
-    b : array_like, shape (n,) or (n, k)
-    trans : {0, 1, 2}, optional
-        SciPy solves with the transpose.
-    overwrite_b, check_finite : bool, optional
-        Accepted; nothing is overwritten, and everything is checked.
-
-    Returns
-    -------
-    ndarray, shape (n,) or (n, k)
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit, and for NaN or Inf.
-
-    Warns
-    -----
-    AccuracyLinAlgWarning
-        If the solution is not certified; it is a ``LinAlgWarning``, too.
+    The pair as :func:`lu_factor` returned it knows its matrix, and its solutions are refined and certified.
+    With any other, with ``trans``, and where the matrix has changed since, SciPy substitutes. Everything is
+    checked, whatever ``check_finite`` says.
 
     Examples
     --------

@@ -51,32 +51,10 @@ def least_squares(
 ) -> optimize.OptimizeResult:
     """Non-linear least squares as by :func:`scipy.optimize.least_squares`, by :func:`neula.least_squares`.
 
-    Parameters
-    ----------
-    fun, x0, bounds, ftol, xtol, gtol, loss, f_scale, diff_step, args, kwargs : optional
-        As for SciPy, but that ``gtol`` is a cosine, as for its method "lm".
-    jac : {"2-point", "3-point", "cs"} or callable, optional
-        With "2-point" x is refined in the end by differences of fourth order.
-    method : {"trf", "dogbox", "lm"}, optional
-        The same method each time; where SciPy's refuses bounds, losses or few residuals, so does this.
-    x_scale : optional
-        By default the norms of the columns of the Jacobian.
-    tr_solver, tr_options, jac_sparsity, max_nfev, verbose, callback, workers : optional
-        Where one of them is given SciPy minimizes.
-
-    Returns
-    -------
-    scipy.optimize.OptimizeResult
-
-    Raises
-    ------
-    ValueError, TypeError
-        As SciPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If x is not certified to be a minimum that the data determine.
+    There is one method, which refuses what SciPy's of the given name refuses. ``gtol`` is a cosine, as for
+    SciPy's "lm", and ``x_scale`` by default the norms of the columns of the Jacobian. With ``jac="2-point"``
+    x is refined in the end by differences of fourth order. With ``tr_solver``, ``tr_options``,
+    ``jac_sparsity``, ``max_nfev``, ``verbose``, ``callback`` or ``workers`` SciPy minimizes.
 
     Examples
     --------
@@ -139,32 +117,9 @@ def curve_fit(
 
     MINPACK's, with one more Gauss-Newton step, is returned if half of the digits, or more, are measured to be
     correct. Fits with ``sigma``, ``bounds``, ``method``, ``jac``, ``nan_policy`` or more keywords are always
-    neula's.
-
-    Parameters
-    ----------
-    f, xdata, ydata, p0, sigma, absolute_sigma, check_finite, bounds, method, jac, nan_policy : optional
-        As for SciPy, which fits where ydata is not a vector.
-    full_output : bool, optional
-        SciPy fits, whose dictionary has LAPACK's factors.
-    **kwargs
-        ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``loss`` and ``f_scale`` as for :func:`least_squares`; with
-        others SciPy fits.
-
-    Returns
-    -------
-    popt : ndarray, shape (n,)
-    pcov : ndarray, shape (n, n)
-
-    Raises
-    ------
-    ValueError, RuntimeError
-        As SciPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the fit is not certified.
+    neula's. SciPy fits where ydata is not a vector, with ``full_output``, whose dictionary has LAPACK's
+    factors, and with other keywords than ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``loss`` and ``f_scale``,
+    which are as for :func:`least_squares`.
 
     Examples
     --------
@@ -220,17 +175,13 @@ def _measured(
         step = inverse @ (slopes @ r)
         there = x - step
         left = f(data, *there) - y
-        size, first, second = (_length(norms * z) for z in (there, step, inverse @ (slopes @ left)))
+        size, first, second = (math.sqrt(z @ z) for z in norms * (there, step, inverse @ (slopes @ left)))
         squared_condition = norms @ (inverse.diagonal() * norms) * len(x)  # from above, of normalized columns
         noise = 4 * EPS**0.5 * squared_condition * squares**0.5
         converges = second <= max(first / 4, EPS**0.75 * size) and left @ left <= (1 + len(y) * EPS) * squares
     if not (converges and 2 * second + noise <= EPS**0.5 * size):
         return None
     return there, inverse if absolute else inverse * (squares / freedom)
-
-
-def _length(x: np.ndarray) -> float:
-    return math.sqrt(x @ x)
 
 
 def fitted(fit: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, str]:

@@ -25,29 +25,8 @@ __all__ = ["curve_fit", "least_squares", "lsq_linear", "nnls"]
 def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, float]:
     """Least squares with ``x >= 0`` as by :func:`scipy.optimize.nnls`, by :func:`neula.nnls`.
 
-    For small problems SciPy's is returned if half of its digits, or more, are measured to be correct.
-
-    Parameters
-    ----------
-    A : array_like, shape (m, n)
-    b : array_like, shape (m,) or (m, 1)
-    maxiter : int, optional
-        Where it is given SciPy counts, and solves.
-
-    Returns
-    -------
-    x : ndarray, shape (n,)
-    rnorm : float
-
-    Raises
-    ------
-    ValueError, RuntimeError
-        As SciPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified.
+    For small problems SciPy's is returned if half of its digits, or more, are measured to be correct, and
+    with ``maxiter``.
 
     Examples
     --------
@@ -87,29 +66,8 @@ def lsq_linear(
 ) -> optimize.OptimizeResult:
     """Least squares with bounds as by :func:`scipy.optimize.lsq_linear`, by :func:`neula.lsq_linear`.
 
-    Parameters
-    ----------
-    A : array_like, shape (m, n)
-    b : array_like, shape (m,)
-    bounds : pair of array_like or scipy.optimize.Bounds, optional
-    method, tol, verbose : optional
-        There is one algorithm, and nothing is printed before the end.
-    lsq_solver, lsmr_tol, max_iter, lsmr_maxiter : optional
-        Where one of them is given SciPy solves.
-
-    Returns
-    -------
-    scipy.optimize.OptimizeResult
-
-    Raises
-    ------
-    ValueError
-        As SciPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified.
+    There is one algorithm, whatever ``method`` and ``tol`` say. With ``lsq_solver``, ``lsmr_tol``,
+    ``max_iter``, ``lsmr_maxiter`` or ``verbose`` SciPy solves.
 
     Examples
     --------
@@ -149,8 +107,4 @@ def _arrays(A: Any, b: Any) -> tuple[np.ndarray, np.ndarray]:
     return matrix, rhs.ravel()
 
 
-__dir__ = names_of(optimize, globals())
-
-
-def __getattr__(name: str) -> Any:
-    return getattr(optimize, name)
+__dir__, __getattr__ = names_of(optimize, globals())

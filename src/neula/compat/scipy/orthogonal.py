@@ -33,37 +33,7 @@ def lstsq(
     """Least squares by :func:`scipy.linalg.lstsq`, measured, and by :func:`neula.lstsq` if it is inaccurate.
 
     SciPy's is returned where half of its digits, or more, are measured to be correct, below full rank, and
-    with ``lapack_driver``.
-
-    Parameters
-    ----------
-    a : array_like, shape (m, n)
-    b : array_like, shape (m,) or (m, k)
-    cond : float, optional
-        Singular values of a, in its own units, of at most ``cond`` times the largest count as zero. By
-        default the precision of the dtype.
-    overwrite_a, overwrite_b, check_finite : bool, optional
-        Accepted; nothing is overwritten, and everything is checked.
-    lapack_driver : str, optional
-        SciPy solves with it.
-
-    Returns
-    -------
-    x : ndarray, shape (n,) or (n, k)
-    residues : ndarray, shape (k,), () or (0,)
-        Sums of squares, if ``m > n`` and the rank is full.
-    rank : int
-    s : ndarray, shape (min(m, n),)
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit, and for NaN or Inf.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the solution is not certified.
+    with ``lapack_driver``. Everything is checked, whatever ``check_finite`` says.
 
     Examples
     --------
@@ -98,33 +68,8 @@ def qr(
 ) -> Any:
     """QR factorization as by :func:`scipy.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
 
-    Parameters
-    ----------
-    a : array_like, shape (..., m, n)
-    overwrite_a, check_finite : bool, optional
-        Accepted; nothing is overwritten, and everything is checked.
-    lwork : int, optional
-        Accepted.
-    mode : {"full", "r", "economic", "raw"}
-        ``"raw"`` is SciPy's own.
-    pivoting : bool, optional
-        With pivoting it is SciPy's own.
-
-    Returns
-    -------
-    tuple of ndarray
-        ``(Q, R)``, with ``mode="r"`` only ``(R,)`` (R alone for a batch). R has as many rows as a, unless
-        ``mode="economic"``.
-
-    Raises
-    ------
-    ValueError
-        If a has fewer than two dimensions, and for NaN or Inf.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the factorization is not certified.
+    With ``pivoting``, and with ``mode="raw"``, it is SciPy's own. Everything is checked, whatever
+    ``check_finite`` says.
 
     Examples
     --------
@@ -155,27 +100,6 @@ def orth(A: Any, rcond: float | None = None) -> np.ndarray:
     Small matrices are SciPy's. Of larger ones of full rank it is the Q of a QR factorization, not singular
     vectors.
 
-    Parameters
-    ----------
-    A : array_like, shape (..., m, n)
-    rcond : float, optional
-        Singular values of at most ``rcond`` times the largest count as zero; by default ``max(m, n)`` times
-        the precision of the dtype.
-
-    Returns
-    -------
-    ndarray, shape (..., m, rank)
-
-    Raises
-    ------
-    ValueError
-        For NaN or Inf.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the basis is not certified to be orthonormal.
-
     Examples
     --------
     >>> import neula.compat.scipy as la
@@ -203,33 +127,7 @@ def pinv(
     """Pseudoinverse by :func:`scipy.linalg.pinv`, measured, and by :func:`neula.pinv` if it is inaccurate.
 
     SciPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
-
-    Parameters
-    ----------
-    a : array_like, shape (..., m, n)
-    atol, rtol : float, optional
-        Singular values of a, in its own units, of at most ``atol`` plus ``rtol`` times the largest count as
-        zero; by default 0, and ``max(m, n)`` times the precision of the dtype.
-    return_rank : bool, optional
-        Whether to return the rank, too.
-    check_finite : bool, optional
-        Accepted; everything is checked.
-
-    Returns
-    -------
-    B : ndarray, shape (..., n, m)
-    rank : int
-        With ``return_rank``.
-
-    Raises
-    ------
-    ValueError
-        If a tolerance is negative, and for NaN or Inf.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the pseudoinverse is not certified.
+    Everything is checked, whatever ``check_finite`` says.
 
     Examples
     --------

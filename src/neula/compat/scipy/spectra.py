@@ -39,13 +39,7 @@ def eigh(
 ) -> Any:
     """Eigenvectors by :func:`scipy.linalg.eigh`, measured, and by :func:`neula.eigh` if they are inaccurate.
 
-    Parameters, results and exceptions are those of SciPy. Nothing is measured with ``eigvals_only``, with a
-    ``driver``, and with b unless ``type=1``.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the decomposition is not certified.
+    Nothing is measured with ``eigvals_only``, with a ``driver``, and with b unless ``type=1``.
 
     Examples
     --------
@@ -76,13 +70,8 @@ def svd(
 ) -> Any:
     """Singular vectors by :func:`scipy.linalg.svd`, measured, and by :func:`neula.svd` if inaccurate.
 
-    Parameters, results and exceptions are those of SciPy. Nothing is measured of small matrices, where
-    LAPACK's method is backward stable, without ``compute_uv``, and with another ``lapack_driver``.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the decomposition is not certified.
+    Nothing is measured of small matrices, where LAPACK's method is backward stable, without ``compute_uv``,
+    and with another ``lapack_driver``.
 
     Examples
     --------
@@ -103,13 +92,8 @@ def svd(
 def sqrtm(A: Any, disp: Any = None, blocksize: Any = None) -> Any:
     """Square root as by :func:`scipy.linalg.sqrtm`, of a Hermitian positive definite matrix measured.
 
-    Small ones are SciPy's if they are accurate, and others those of :func:`neula.sqrtm`. Parameters, results
-    and exceptions are those of SciPy, which also answers for other matrices, and with more arguments.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the square root is not certified.
+    Small ones are SciPy's if they are accurate, and others those of :func:`neula.sqrtm`. SciPy also answers
+    for other matrices, and with more arguments.
 
     Examples
     --------
@@ -133,13 +117,7 @@ def fractional_matrix_power(A: Any, t: float) -> Any:
     """Power of a Hermitian positive definite matrix as by :func:`scipy.linalg.fractional_matrix_power`, by
     :func:`neula.fractional_matrix_power`.
 
-    Parameters, results and exceptions are those of SciPy, which also answers for other matrices, and if t is
-    an integer.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the power is not certified.
+    SciPy also answers for other matrices, and if t is an integer.
 
     Examples
     --------

@@ -9,9 +9,10 @@ import torch
 from scipy import linalg
 
 import neula
-from neula.compat.determinants import measured_determinants, measured_inverse
+from neula.compat.determinants import UNSURE, measured_determinants, measured_inverse
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
 from neula.compat.scipy.inputs import lapack_arrays, solved_in
+from neula.compat.spectra import mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
 from neula.problems.signatures import Structure
@@ -24,7 +25,13 @@ class AccuracyLinAlgWarning(neula.AccuracyWarning, linalg.LinAlgWarning):
     """The solution is not certified to the accuracy of its dtype; caught as SciPy's warning, too."""
 
 
-@drop_in(linalg)
+UNCERTIFIED_SOLUTION = """AccuracyLinAlgWarning
+    If the solution is not certified, including if no digit of it is guaranteed; it is a ``LinAlgWarning``,
+    too. A matrix that is badly scaled and nothing else is solved to full accuracy, and without it.
+    """
+
+
+@drop_in(linalg, UNCERTIFIED_SOLUTION)
 def solve(
     a: Any,
     b: Any,
@@ -38,37 +45,7 @@ def solve(
     """Solve ``a x = b`` as :func:`scipy.linalg.solve` does, by :func:`neula.solve`.
 
     Triangular, banded and diagonal matrices are left to SciPy, also those that it would find by itself.
-
-    Parameters
-    ----------
-    a : array_like, shape (..., n, n)
-    b : array_like, shape (n,) or (..., n, k)
-    lower : bool, optional
-        Which triangle is read if ``assume_a`` says that a is symmetric.
-    overwrite_a, overwrite_b, check_finite : bool, optional
-        Accepted; nothing is overwritten, and everything is checked.
-    assume_a : str, optional
-        Structure of a; by default it is looked for.
-    transposed : bool, optional
-        Solve ``a.T x = b``.
-
-    Returns
-    -------
-    ndarray, shape (..., n) or (..., n, k)
-
-    Raises
-    ------
-    ValueError
-        If the shapes do not fit, and for NaN or Inf.
-    numpy.linalg.LinAlgError
-        If a is singular, or not positive definite where that was assumed.
-
-    Warns
-    -----
-    AccuracyLinAlgWarning
-        If the solution is not certified, including if no digit of it is guaranteed; it is a
-        ``LinAlgWarning``, too. A matrix that is badly scaled and nothing else is solved to full accuracy, and
-        without it.
+    Everything is checked, whatever ``check_finite`` says.
 
     Examples
     --------
@@ -90,20 +67,13 @@ def solve(
         need(assume_a in GENERAL + POSITIVE)
         structures = ("pos",) if assume_a in POSITIVE else ("gen",)
         if assume_a not in GENERAL[:2]:
-            A = _mirrored(A, lower=lower, hermitian=not assume_a.startswith("sym"))
+            A = mirrored(A, upper=not lower, hermitian=not assume_a.startswith("sym"))
     return _first(A, right_hand_sides(A, B), structures)
 
 
-@drop_in(linalg)
+@drop_in(linalg, UNSURE)
 def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Determinants as by :func:`scipy.linalg.det`, with a measured error.
-
-    Parameters, results and exceptions are those of SciPy.
-
-    Warns
-    -----
-    IllConditionedWarning
-        If no digit of a determinant is guaranteed.
 
     Examples
     --------
@@ -130,13 +100,6 @@ def inv(
     """Inverse by :func:`scipy.linalg.inv`, measured, and by :func:`neula.solve` if it is inaccurate.
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
-
-    Parameters, results and exceptions are those of SciPy.
-
-    Warns
-    -----
-    AccuracyWarning
-        If the inverse is not certified.
 
     Examples
     --------
@@ -165,16 +128,6 @@ def _structures(a: np.ndarray) -> tuple[Structure, ...]:
         return ("gen",)
     positive = bool((np.diagonal(a, axis1=-2, axis2=-1).real > 0).all())
     return ("pos", "gen") if positive else ("gen",)
-
-
-def _mirrored(a: np.ndarray, *, lower: bool, hermitian: bool) -> np.ndarray:
-    """A symmetric or Hermitian matrix of which only one triangle is there."""
-    part = np.tril(a, -1) if lower else np.triu(a, 1)
-    whole = part + (adjoint(part) if hermitian else part.swapaxes(-1, -2))
-    diagonal = np.arange(a.shape[-1])
-    kept = np.diagonal(a, axis1=-2, axis2=-1)
-    whole[..., diagonal, diagonal] = kept.real if hermitian else kept
-    return whole
 
 
 def _first(a: np.ndarray, b: np.ndarray, structures: tuple[Structure, ...]) -> np.ndarray:

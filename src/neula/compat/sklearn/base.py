@@ -12,9 +12,6 @@ from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
 from neula.compat.sklearn.seen import Seen
 
-EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
-"""Parameters that neula adds to scikit-learn's, and checks itself."""
-
 
 class Linear(Dense):
     """A linear model."""
@@ -47,13 +44,7 @@ class Linear(Dense):
         return self
 
     def _more(self, X: Any, y: Any, sample_weight: Any) -> tuple[TrainingData, Seen]:
-        """Rows with the means of all that were seen, and all these rows as a fit that is held open.
-
-        Raises
-        ------
-        ValueError
-            If the rows before were not kept.
-        """
+        """Rows with the means of all that were seen, and all these rows as a fit that is held open."""
         self._validate_params()
         before: Seen | TrainingData | None = getattr(self, "_seen", None)
         first = before is None and not hasattr(self, "coef_")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,38 +16,27 @@ from neula.compat.drop_in import warn_of_rounding
 from neula.pipeline.inputs import take
 from neula.pipeline.result.deferred import Deferrable
 
+Estimator = TypeVar("Estimator", bound=type)
+
 FLOATS = [np.float64, np.float32]
+
+EXTRA: dict[str, Any] = {"accuracy": "no_validation", "engine": "no_validation"}
+"""Parameters that neula adds to scikit-learn's, and checks itself."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rows to fit, in double precision.
+    """Rows to fit, in double precision."""
 
-    Attributes
-    ----------
-    x : Tensor, shape (m, n)
-    y : Tensor, shape (m,) or (m, k), or None
-    weights : Tensor, shape (m,), or None
-        Square roots of scikit-learn's.
-    x_mean, y_mean : Tensor
-        Means that were subtracted; zeros without an intercept.
-    x_left, y_left : Tensor
-        Means subtracted afterwards: those of the rounded deviations.
-    dtype : torch.dtype
-        Of what was given.
-    is_tensor : bool
-        Whether that was a torch tensor.
-    """
-
-    x: torch.Tensor
-    y: torch.Tensor | None
-    weights: torch.Tensor | None
-    x_mean: torch.Tensor
+    x: torch.Tensor  # shape (m, n)
+    y: torch.Tensor | None  # shape (m,) or (m, k)
+    weights: torch.Tensor | None  # square roots of scikit-learn's, shape (m,)
+    x_mean: torch.Tensor  # means that were subtracted; zeros without an intercept
     y_mean: torch.Tensor | None
-    x_left: torch.Tensor
+    x_left: torch.Tensor  # means subtracted afterwards: those of the rounded deviations
     y_left: torch.Tensor | None
-    dtype: torch.dtype
-    is_tensor: bool
+    dtype: torch.dtype  # of the data as given
+    is_tensor: bool  # whether a torch tensor was given
 
     @classmethod
     def from_arrays(
@@ -60,15 +51,8 @@ class TrainingData:
     ) -> TrainingData:
         """Check as scikit-learn does, and subtract means; rows that are not the first have known features.
 
-        Raises
-        ------
-        ValueError
-            Where scikit-learn's estimators raise it; for an integer in a tensor that is no float64.
-
-        Warns
-        -----
-        AccuracyWarning
-            For an integer in an array that is no float64, and is rounded as scikit-learn rounds it.
+        An integer that is no float64 is an error in a tensor. In an array it is rounded, as scikit-learn
+        rounds it, with a warning.
         """
         is_tensor = isinstance(X, torch.Tensor)
         for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
@@ -166,6 +150,23 @@ class Dense(BaseEstimator):
         return tags
 
 
+def with_accuracy(estimator: Estimator) -> Estimator:
+    """Class decorator: the parameters of the last base, scikit-learn's, and ``accuracy`` and ``engine``."""
+    peer: Any = estimator.__bases__[-1]
+
+    @functools.wraps(peer.__init__)
+    def initialize(self: Any, *args: Any, accuracy: Any = None, engine: Any = "auto", **kwargs: Any) -> None:
+        peer.__init__(self, *args, **kwargs)
+        self.accuracy, self.engine = accuracy, engine
+
+    theirs, ours = inspect.signature(peer.__init__), inspect.signature(initialize, follow_wrapped=False)
+    both = [*theirs.parameters.values(), *(ours.parameters[name] for name in EXTRA)]
+    vars(initialize)["__signature__"] = theirs.replace(parameters=both)
+    estimator.__init__ = initialize  # type: ignore[misc]
+    estimator._parameter_constraints = {**peer._parameter_constraints, **EXTRA}  # type: ignore[attr-defined]
+    return estimator
+
+
 def rows_times(w: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``diag(w) y`` of a vector or a matrix."""
     return w * y if y.ndim == 1 else w[:, None] * y
@@ -233,13 +234,7 @@ def checked_tensor(X: torch.Tensor) -> torch.Tensor:
 
 
 def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor | None:
-    """New samples, if they are a tensor and the estimator was fitted with tensors; else None.
-
-    Raises
-    ------
-    ValueError
-        For another number of features.
-    """
+    """New samples, if they are a tensor and the estimator was fitted with tensors; else None."""
     check_is_fitted(estimator)
     if not isinstance(X, torch.Tensor) or not isinstance(getattr(estimator, fitted), torch.Tensor):
         return None
@@ -248,12 +243,7 @@ def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor |
 
 
 def check_features(estimator: BaseEstimator, X: torch.Tensor) -> None:
-    """Check that X has as many features as in the fit.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Check that X has as many features as in the fit."""
     if X.shape[-1] != estimator.n_features_in_:
         raise ValueError(
             f"X has {X.shape[-1]} features, but {type(estimator).__name__} is expecting "

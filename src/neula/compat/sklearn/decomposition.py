@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import torch
 from sklearn import decomposition
@@ -12,8 +12,7 @@ from sklearn import decomposition
 import neula
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.bounds import Accuracy, measurement_error, residual_bound
-from neula.compat.sklearn.base import EXTRA
-from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
+from neula.compat.sklearn.data import Dense, TrainingData, like_fitted, with_accuracy
 from neula.engines import FP64
 from neula.pipeline.result.deferred import Later
 
@@ -73,20 +72,11 @@ class _Decomposition(Dense):
         return found
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
-        """Fit, and transform the same samples.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-        y : ignored
-
-        Returns
-        -------
-        array, shape (samples, components)
-        """
+        """:meth:`fit`, and :meth:`transform` the same samples."""
         return self.fit(X, y).transform(X)
 
 
+@with_accuracy
 class TruncatedSVD(_Decomposition, decomposition.TruncatedSVD):
     """Truncated SVD by :func:`neula.svd_lowrank`, with scikit-learn's parameters.
 
@@ -117,44 +107,8 @@ class TruncatedSVD(_Decomposition, decomposition.TruncatedSVD):
     ((3, 8), True)
     """
 
-    _parameter_constraints: ClassVar[dict[str, Any]] = {
-        **decomposition.TruncatedSVD._parameter_constraints,
-        **EXTRA,
-    }
-
-    def __init__(
-        self,
-        n_components: int = 2,
-        *,
-        algorithm: str = "randomized",
-        n_iter: int = 5,
-        n_oversamples: int = 10,
-        power_iteration_normalizer: str = "auto",
-        random_state: Any = None,
-        tol: float = 0.0,
-        accuracy: Accuracy | None = None,
-        engine: str = "auto",
-    ) -> None:
-        super().__init__(
-            n_components,
-            algorithm=algorithm,
-            n_iter=n_iter,
-            n_oversamples=n_oversamples,
-            power_iteration_normalizer=power_iteration_normalizer,
-            random_state=random_state,
-            tol=tol,
-        )
-        self.accuracy = accuracy
-        self.engine = engine
-
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-        y : ignored
-        """
+        """Fit samples, shape (samples, features); y is ignored."""
         self._validate_params()
         data = TrainingData.from_arrays(self, X, centred=False)
         m, n = data.x.shape
@@ -169,6 +123,7 @@ class TruncatedSVD(_Decomposition, decomposition.TruncatedSVD):
         return self
 
 
+@with_accuracy
 class PCA(_Decomposition, decomposition.PCA):
     """Principal components by :func:`neula.svd_lowrank`, with scikit-learn's parameters.
 
@@ -205,45 +160,8 @@ class PCA(_Decomposition, decomposition.PCA):
     (4, True)
     """
 
-    _parameter_constraints: ClassVar[dict[str, Any]] = {**decomposition.PCA._parameter_constraints, **EXTRA}
-
-    def __init__(
-        self,
-        n_components: Any = None,
-        *,
-        copy: bool = True,
-        whiten: bool = False,
-        svd_solver: str = "auto",
-        tol: float = 0.0,
-        iterated_power: Any = "auto",
-        n_oversamples: int = 10,
-        power_iteration_normalizer: str = "auto",
-        random_state: Any = None,
-        accuracy: Accuracy | None = None,
-        engine: str = "auto",
-    ) -> None:
-        super().__init__(
-            n_components,
-            copy=copy,
-            whiten=whiten,
-            svd_solver=svd_solver,
-            tol=tol,
-            iterated_power=iterated_power,
-            n_oversamples=n_oversamples,
-            power_iteration_normalizer=power_iteration_normalizer,
-            random_state=random_state,
-        )
-        self.accuracy = accuracy
-        self.engine = engine
-
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-        y : ignored
-        """
+        """Fit samples, shape (samples, features); y is ignored."""
         self._validate_params()
         data = TrainingData.from_arrays(self, X, centred=True)
         m, n = data.x.shape

@@ -10,11 +10,12 @@ from sklearn.utils.metaestimators import available_if
 
 import neula
 from neula.certificates.bounds import Accuracy
-from neula.compat.sklearn.base import EXTRA, Linear, of_any_sign
-from neula.compat.sklearn.data import TrainingData
+from neula.compat.sklearn.base import Linear, of_any_sign
+from neula.compat.sklearn.data import EXTRA, TrainingData, with_accuracy
 from neula.compat.sklearn.seen import Seen
 
 
+@with_accuracy
 class LinearRegression(Linear, linear_model.LinearRegression):
     """Least squares by :func:`neula.lstsq`, with scikit-learn's parameters.
 
@@ -45,38 +46,8 @@ class LinearRegression(Linear, linear_model.LinearRegression):
     (array([1., 2.]), 3.0, True)
     """
 
-    _parameter_constraints: ClassVar[dict[str, Any]] = {
-        **linear_model.LinearRegression._parameter_constraints,
-        **EXTRA,
-    }
-
-    def __init__(
-        self,
-        *,
-        fit_intercept: bool = True,
-        copy_X: bool = True,
-        tol: float = 1e-6,
-        n_jobs: int | None = None,
-        positive: bool = False,
-        accuracy: Accuracy | None = None,
-        engine: str = "auto",
-    ) -> None:
-        super().__init__(
-            fit_intercept=fit_intercept, copy_X=copy_X, tol=tol, n_jobs=n_jobs, positive=positive
-        )
-        self.accuracy = accuracy
-        self.engine = engine
-
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-        y : array_like, shape (samples,) or (samples, targets)
-        sample_weight : array_like, shape (samples,), optional
-            Of squares, so that 2 counts a row twice.
-        """
+        """Fit rows of X to y; weights are those of squares, so that 2 counts a row twice."""
         self._validate_params()
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept)
         if self.positive:
@@ -92,21 +63,9 @@ class LinearRegression(Linear, linear_model.LinearRegression):
 
         :class:`neula.LeastSquares` holds it open. Its evidence is coarser than that of :meth:`fit`: above a
         condition number of about 1e6 no digit is guaranteed. How large the columns are is taken from the
-        first part, which should have some rows. Coefficients are solved for when
-        they are first read; warnings of their accuracy appear then.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-            Any number of rows.
-        y : array_like, shape (samples,) or (samples, targets)
-        sample_weight : array_like, shape (samples,), optional
-            Of squares, so that 2 counts a row twice.
-
-        Raises
-        ------
-        ValueError
-            After :meth:`fit`, once the estimator has been copied or pickled: rows are left behind.
+        first part, which should have some rows. Coefficients are solved for when they are first read;
+        warnings of their accuracy appear then. There is a ValueError after :meth:`fit`, once the estimator
+        has been copied or pickled: rows are left behind.
         """
         data, seen = self._more(X, y, sample_weight)
         return self._solve_later(seen, partial(self._solve_seen, data, seen, self._how(data)))

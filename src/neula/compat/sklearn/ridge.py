@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from numbers import Real
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -13,14 +13,14 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.metaestimators import available_if
 
 import neula
-from neula.certificates.bounds import Accuracy
-from neula.compat.sklearn.base import EXTRA, Linear, of_any_sign
-from neula.compat.sklearn.data import TrainingData, rows_times
+from neula.compat.sklearn.base import Linear, of_any_sign
+from neula.compat.sklearn.data import TrainingData, rows_times, with_accuracy
 from neula.compat.sklearn.seen import Seen
 from neula.engines import FP64
 from neula.pipeline.result.deferred import Later
 
 
+@with_accuracy
 class Ridge(Linear, linear_model.Ridge):
     """Ridge regression by :func:`neula.lstsq` with damping, with scikit-learn's parameters.
 
@@ -51,45 +51,9 @@ class Ridge(Linear, linear_model.Ridge):
     """
 
     _flat = True
-    _parameter_constraints: ClassVar[dict[str, Any]] = {**linear_model.Ridge._parameter_constraints, **EXTRA}
-
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        *,
-        fit_intercept: bool = True,
-        copy_X: bool = True,
-        max_iter: int | None = None,
-        tol: float = 1e-4,
-        solver: str = "auto",
-        positive: bool = False,
-        random_state: Any = None,
-        accuracy: Accuracy | None = None,
-        engine: str = "auto",
-    ) -> None:
-        super().__init__(
-            alpha=alpha,
-            fit_intercept=fit_intercept,
-            copy_X=copy_X,
-            max_iter=max_iter,
-            tol=tol,
-            solver=solver,
-            positive=positive,
-            random_state=random_state,
-        )
-        self.accuracy = accuracy
-        self.engine = engine
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Fit.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-        y : array_like, shape (samples,) or (samples, targets)
-        sample_weight : float or array_like, shape (samples,), optional
-            Of squares, so that 2 counts a row twice.
-        """
+        """Fit rows of X to y; weights are those of squares, so that 2 counts a row twice."""
         self._validate_params()
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept)
         assert data.y is not None
@@ -107,19 +71,6 @@ class Ridge(Linear, linear_model.Ridge):
         """Take more rows: the fit is then that of all rows so far, which are not kept.
 
         See :meth:`LinearRegression.partial_fit <neula.sklearn.LinearRegression.partial_fit>`.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-            Any number of rows.
-        y : array_like, shape (samples,) or (samples, targets)
-        sample_weight : array_like, shape (samples,), optional
-            Of squares, so that 2 counts a row twice.
-
-        Raises
-        ------
-        ValueError
-            After :meth:`fit`, once the estimator has been copied or pickled: rows are left behind.
         """
         data, seen = self._more(X, y, sample_weight)
         alphas = self._penalties(data)
@@ -146,13 +97,7 @@ class Ridge(Linear, linear_model.Ridge):
         return self._keep(data, coefficients, found, data if seen is None and not self.positive else seen)
 
     def _penalties(self, data: TrainingData) -> list[float] | None:
-        """A penalty for each target; None if all targets have one penalty.
-
-        Raises
-        ------
-        ValueError
-            For another number of them.
-        """
+        """A penalty for each target; None if all targets have one penalty."""
         if isinstance(self.alpha, Real):
             return None
         assert data.y is not None
@@ -210,6 +155,7 @@ def _path_by_eigenvectors(data: TrainingData, alphas: np.ndarray, leverage: Any)
     return _QuickPath(*(c if y.ndim > 1 else c[..., 0] for c in (solutions, errors.mean(1), errors)))
 
 
+@with_accuracy
 class RidgeCV(Linear, linear_model.RidgeCV):
     """Ridge regression with the penalty chosen by leaving one out, by :func:`neula.ridge_path`.
 
@@ -243,48 +189,9 @@ class RidgeCV(Linear, linear_model.RidgeCV):
     """
 
     _flat = True
-    _parameter_constraints: ClassVar[dict[str, Any]] = {
-        **linear_model.RidgeCV._parameter_constraints,
-        **EXTRA,
-    }
-
-    def __init__(
-        self,
-        alphas: Any = (0.1, 1.0, 10.0),
-        *,
-        fit_intercept: bool = True,
-        scoring: Any = None,
-        cv: Any = None,
-        gcv_mode: str | None = None,
-        store_cv_results: bool = False,
-        alpha_per_target: bool = False,
-        accuracy: Accuracy | None = None,
-        engine: str = "auto",
-    ) -> None:
-        super().__init__(
-            alphas=alphas,
-            fit_intercept=fit_intercept,
-            scoring=scoring,
-            cv=cv,
-            gcv_mode=gcv_mode,
-            store_cv_results=store_cv_results,
-            alpha_per_target=alpha_per_target,
-        )
-        self.accuracy = accuracy
-        self.engine = engine
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None, **params: Any) -> Self:
-        """Fit.
-
-        Parameters
-        ----------
-        X : array_like, shape (samples, features)
-        y : array_like, shape (samples,) or (samples, targets)
-        sample_weight : array_like, shape (samples,), optional
-            Of squares, so that 2 counts a row twice.
-        **params
-            For a grid search.
-        """
+        """Fit rows of X to y, as :meth:`Ridge.fit`; further parameters are those of a grid search."""
         self._validate_params()
         alphas = np.atleast_1d(np.asarray(self.alphas, dtype=float))
         if not (alphas > 0).all():

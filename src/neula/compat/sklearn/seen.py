@@ -25,26 +25,14 @@ class Seen:
 
     Means are kept as sums of two numbers, of which only the second one changes: rounding errors of a mean
     that is far larger than the deviations would be those of the distance of two means.
-
-    Attributes
-    ----------
-    held : LeastSquares
-        Of their deviations from the means; of the rows themselves without an intercept. Never changed.
-    weight : float
-        Sum of their weights.
-    origin : pair of Tensor
-        Means of x and y of the first rows; zeros without an intercept.
-    apart : pair of Tensor
-        Term to add for all rows.
-    centred : bool
-        Whether there is an intercept.
     """
 
+    # Of their deviations from the means; of the rows themselves without an intercept. Never changed.
     held: neula.LeastSquares
-    weight: float
-    origin: Pair
-    apart: Pair
-    centred: bool
+    weight: float  # sum of their weights
+    origin: Pair  # means of x and y of the first rows; zeros without an intercept
+    apart: Pair  # term to add for all rows
+    centred: bool  # whether there is an intercept
 
     @classmethod
     def begin(cls, data: TrainingData, engine: Any, *, centred: bool) -> Seen:
@@ -57,13 +45,7 @@ class Seen:
         return cls(held, data.total, data.means, data.left, centred)
 
     def plus(self, data: TrainingData) -> Seen:
-        """Add rows.
-
-        Raises
-        ------
-        ValueError
-            For another number of targets.
-        """
+        """Add rows."""
         held, total = copy(self.held), self.weight + data.total
         held.update(data.x, data.y, weights=data.weights)
         if not self.centred:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -31,20 +30,14 @@ PANEL, INNER_PANEL = 256, 8
 PAPERS_UNIT = UNITS["v100"]
 """The paper's unit, which adds t = 4 products at a time."""
 
+Widths = tuple[int | None, int | None]
+"""Widths r and s of panels."""
+BEST: Widths = (None, None)
+"""The widths that suit the engine."""
+
 UNIT, EMULATED = "tensor cores", "emulated"
 EMULATED_UP_TO = 16384
 """Orders up to which the paper's unit is emulated on a GPU, in a minute."""
-
-
-@dataclass(frozen=True)
-class Widths:
-    """Widths r and s of the panels; None for what suits the engine."""
-
-    panel: int | None = None
-    inner_panel: int | None = None
-
-
-PAPERS = Widths(PANEL, INNER_PANEL)
 
 
 def units(setting: Setting) -> dict[str, Engine]:
@@ -60,7 +53,11 @@ def variant_of(name: str) -> str:
 
 
 def factorize(
-    a: torch.Tensor, name: str, engine: Engine, widths: Widths = PAPERS, pivot: Pivoting = "none"
+    a: torch.Tensor,
+    name: str,
+    engine: Engine,
+    widths: Widths = (PANEL, INNER_PANEL),
+    pivot: Pivoting = "none",
 ) -> LUFactors | None:
     """Factorize by one of :data:`ALGORITHMS`; None where a pivot vanishes or the format overflows."""
     variant = variant_of(name)
@@ -68,8 +65,8 @@ def factorize(
         return neula.lu_factor(
             a,
             variant,
-            panel=widths.panel,
-            inner_panel=widths.inner_panel if VARIANTS[variant].partitioned else None,
+            panel=widths[0],
+            inner_panel=widths[1] if VARIANTS[variant].partitioned else None,
             pivot=pivot,
             storage=_storage(name, engine.format).name,
             engine=engine,

@@ -263,7 +263,6 @@ TABLE_1 = described(
     "lu-paper",
     "table1",
     measure=measure_storage,
-    draw=None,
     claims=(
         _within,
         _ratio_to_single(
@@ -281,7 +280,6 @@ TABLE_2 = described(
     "lu-paper",
     "table2",
     measure=measure_panels,
-    draw=None,
     claims=(
         _within,
         _panels(
@@ -396,5 +394,5 @@ def _roundings_add_up(rows: Measurements) -> ClaimCheck:
 
 # item: L QR in fp16
 STORAGE_OF_QR = described(
-    "lu-paper", "table-qr", measure=measure_storages, draw=None, claims=(_buffer_is_enough, _roundings_add_up)
+    "lu-paper", "table-qr", measure=measure_storages, claims=(_buffer_is_enough, _roundings_add_up)
 )

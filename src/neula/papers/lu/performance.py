@@ -54,7 +54,7 @@ def times(a: torch.Tensor, names: Sequence[str], setting: Setting) -> Iterator[R
     """Time of the algorithms, with the panels that suit the engine, and of the library."""
     n = len(a)
     methods: dict[str, Callable[[], Any]] = {
-        name: partial(lu.factorize, a, name, setting.speed, lu.Widths()) for name in names
+        name: partial(lu.factorize, a, name, setting.speed, lu.BEST) for name in names
     }
     column_major = setting.speed.empty(n, n).copy_(a)
     methods[LIBRARY] = partial(torch.linalg.lu_factor_ex, column_major)
@@ -213,7 +213,7 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
     for problem, source in setting.track(cases, lambda case: f"{case[0].name}, n = {case[1].n}"):
         a, x = scaled_system(source.load().to(setting.device), setting.numerics)
         for name, paper in zip(lu.COMPARED, problem.errors, strict=True):
-            factors, seconds = timed(partial(lu.factorize, a, name, setting.numerics, lu.Widths()))
+            factors, seconds = timed(partial(lu.factorize, a, name, setting.numerics, lu.BEST))
             rate = None if factors is None else 1e-12 * operations(len(a)) / seconds
             yield {
                 "matrix": problem.name,
@@ -325,7 +325,6 @@ TABLE_3 = described(
     "lu-paper",
     "table3",
     measure=measure_applications,
-    draw=None,
     claims=(
         _ratios(
             "3.1 with an fp32 matrix is the most accurate",

@@ -400,13 +400,9 @@ def draw_errata(rows: Measurements, canvas: Canvas) -> None:
     axes[0].legend()
 
 
-def _last(rows: Measurements, version: PrintedCGLS) -> Row:
-    return rows.where(version=version.name)[-1]
-
-
 @claim("(neula) as printed at HPDC, without R^-T in line 6, it diverges")
 def _diverges(rows: Measurements) -> ClaimCheck:
-    growth = _last(rows, HPDC)["updated gradient"]
+    growth = rows.where(version=HPDC.name)[-1]["updated gradient"]
     text = f"the gradient has grown by {growth:.1e} after {STEPS} steps" if growth else "not finite, 0 digits"
     return within([growth], (DIVERGED, math.inf), text)
 

@@ -121,7 +121,8 @@ def draw_solvers(rows: Measurements, canvas: Canvas) -> None:
             {solver: own.column("ms") for solver, own in solvers.items()},
             {solver: [_bar_label(row) for row in own] for solver, own in solvers.items()},
         )
-        place.set_title(f"({letter}) {_title(kind, cond)}", fontsize=11)
+        title = kind if cond is None else f"{kind}, cond $10^{{{math.log10(cond):.0f}}}$"
+        place.set_title(f"({letter}) {title}", fontsize=11)
         place.grid(axis="y", alpha=0.3)
         place.set_axisbelow(True)
     times = rows.column("ms")
@@ -131,10 +132,6 @@ def draw_solvers(rows: Measurements, canvas: Canvas) -> None:
         place.set_ylabel("time (ms)")
     handles, names = places.flat[0].get_legend_handles_labels()
     canvas.legend(handles, names, loc="outside upper center", ncols=len(names), fontsize=11)
-
-
-def _title(kind: str, cond: float | None) -> str:
-    return kind if cond is None else f"{kind}, cond $10^{{{math.log10(cond):.0f}}}$"
 
 
 def _bar_label(row: Row) -> str:
@@ -408,7 +405,6 @@ TABLE_4 = described(
     "qr-paper",
     "table4",
     measure=measure_low_rank,
-    draw=None,
     claims=(
         _optimal,
         ratio(

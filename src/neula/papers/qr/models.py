@@ -195,24 +195,14 @@ TABLE_3 = described(
     "qr-paper",
     "table3",
     measure=measure_rates,
-    draw=None,
     claims=(_low_needs_wider, _panel_is_slow, _caqr_is_faster),
 )
 
 
-class RateTable:
-    """Table 3 as the formulas need it: the rate of each width."""
-
-    def __init__(self, setting: Setting, shape: Shape | None) -> None:
-        self._rows = Measurements(measure_rates(setting, shape))
-
-    def select(self, column: str) -> Rates:
-        """One column, as far as it goes."""
-        return {row["k"]: row[column] for row in self._rows if column in row}
-
-    def products(self, format: str) -> Rates:
-        """Both products of the paper one after the other, nothing between them."""
-        return both(self.select(f"{format} TN"), self.select(f"{format} NN"))
+def rate_table(setting: Setting, shape: Shape | None) -> dict[str, Rates]:
+    """Table 3 as the formulas need it: the rate of each width, for each column as far as it goes."""
+    rows = Measurements(measure_rates(setting, shape))
+    return {column: {row["k"]: row[column] for row in rows if column in row} for column in rows.fields}
 
 
 AIM = 0.25
@@ -289,12 +279,12 @@ class _Study:
 
 def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (4) and blocked Householder QR as it is, against the block size."""
-    table, study = RateTable(setting, shape), _Study(setting, matrix(setting, shape))
-    predict = partial(predicted_householder, study.a.shape[1], panel=table.select(WY_PANEL))
+    table, study = rate_table(setting, shape), _Study(setting, matrix(setting, shape))
+    predict = partial(predicted_householder, study.a.shape[1], panel=table[WY_PANEL])
     yield from study.library()
     for block in study.blocks():
         for format, engine in engines(setting).items():
-            step, wide = (table.select(f"{format} {name}") for name in ("step", "wide step"))
+            step, wide = (table[f"{format} {name}"] for name in ("step", "wide step"))
             found = {
                 PREDICTED: predict(block, product=step),
                 WIDE: predict(block, product=wide, panel_parts=1),
@@ -305,7 +295,7 @@ def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterato
 
 def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (7) and RGSQRF as it is, against the cutoff, with the library's and the default panel."""
-    table, study = RateTable(setting, shape), _Study(setting, matrix(setting, shape))
+    table, study = rate_table(setting, shape), _Study(setting, matrix(setting, shape))
     m, n = study.a.shape
     charged = study.flops / (2 * m * n * n)  # of the operations of RGSQRF itself
     variants = [
@@ -317,10 +307,11 @@ def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[
     yield from study.library()
     for block in study.blocks():
         for method, format, panel in variants:
-            panel_rates = table.select(panel_column(panel))
+            panel_rates = table.get(panel_column(panel), {})
             if block not in panel_rates:
                 continue
-            pieces = {PREDICTED: table.select(f"{format} step"), PRODUCTS: table.products(format)}
+            products = both(table[f"{format} TN"], table[f"{format} NN"])
+            pieces = {PREDICTED: table[f"{format} step"], PRODUCTS: products}
             found = {x: charged * predicted_rgsqrf(n, block, panel_rates, y) for x, y in pieces.items()}
             run = partial(rgsqrf, study.a, engines(setting)[format], panel=panel, cutoff=block)
             yield from study.rows(method, format, block, run, **found)

@@ -96,16 +96,14 @@ def measure_underflow(setting: Setting, samples: int | None = None) -> Iterator[
     for exponent in setting.track(EXPONENTS, lambda exponent: f"numbers of 2^{exponent}"):
         significands = torch.randint(1 << 23, 1 << 24, (count,), generator=generator, device=setting.device)
         random = torch.ldexp(significands.float(), torch.tensor(exponent - 23, device=setting.device))
-        a = random if setting.matrix is None else _of_exponent(setting.matrix.to(random), exponent)
+        a = random
+        if setting.matrix is not None:  # the numbers between 2^exponent and twice that
+            sizes = setting.matrix.to(random).abs()
+            a = setting.matrix.to(random)[(sizes >= 2.0**exponent) & (sizes < 2.0 ** (exponent + 1))]
         for shift in SHIFTS if a.numel() else ():
             formula = {f"{name} (formula)": p for name, p in probabilities(exponent, shift).items()}
             head = {"shift": shift, "exponent": exponent, "samples": a.numel()}
             yield head | _frequencies(a, shift) | formula
-
-
-def _of_exponent(a: torch.Tensor, exponent: int) -> torch.Tensor:
-    """The numbers between ``2^exponent`` and twice that."""
-    return a[(a.abs() >= 2.0**exponent) & (a.abs() < 2.0 ** (exponent + 1))]
 
 
 def _frequencies(a: torch.Tensor, shift: int) -> dict[str, float]:

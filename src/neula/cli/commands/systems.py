@@ -1,4 +1,4 @@
-"""``neula lu``."""
+"""``neula solve``, ``neula lu`` and ``neula cholesky``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,46 @@ from typing import Annotated, Any
 import typer
 
 from neula.cli import options as opt
-from neula.cli import show, tracing
+from neula.cli import show
 from neula.cli.run import running
+from neula.cli.solutions import finish_solution, named
 
+Structure = StrEnum("Structure", ["gen", "pos"])
 Pivot = StrEnum("Pivot", ["partial", "none"])
 VARIANT = "5.2/5.1"
 """Defaults of ``neula.lu_factor``."""
+
+
+def solve(
+    a: opt.MatrixFile,
+    b: opt.RightHandSideFile,
+    assume_a: Annotated[
+        Structure, typer.Option("--assume-a", help="pos: A is positive definite, symmetric or Hermitian.")
+    ] = Structure.gen,
+    accuracy: opt.AccuracyOption = None,
+    certify: opt.CertifyOption = opt.Certify.backward,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: opt.SolutionOption = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Solve the linear system Ax = b with a square matrix A."""
+    with running("solve", as_json) as run:
+        run.check([a, b], (output, 1))
+        given = run.read({"A": a, "b": b}, decimal=decimal.value, header=header)
+        result = run.compute(
+            "solve",
+            given["A"].values,
+            given["b"].values,
+            assume_a=assume_a,
+            accuracy=accuracy,
+            certify=certify,
+            engine=engine,
+            progress=run.progress,
+        )
+        run.write((output, {"x": named(result.x, given["A"], given["b"])}))
+    finish_solution(run, result, show.solve(result), given["A"])
 
 
 def lu(
@@ -69,6 +103,8 @@ def lu(
         options = {"pivot": pivot, "compute": compute, "storage": storage, "engine": engine} | widths
         factors = run.compute("lu_factor", matrix, progress=run.progress, **options)
         if trace:
+            from neula.cli import tracing
+
             run.steps = tracing.show_lu(
                 matrix, engine.value, compute, storage, pivoting=pivot is Pivot.partial, **widths
             )
@@ -85,3 +121,27 @@ def _widths(text: str) -> int | tuple[int, ...]:
     except ValueError:
         raise ValueError(f"--inner-panel takes one or two widths, such as 8 or 8,4, got {text!r}") from None
     return widths[0] if len(widths) == 1 else widths
+
+
+def cholesky(
+    a: opt.MatrixFile,
+    upper: Annotated[
+        bool, typer.Option("--upper", help="U with A = U'U, from the upper triangle of A, in place of L.")
+    ] = False,
+    accuracy: opt.AccuracyOption = None,
+    engine: opt.EngineOption = opt.EngineName.auto,
+    output: Annotated[str | None, opt.output_option("L, or U")] = None,
+    decimal: opt.DecimalOption = opt.Decimal.point,
+    header: opt.HeaderOption = None,
+    as_json: opt.JsonOption = False,
+) -> None:
+    """Factorize a positive definite A = LL', symmetric or Hermitian; only its lower triangle is read."""
+    with running("cholesky", as_json) as run:
+        run.check([a], (output, 1))
+        matrix = run.read({"A": a}, decimal=decimal.value, header=header)["A"].values
+        result = run.compute(
+            "cholesky", matrix, upper=upper, accuracy=accuracy, engine=engine, progress=run.progress
+        )
+        run.write((output, {"U" if upper else "L": result.factor}))
+    error = f"residual {result.residual:.1e}, bound {result.bound:.1e}"
+    run.finish(show.cholesky(result), reached=None if result.converged else error)
