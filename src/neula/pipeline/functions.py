@@ -47,6 +47,12 @@ from neula.pipeline.spectral_derivatives import (
 
 Tensors = tuple[torch.Tensor, ...]
 
+Gradients = tuple[torch.Tensor | None, ...]
+"""Gradients of the operands; None of those that are not wanted."""
+
+Wanted = Sequence[bool]
+"""Which operands want a gradient."""
+
 is_legacy_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
 
@@ -75,6 +81,9 @@ class Attached(Function):
     answers = 1
     """Outputs that have derivatives."""
 
+    kept = (0, 1)
+    """How many inputs, and how many outputs, derivatives need."""
+
     @staticmethod
     def forward(*inputs: Any) -> Tensors:
         *operands, answerer = inputs
@@ -87,17 +96,17 @@ class Attached(Function):
         evidence = output[cls.answers :]
         ctx.evidence = len(evidence)
         ctx.mark_non_differentiable(*evidence)
-        kept = cls.kept(operands, output)
+        kept = cls.tensors_kept(operands, output)
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
     @classmethod
-    def backward(cls, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(cls, ctx: Any, *gradients: torch.Tensor) -> Gradients:
         wanted = ctx.needs_input_grad[: cls.operands]
         return *cls.pulled_back(ctx.answerer, wanted, ctx.saved_tensors, *gradients[: cls.answers]), None
 
     @classmethod
-    def jvp(cls, ctx: Any, *changes: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def jvp(cls, ctx: Any, *changes: torch.Tensor | None) -> Gradients:
         with pushing_forward(ctx) as kept, torch.autocast(kept[0].device.type, enabled=False):
             found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
         return *found, *(None,) * ctx.evidence
@@ -108,15 +117,16 @@ class Attached(Function):
         found = cls.apply(*leading(operands, in_dims), answerer)
         return found, (0,) * len(found)
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        """Tensors that derivatives need, from the inputs and the answer."""
-        raise NotImplementedError
+    @classmethod
+    def tensors_kept(cls, operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        """Tensors that derivatives need."""
+        inputs, outputs = cls.kept
+        return *operands[:inputs], *output[:outputs]
 
     @classmethod
     def pulled_back(
-        cls, answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+        cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor
+    ) -> Gradients:
         """Gradients of the operands, without the caller's autocast."""
         if any(map(is_legacy_batch, gradients)):
             answerer = replace(answerer, may_raise=False)
@@ -124,9 +134,7 @@ class Attached(Function):
             return cls.gradients(answerer, wanted, kept, *gradients)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         """Gradients of the operands from those of the answers."""
         raise NotImplementedError
 
@@ -140,15 +148,10 @@ class QRFunction(Attached):
     """Q and R."""
 
     answers = 2
+    kept = (0, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         q, r, dq, dr = _at_least_single(*kept, *gradients)
         return (factors_backward(q, r, dq, dr).to(kept[0].dtype),)
 
@@ -162,13 +165,7 @@ class CholeskyFunction(Attached):
     """L."""
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:1]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         return (cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
 
     @staticmethod
@@ -179,14 +176,10 @@ class CholeskyFunction(Attached):
 class Polar(Attached):
     """The orthogonal or unitary polar factor, and as evidence the ranks of the matrices."""
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return operands[0], *output[:2]
+    kept = (1, 2)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, u, deficient), (du,) = _of_full_rank(*kept), gradients
         du = torch.where(deficient & (du != 0), math.nan, in_double(du))
         return (polar_backward(a, u, du).to(kept[0].dtype),)
@@ -202,15 +195,10 @@ class EigenvectorsFunction(Attached):
     """Eigenvalues and eigenvectors, and as evidence bounds on the errors of the eigenvalues."""
 
     answers = 2
+    kept = (0, 3)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:3]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
         negligible = torch.finfo(gradients[1].dtype).eps ** 0.5
         return (eigenvectors_backward(w, v, errors / SURE, dw, dv, negligible).to(kept[1].dtype),)
@@ -225,14 +213,10 @@ class EigenvectorsFunction(Attached):
 class PowerFunction(Attached):
     """A power of a Hermitian matrix, and as evidence its eigenvalues and eigenvectors."""
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:3]
+    kept = (0, 3)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         x, w, v = map(in_double, kept)
         dx = in_double(gradients[0])
         return (power_backward(x, w, v, answerer.again(), (dx + dx.mH) / 2).to(kept[0].dtype),)
@@ -248,15 +232,10 @@ class TripletsFunction(Attached):
     """U, s and V of the leading singular triplets, and as evidence bounds on the errors of s."""
 
     answers = 3
+    kept = (1, 4)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return operands[0], *output[:4]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         a, u, s, v, errors = map(in_double, kept)
         du, ds, dv = map(in_double, gradients)
         negligible = torch.finfo(gradients[0].dtype).eps ** 0.5
@@ -280,9 +259,7 @@ class SVDFunction(TripletsFunction):
     """U, s and V^H of all singular triplets, and as evidence bounds on the errors of s."""
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, u, s, vh, errors), (du, ds, dvh) = kept, gradients
         return TripletsFunction.gradients(answerer, wanted, (a, u, s, vh.mH, errors), du, ds, dvh.mH)
 
@@ -304,15 +281,10 @@ class LUFunction(Attached):
     """L and U, without pivoting."""
 
     answers = 2
+    kept = (0, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         return (lu_backward(*kept, *gradients),)
 
     @staticmethod
@@ -324,13 +296,7 @@ class SymmetricFunction(Attached):
     """A Hermitian matrix of which one triangle was read; its gradient is Hermitian, as that of L is."""
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:1]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         return ((gradients[0] + gradients[0].mH) / 2,)
 
     @staticmethod
@@ -341,14 +307,10 @@ class SymmetricFunction(Attached):
 class LogDeterminant(Attached):
     """``log |det A|``, whose gradient is ``A^-H``, or ``log det A``, if the answer is complex."""
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, output[0]
+    kept = (1, 1)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         return (gradients[0][..., None, None] * answerer.again(kept[0]).mH,)
 
     @staticmethod
@@ -361,15 +323,10 @@ class LinearSystem(Attached):
     """x of ``A x = b``."""
 
     operands = 2
+    kept = (2, 1)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, output[0]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         (a, b, x), (dx,) = kept, gradients
         da, db = system_backward(a, x, dx, answerer.again)
         return for_operand(da, a) if wanted[0] else None, for_operand(db, b)
@@ -384,15 +341,10 @@ class Solution(Attached):
     """x of least squares, and as evidence the ranks of the matrices."""
 
     operands = 2
+    kept = (2, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, *output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, b, x, ranks), (dx,) = kept, gradients
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
         if answerer.may_raise:
@@ -430,15 +382,10 @@ class ProductFunction(Attached):
     """A B."""
 
     operands = 2
+    kept = (2, 0)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return tuple(operands)
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         (a, b), (dc,), (for_a, for_b) = kept, gradients, wanted
         return product_backward(a, b, dc, answerer.again, (for_a, for_b))
 

@@ -39,11 +39,11 @@ class Operator:
     function : type
         The derivatives.
     compute : callable
-        From tensors and options to the results.
+        From the operands, and options by name as the public function has them, to the results.
     shapes : callable
         From the operands to shapes and dtypes of the results.
     again : callable, optional
-        From the options to what the derivatives solve, factorize or multiply with.
+        From the options, by name, to what the derivatives solve, factorize or multiply with.
     """
 
     def __init__(
@@ -62,7 +62,8 @@ class Operator:
             # a compiled function, pending conjugates and signs would be ignored.
             tangents = forward_ad._set_fwd_grad_enabled(False)
             with tangents, EXCLUDED(KEYS.Conjugate, False), EXCLUDED(KEYS.Negative, False):
-                found = compute(*inputs, *self._defaults[len(inputs) :])
+                operands, options = self._split(inputs)
+                found = compute(*operands, **self._named(options))
             return self._returned(_separate(found, inputs[: function.operands]))
 
         def fake(*inputs: Any) -> Any:
@@ -76,7 +77,14 @@ class Operator:
         self.packet = getattr(torch.ops.neula, name)
         found = self.packet.default._schema
         self._single = len(found.returns) == 1
-        self._defaults: list[Any] = [x.default_value for x in found.arguments]
+        self._defaults = {x.name: x.default_value for x in found.arguments[function.operands :]}
+
+    def by_name(self, *operands: torch.Tensor, **options: Any) -> Tensors:
+        """The results for options of a public function; those that are none of the operator are left out."""
+        given = {name: options.get(name, default) for name, default in self._defaults.items()}
+        if "accuracy" in given:
+            given["accuracy"] = name_of(given["accuracy"])
+        return self(*operands, *given.values())
 
     def __call__(self, *inputs: Any) -> Tensors:
         """The results, with derivatives of both modes, also for tensors that a transform hides."""
@@ -96,14 +104,21 @@ class Operator:
         count = self._function.operands
         return inputs[:count], inputs[count:]
 
+    def _named(self, options: Sequence[Any]) -> dict[str, Any]:
+        """Options as the public function has them, those that were left out by default."""
+        given = self._defaults | dict(zip(self._defaults, options, strict=False))
+        if "accuracy" in given:
+            given["accuracy"] = accuracy_of(given["accuracy"])
+        return given
+
     def _answerer(self, options: Sequence[Any]) -> Answerer:
-        again = no_answer if self._again is None else self._again(*options)
+        again = no_answer if self._again is None else self._again(**self._named(options))
         return Answerer(lambda *operands: self._called(*operands, *options), again, may_raise=False)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         operands, ctx.options = self._split(inputs)
         found = (output,) if self._single else output
-        ctx.save_for_backward(*self._function.kept(operands, found))
+        ctx.save_for_backward(*self._function.tensors_kept(operands, found))
 
     def _backward(self, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[: self._function.operands]

@@ -25,7 +25,7 @@ from neula.pipeline.over_processes import Give, OverProcesses, in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, PolarResult
-from neula.problems.operators.polar import traced_polar
+from neula.problems.operators.factorizations import traced_polar
 from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
 from neula.problems.polar.problem import SIDES, PolarMatrices, PolarOptions, PolarValues
