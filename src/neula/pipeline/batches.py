@@ -23,6 +23,17 @@ class ProblemBatch(Protocol):
         """Some of them."""
 
 
+class SingleProblem:
+    """One problem, for a chain that is made for batches."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def at(self, places: torch.Tensor) -> Self:
+        """Return the only problem."""
+        return self
+
+
 @dataclass(frozen=True)
 class Batch:
     """Tensors whose first dimension counts problems, at least one, before what belongs to all of them."""

@@ -17,7 +17,6 @@ import torch
 
 from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
-from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt, logged
 from neula.pipeline.result.deferred import Later
 
@@ -30,6 +29,32 @@ Settled = Callable[[Any], bool]
 
 MANY = 2048
 """Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
+
+
+class Declined(Exception):
+    """No answer, and why; a link that does not say why leaves no attempt behind.
+
+    ``label`` is how far it got, if further than the label of the link says.
+    """
+
+    def __init__(self, why: str = "", label: str = "") -> None:
+        super().__init__(why)
+        self.label = label
+
+
+class Unanswered(ArithmeticError):
+    """No link gave an answer.
+
+    Attributes
+    ----------
+    attempts : list of Attempt
+        Those of links that said why.
+    """
+
+    def __init__(self, attempts: list[Attempt]) -> None:
+        reason = attempts[-1].reason if attempts else "nothing suits this problem"
+        super().__init__(f"no attempt gave a solution: {reason}")
+        self.attempts = attempts
 
 
 @dataclass
@@ -186,6 +211,14 @@ class Run(Generic[V]):
         """Nothing is known yet of so many problems, whose values may have room already."""
         nothing = np.empty((0, count))
         return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
+
+    @classmethod
+    def nothing_to_do(cls, values: V, numbers: np.ndarray, why: str) -> Run[V]:
+        """All problems are solved, since they have no elements, given what is known of them."""
+        run = cls.begin(len(values), values)
+        run.numbers, run.accepted[:], run.open = numbers, True, run.open[:0]
+        run.attempts.append(Attempt("nothing to do", True, why))
+        return run
 
     @property
     def found(self) -> V:

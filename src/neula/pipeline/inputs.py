@@ -32,6 +32,18 @@ class Taken:
     graph: torch.Tensor
     places: tuple[int, ...] = ()  # of a stack the places of its matrices in the user's list
 
+    @classmethod
+    def without_numbers(
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        wrap: Callable[[torch.Tensor], Any],
+        device: torch.device | str = "cpu",
+    ) -> Taken:
+        """An operand of a shape and dtype, of which no number is there."""
+        x = torch.zeros(1, dtype=dtype, device=device).expand(*shape)
+        return cls(x, wrap, x)
+
     @property
     def is_variable(self) -> bool:
         """Whether somebody differentiates with respect to it, in either mode."""
@@ -289,6 +301,20 @@ def surely_finite(x: torch.Tensor) -> bool:
 def finite_members(x: torch.Tensor) -> torch.Tensor:
     """Which members of a batch, shape (batch, ...), hold neither NaN nor Inf."""
     return x.isfinite().flatten(1).all(1)
+
+
+def usable_members(x: torch.Tensor, measured: np.ndarray) -> np.ndarray:
+    """Which members of a batch hold neither NaN nor Inf; only those are read of which this was measured.
+
+    All of fewer numbers than members: those that were measured again, and so are usable.
+    """
+    usable = np.isfinite(measured)
+    doubtful = np.flatnonzero(~usable)
+    if len(measured) < len(x):
+        usable[doubtful] = True
+    elif len(doubtful) > 0:
+        usable[doubtful] = finite_members(x[torch.from_numpy(doubtful).to(x.device)]).cpu()
+    return usable
 
 
 def _itself(x: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from neula.pipeline.chain import Answer, Judge, Link, P, V
-from neula.pipeline.refusals import Declined
+from neula.pipeline.chain import Answer, Declined, Judge, Link, P, V
 
 
 def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:

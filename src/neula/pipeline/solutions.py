@@ -12,21 +12,25 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
-from neula.engines import FP64, Engine, Format, format_of
+from neula.engines import FP64, Engine, Format, format_of, select_engine
+from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Run
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, SolutionResult
+from neula.pipeline.result import SolutionResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
 
 FORWARD = 16
 """Unit roundoffs of a forward error that is at the level of a format. Refinement ends at half of one, x is
 rounded by another, and the rest are margins of what is measured."""
+
+LEAST_WORK = 4096
+"""Operations that the calls for a problem come to, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +41,8 @@ class SolutionOptions:
     target: Format  # whose accuracy the result is to have
     dtype: torch.dtype  # of x as it is returned
     max_iterations: int
-    forward: bool  # whether to refine until the forward error is that of the accuracy
-    progress: Progress | None
+    forward: bool = False  # whether to refine until the forward error is that of the accuracy
+    progress: Progress | None = None
     # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
     # Whether the host may take over small problems that a first link has left: no engine was named.
@@ -162,13 +166,6 @@ class Solutions(Values):
             found[name] = torch.full((count, *shape), number, dtype=dtype, device=device)
         return cls(**found)
 
-    @classmethod
-    def missing(
-        cls, count: int, n: int, k: int, device: torch.device, of_x: torch.dtype = torch.float64
-    ) -> Self:
-        """Solutions that are not known yet, or do not exist."""
-        return cls.full(math.nan, count, n, k, device, of_x)
-
 
 S = TypeVar("S", bound=Solutions)
 R = TypeVar("R", bound=SolutionResult)
@@ -184,10 +181,8 @@ def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
     a : Tensor, shape (batch, m, n)
     """
     zero.condition.fill_(1.0)
-    run = Run.begin(len(a), zero)
-    run.numbers, run.accepted[:] = zero.measured().cpu().numpy(), True
-    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[-2:])}, {len(a)} times"))
-    return run
+    why = f"A is {tuple(a.shape[-2:])}, {len(a)} times"
+    return Run.nothing_to_do(zero, zero.measured().cpu().numpy(), why)
 
 
 def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
@@ -348,3 +343,21 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
         if format_of(dtype) is FP64
         else f"the solution does not fit {dtype}: pass the input in a wider dtype"
     )
+
+
+def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
+    """The engine of the host, where it solves some problems sooner; None elsewhere.
+
+    Parameters
+    ----------
+    options : SolutionOptions
+        Of an engine whose tuning says how much that may be.
+    count : int
+        How many problems.
+    work : float
+        ``m n (n + k)`` of each, as often as that is passed through.
+    """
+    most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
+    if count * max(work, LEAST_WORK) > most:
+        return None
+    return over(select_engine("cpu", torch.device("cpu")), options.dtype)

@@ -23,9 +23,9 @@ import torch
 
 from neula.engines.formats import double_of, in_double
 from neula.io.integers import in_float64
-from neula.io.sources import Source
+from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import largest_magnitude
-from neula.pipeline.inputs import COMPLEX, FLOATS, take
+from neula.pipeline.inputs import COMPLEX, FLOATS, Taken, take
 from neula.pipeline.progress import Progress, stage
 
 SLOTS = 3
@@ -266,6 +266,18 @@ class _Cursor:
             more = any(len(block) for block in self.blocks)
         if more:
             raise ValueError(f"{self.name} goes on beyond its {self.total} rows {self.which}")
+
+
+def source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
+    """Rows of an operand or of weights, and the array that they are if they are in memory."""
+    if is_source(x):
+        source, taken = row_blocks(x), None
+    else:
+        taken = take(x, name, or_complex=name != "weights")
+        source = SlicedArray(taken.tensor)
+    if name == "weights":
+        torch_dtype(source.dtype, name)
+    return source, taken
 
 
 def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf) -> None:

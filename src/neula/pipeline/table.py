@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, overload
 
 from neula.engines import Tuning
-from neula.pipeline.chain import Link
+from neula.pipeline.chain import Answer, Link
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -78,6 +78,20 @@ class Row(Generic[C]):
         names = self.arithmetics(case) if callable(self.arithmetics) else self.arithmetics
         label = self.factorization + (f" + {end}" if end else "")
         return {name: self.make(case, label.format(name), name) for name in names}
+
+
+Make = Callable[[Any, str, str], Link[Any, Any]]
+"""From the case, label and arithmetic to a link."""
+
+
+def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
+    """A link of one function, whatever the case."""
+    return lambda case, label, name: Link(label, answer, **flags)
+
+
+def labelled(answer: Callable[..., Answer[Any]], *, improves: bool = False, **given: Any) -> Make:
+    """A link of one function, which is told the label."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, **given), improves=improves)
 
 
 class Case:

@@ -204,10 +204,8 @@ def _run(whole: Whole) -> Run[BoundedValues]:
     side = (x >= reduced.high).to(torch.int8) - (x <= reduced.low).to(torch.int8)
     norms = torch.linalg.vector_norm(whole.b, dim=1).flatten()
     values = BoundedValues(x, side, torch.zeros_like(x), norms, zero, zero, zero + 1, zero.long())
-    run = Run.begin(count, values)
-    run.numbers, run.accepted[:] = values.measured().cpu().numpy(), True
-    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(whole.a.shape[1:])}, {count} times"))
-    return run
+    why = f"A is {tuple(whole.a.shape[1:])}, {count} times"
+    return Run.nothing_to_do(values, values.measured().cpu().numpy(), why)
 
 
 def _spoilt(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.Tensor:

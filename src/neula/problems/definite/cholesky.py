@@ -26,7 +26,7 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.pending import first_answer
 from neula.pipeline.plans import Given, Plan, Plans, for_each_shape
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, CholeskyResult
+from neula.pipeline.result import CholeskyResult
 from neula.problems.definite.judge import CholeskyJudge
 from neula.problems.definite.links import chain
 from neula.problems.definite.plan import LARGEST, CholeskyPlan, launched_plan
@@ -295,7 +295,12 @@ def _factorize(
 ) -> Run[CholeskyValues]:
     n = lower.shape[-1]
     if 0 in lower.shape:
-        return _nothing_to_do(lower)
+        residual = torch.zeros(len(lower), dtype=torch.float64, device=lower.device)
+        nothing, why = (
+            CholeskyValues(lower.clone(), residual),
+            f"A is {tuple(lower.shape[1:])}, {len(lower)} times",
+        )
+        return Run.nothing_to_do(nothing, np.zeros((2, len(lower))), why)
     try:
         links = chain(len(lower), n, options, wait=begun is None)
         judge = CholeskyJudge.for_shape(n, options)
@@ -318,16 +323,6 @@ def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
     """Refuse NaN and Inf in what is read."""
     read = given.triu() if upper else given.tril()
     check_finite(read, read, "A")
-
-
-def _nothing_to_do(lower: torch.Tensor) -> Run[CholeskyValues]:
-    """No matrices, or matrices without elements."""
-    count = len(lower)
-    residual = torch.zeros(count, dtype=torch.float64, device=lower.device)
-    run = Run.begin(count, CholeskyValues(lower.clone(), residual))
-    run.numbers, run.accepted[:] = np.zeros((2, count)), True
-    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(lower.shape[1:])}, {count} times"))
-    return run
 
 
 def _collect(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Self
@@ -21,8 +22,7 @@ from neula.kernels.few_vectors.one_pass_host import pays
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.pipeline.gradients import stacked_problem
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.r_source import RSource
-from neula.problems.least_squares.with_r import measured_members, refines_doubled_of, system_of
+from neula.problems.least_squares.with_r import RSource, measured_members, refines_doubled_of, system_of
 
 REFINED_ERROR = LeastSquaresSolutions.names.index("refined_error")
 
@@ -136,9 +136,8 @@ def _broken_down(
 
 
 def _missing(problems: ScaledProblems) -> tuple[LeastSquaresSolutions, int, torch.Tensor]:
-    missing = LeastSquaresSolutions.missing(
-        len(problems.a), problems.a.shape[2], problems.b.shape[2], problems.a.device, problems.a.dtype
-    )
+    a, shape = problems.a, (len(problems.a), problems.a.shape[2], problems.b.shape[2])
+    missing = LeastSquaresSolutions.full(math.nan, *shape, a.device, a.dtype)
     return missing, 0, missing.measured()
 
 

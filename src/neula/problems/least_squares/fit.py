@@ -22,7 +22,8 @@ from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
+from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.orthogonal.factors import QRFactors
 
 UNCHANGED = 1e-10
 """Largest relative change of a recomputed norm of a difference: rounding errors are far smaller."""
@@ -31,37 +32,24 @@ UNCHANGED = 1e-10
 class FitNumbers(NamedTuple):
     """Numbers from which statistics of P matrices are computed, except leverages and residuals."""
 
+    rows: float
     map: torch.Tensor  # shape (P, n, q): M, the covariance of the scaled problem being M M^H
     effective: torch.Tensor  # shape (P,): sums of leverages
     free: torch.Tensor  # shape (P,): rows less these
     squares: torch.Tensor  # shape (P, K): squared norms of residuals, without the rows of the damping
-    # Int, shape (P, 1) and (P, K): of the powers of two by which A and b are divided in the scaled problem.
-    exponents: tuple[torch.Tensor, torch.Tensor]
-    rows: float
+    # of_a, of_b, int, shape (P, 1) and (P, K): exponents of the powers of two by which A and b are divided in
+    # the scaled problem.
+    of_a: torch.Tensor
+    of_b: torch.Tensor
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FitNumbers:
         """Apply a function to each tensor."""
-        of_a, of_b = self.exponents
-        return FitNumbers(
-            function(self.map),
-            function(self.effective),
-            function(self.free),
-            function(self.squares),
-            (function(of_a), function(of_b)),
-            self.rows,
-        )
+        return FitNumbers(self.rows, *map(function, self[1:]))
 
     @classmethod
     def joined(cls, fits: Sequence[FitNumbers]) -> FitNumbers:
         """Join the numbers of several matrices with equally many rows."""
-        return cls(
-            torch.cat([fit.map for fit in fits]),
-            torch.cat([fit.effective for fit in fits]),
-            torch.cat([fit.free for fit in fits]),
-            torch.cat([fit.squares for fit in fits]),
-            (torch.cat([fit.exponents[0] for fit in fits]), torch.cat([fit.exponents[1] for fit in fits])),
-            fits[0].rows,
-        )
+        return cls(fits[0].rows, *map(torch.cat, zip(*(fit[1:] for fit in fits), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +84,7 @@ class LinearFit:
     def kept(self) -> FitNumbers:
         """Numbers from which statistics are computed, except leverages and residuals."""
         fields = self._map, self._effective, self._free, self._squares
-        return FitNumbers(*fields, self._units, float(self._data))
+        return FitNumbers(float(self._data), *fields, *self._units)
 
     # --- what was solved ---
 
@@ -118,7 +106,7 @@ class LinearFit:
         return self.shapes.matrices.shape[1] if given is None else given
 
     @cached_property
-    def _factors(self) -> CertifiedQR:
+    def _factors(self) -> QRFactors:
         """QR of the stacked matrix.
 
         Raises
@@ -346,7 +334,7 @@ class KeptFit(LinearFit):
         )
 
     @property
-    def _factors(self) -> CertifiedQR:
+    def _factors(self) -> QRFactors:
         return self._scaled  # type: ignore[return-value]
 
     def _check_unchanged(self) -> None:
@@ -374,7 +362,7 @@ class KeptFit(LinearFit):
 
     @property
     def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.kept.exponents
+        return self.kept.of_a, self.kept.of_b
 
 
 def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -25,8 +25,9 @@ from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, squares
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
+from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.with_r import summed_members
 
 LONGEST = 8.0

@@ -58,12 +58,13 @@ def from_triangle(
         squared = squared + squares(z - r @ (inverse @ z)).sum(0)
     least = of_a.amin()
     return FitNumbers(
+        rows,
         shift(inverse, (least - of_a)[:, None])[None],
         effective[None],
         (rows - effective)[None],
         squared[None],
-        (least.reshape(1, 1), of_b[None]),
-        rows,
+        least.reshape(1, 1),
+        of_b[None],
     )
 
 

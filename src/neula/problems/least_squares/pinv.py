@@ -173,14 +173,9 @@ def _asked(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
         rcond=default_rcond(a.shape, unit) if rcond is None else rcond,
         unit=unit,
         max_iterations=60,
-        forward=False,
         progress=progress,
     )
     return call, options

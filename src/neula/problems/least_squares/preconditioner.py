@@ -16,8 +16,8 @@ from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
 from neula.engines import FP16
 from neula.engines.reduction import Reduction
+from neula.pipeline.chain import Declined
 from neula.pipeline.progress import stage
-from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import PreparedProblem, nonzero_norms
 
 FP16_GRAM_CONDITION = 300.0
@@ -98,7 +98,7 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
 
     A GPU replays it if A is small and no progress is reported. Otherwise it ends early with
-    :class:`~neula.pipeline.refusals.Declined` where R will be worse than ``limit`` allows.
+    :class:`~neula.pipeline.chain.Declined` where R will be worse than ``limit`` allows.
     """
     options, operator, n = problem.options, problem.operator, problem.scales.numel()
     engine = options.engine.using(compute)

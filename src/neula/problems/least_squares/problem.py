@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 
@@ -37,10 +37,10 @@ def in_words(bound: float, error: float, forward: float) -> str:
 class LeastSquaresOptions(solutions.SolutionOptions):
     """Options of a least-squares problem."""
 
-    algorithm: str | None
-    compute: str | None  # arithmetic of R, where it is named
-    damp: float
-    weights: torch.Tensor | None  # shape (m,)
+    algorithm: str | None = None
+    compute: str | None = None  # arithmetic of R, where it is named
+    damp: float = 0.0
+    weights: torch.Tensor | None = None  # shape (m,)
     rcond: float
     unit: float = FP64.u  # unit roundoff of the format in which A is stored
     observations: int | None = None  # rows that are data, those below are damping; None: all
@@ -85,17 +85,6 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         the units of the columns, and those of the SVD do not.
         """
         return min(max(HALF, FORWARD * self.target.u), self.largest_error) if m < n else self.largest_error
-
-
-class SingleProblem:
-    """One problem, for a chain that is made for batches."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, places: torch.Tensor) -> Self:
-        """Return the only problem."""
-        return self
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,8 @@ from neula.certificates.forward_error import (
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
-from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.preconditioner import Limit, Preconditioner
 from neula.problems.least_squares.prepared import PreparedProblem
 from neula.problems.least_squares.problem import LeastSquaresSolutions

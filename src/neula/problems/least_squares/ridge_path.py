@@ -191,14 +191,8 @@ def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
         engine=call.engine,
         target=call.target,
         dtype=a.dtype,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
         rcond=default_rcond(a.shape, format_of(a.dtype).u),
         max_iterations=60,
-        forward=False,
-        progress=None,
     )
 
 

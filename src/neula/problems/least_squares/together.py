@@ -39,8 +39,14 @@ from neula.pipeline.progress import stage
 from neula.problems.least_squares.as_given import PlainProblems, as_given
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.r_source import Factor, RSource
-from neula.problems.least_squares.with_r import UnscaledSolutions, measured_members, members_of, system_of
+from neula.problems.least_squares.with_r import (
+    Factor,
+    RSource,
+    UnscaledSolutions,
+    measured_members,
+    members_of,
+    system_of,
+)
 
 
 def solve_together(

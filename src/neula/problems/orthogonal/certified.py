@@ -7,19 +7,15 @@ QR of ``A R^-1`` in double precision makes a good one of it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from neula.algorithms.spectra.gram import GramTuning
-from neula.certificates.qr_evidence import QRCertificate
 from neula.engines import FP16_COR, FP64, Engine, Tuning
 from neula.engines.complex import over
 from neula.engines.formats import in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import finite_members
-from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
@@ -28,26 +24,7 @@ from neula.problems.orthogonal.problem import QRMatrices, QROptions
 from neula.problems.orthogonal.ways import refined_from_gram
 
 
-@dataclass(frozen=True)
-class CertifiedQR:
-    """``A = Q R`` in double precision of each matrix of a batch, with k = min(m, n)."""
-
-    q: torch.Tensor  # shape (batch, m, k)
-    # Shape (batch, k, n). In the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
-    r: torch.Tensor
-    # Bool, shape (batch,). Whether residual and orthogonality are at the level of float64. On the CPU.
-    accepted: torch.Tensor
-    certificates: tuple[QRCertificate, ...]
-    attempts: tuple[Attempt, ...]
-
-    @classmethod
-    def from_factors(cls, factors: QRFactors) -> CertifiedQR:
-        """Factors in double precision, whatever found them."""
-        found = tuple(factors.certificates)
-        return cls(factors.q, factors.r, factors.accepted, found, factors.attempts)
-
-
-def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
+def certified_qr(a: torch.Tensor, engine: Engine) -> QRFactors:
     """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is.
 
     Parameters
@@ -58,7 +35,7 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
 
     Returns
     -------
-    CertifiedQR
+    QRFactors
         Of matrices that are not accepted the best that was found; the caller has to say so.
 
     Examples
@@ -77,12 +54,12 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     options = QROptions(FP64, engine)
     compute = coarse_arithmetic(m, n, engine.tuning)
     if compute is None or count > 1 or not bool(finite_members(a).all()):
-        return CertifiedQR.from_factors(factorize(a, "reduced", options))
+        return factorize(a, "reduced", options)
     links = [refined_from_gram(compute), *chain_alone(MatrixLayout.from_matrix(a[0]), options)]
     judge = QRJudge((m, n), FP64)
     with plain_arithmetic(engine.device):
         run = run_chain(links, QRMatrices(a, options), judge)
-    return CertifiedQR.from_factors(QRFactors.from_run(run, judge.certificates(run)))
+    return QRFactors.from_run(run, judge.certificates(run))
 
 
 def coarse_arithmetic(m: int, n: int, tuning: Tuning) -> str | None:

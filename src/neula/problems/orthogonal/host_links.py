@@ -23,12 +23,17 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.cholesky_qr_host import cholesky_qr
 from neula.kernels.small_problems.small_qr import small_qr
 from neula.pipeline.call import HostTuning
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.inputs import check_finite, surely_finite
-from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.judge import QRJudge
-from neula.problems.orthogonal.measures import measured_on_host, probe_vectors, trusted
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import (
+    QRMatrices,
+    QROptions,
+    QRValues,
+    measured_on_host,
+    probe_vectors,
+    trusted,
+)
 from neula.problems.orthogonal.ways import QRLink, Solution, by_lapack
 
 COLUMNS = 128

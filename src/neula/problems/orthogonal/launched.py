@@ -19,8 +19,7 @@ from neula.algorithms.orthogonal.gram_passes import (
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
 from neula.certificates.qr import leading_losses, single_qr_measures
 from neula.engines import FP64
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.refusals import Declined
+from neula.pipeline.chain import Answer, Declined, Link
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 from neula.problems.orthogonal.ways import Factors, QRLink, Solution, columns_lost, leading
 

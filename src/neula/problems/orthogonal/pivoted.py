@@ -44,9 +44,8 @@ from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import go_together
-from neula.problems.orthogonal.measures import measured_on_host
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues, measured_on_host
 from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"

@@ -35,8 +35,7 @@ from neula.engines import FP64, Format
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import Reduction
 from neula.kernels.phases import with_nonnegative_diagonal
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.refusals import Declined
+from neula.pipeline.chain import Answer, Declined, Link
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 CORRECTED = " + correction"

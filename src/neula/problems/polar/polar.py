@@ -24,7 +24,7 @@ from neula.pipeline.lists import over_lists
 from neula.pipeline.over_processes import Give, OverProcesses, in_step
 from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, PolarResult
+from neula.pipeline.result import PolarResult
 from neula.problems.operators.factorizations import traced_polar
 from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
@@ -281,13 +281,9 @@ def decompose(
         links = in_step(chain(options)) if over_rows.spread else chain(options)
         return PolarOutcome(run_chain(links, PolarMatrices(matrices, options), judge, begun=begun), judge)
     nothing = torch.zeros(count, 5, dtype=torch.float64, device="cpu")
-    run = Run.begin(
-        count,
-        PolarValues(matrices.to(options.engine.using(options.work).storage), nothing[:, 0].long(), nothing),
-    )
-    run.numbers, run.accepted[:], run.open = np.zeros((6, count)), True, np.arange(0)
-    run.attempts.append(Attempt("nothing to do", True, "no elements"))
-    return PolarOutcome(run, judge)
+    u = matrices.to(options.engine.using(options.work).storage)
+    values = PolarValues(u, nothing[:, 0].long(), nothing)
+    return PolarOutcome(Run.nothing_to_do(values, np.zeros((6, count)), "no elements"), judge)
 
 
 def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:

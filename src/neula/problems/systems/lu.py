@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided
+from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import (
     VARIANTS,
     InnerPanel,
@@ -40,7 +41,6 @@ from neula.problems.systems.lu_checks import (
     check_range,
     check_square,
     choose_formats,
-    growth_of_factors,
     report_solutions,
 )
 from neula.problems.systems.lu_plan import MeasuredSubstitution, plan_of
@@ -207,7 +207,7 @@ def lu_factor(
         return LUMethods(graph[index], packed, transform is not None, like, kept) if keep_a else None
 
     def one(packed: PackedLU, index: tuple[int, ...], of: _Factorized) -> LUFactors:
-        growth = growth_of_factors(packed.lu, of.largest, chosen)
+        growth = partial(growth_of, packed.lu, of.largest, chosen)
         return make(
             packed=packed, kept=of.matrix, _measure_growth=growth, _factors=methods(packed, index, of)
         )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks, largest_of
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
@@ -26,7 +28,6 @@ from neula.problems.systems.lu_checks import (
     check_square,
     choose_formats,
     evidence_of,
-    growth_of_factors,
     limits_of,
 )
 
@@ -114,7 +115,7 @@ def _factors(
         storage=storage.name,
         engine=str(engine),
         dtype=lu.dtype,
-        _measure_growth=growth_of_factors(lu, largest, engine),
+        _measure_growth=partial(growth_of, lu, largest, engine),
         _give_back=like.give_back,
         _factors=None if kept is None else LUMethods(kept.a, packed, False, like, (kept,)),
         kept=kept,

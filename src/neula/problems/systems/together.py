@@ -32,9 +32,8 @@ from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.refining import over
 from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems
 from neula.pipeline.border import Border
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
-from neula.pipeline.refusals import Declined
 from neula.problems.systems.factor_source import (
     NORMAL_EQUATIONS,
     SOURCES,
