@@ -186,10 +186,7 @@ class Call:
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the first operand's library, on its device, in its dtype or another.
 
-        Raises
-        ------
-        OverflowError
-            If the dtype is too narrow for it.
+        Raises OverflowError if the dtype is too narrow for it.
         """
         return self.first.give_back(x, dtype)
 
@@ -203,19 +200,10 @@ class Call:
     ) -> None:
         """Warn that the accuracy was missed, or raise where the call is strict.
 
-        Parameters
-        ----------
-        result
-            The best that was found.
-        indices : sequence of sequence of int
-            Indices of the rejected matrices of a batch; the empty index for a single matrix.
-        unsure : bool, optional
-            Whether one of the solutions has no guaranteed digit.
-
-        Raises
-        ------
-        AccuracyError, ValueError
-            If the call is strict; the second for a batch that holds NaN or Inf.
+        ``result``: the best that was found. ``indices``: indices of the rejected matrices of a batch; the
+        empty index for a single matrix. ``unsure``: whether one of the solutions has no guaranteed digit.
+        Raises AccuracyError or ValueError if the call is strict; the second for a batch that holds NaN or
+        Inf.
         """
         if self.strict and any(map(len, indices)):  # a single matrix was checked before
             for name, taken in self.operands.items():

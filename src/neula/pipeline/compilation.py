@@ -34,20 +34,9 @@ def eager(
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
     shape, and not faster. ``progress=True`` becomes a bar here.
 
-    Parameters
-    ----------
-    function : callable
-    traced : callable, optional
-        Replacement by an operator of torch if numbers cannot be read; it returns None for unsupported
-        arguments.
-    plans : Plans, optional
-        Replacement for problems like an earlier one.
-
-    Returns
-    -------
-    callable
-        The same function. Type checkers know its parameters from its overloads, which let ``progress`` be a
-        bool.
+    ``traced``: replacement by an operator of torch if numbers cannot be read; it returns None for unsupported
+    arguments. ``plans``: replacement for problems like an earlier one. Type checkers know its parameters from
+    its overloads, which let ``progress`` be a bool.
     """
     disabled: Callable[P, T] | None = None
     name = function.__name__

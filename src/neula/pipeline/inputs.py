@@ -52,10 +52,7 @@ class Taken:
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the user's library, on its device, in its dtype or another.
 
-        Raises
-        ------
-        OverflowError
-            If the dtype is too narrow for it.
+        Raises OverflowError if the dtype is too narrow for it.
         """
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
@@ -182,10 +179,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
     """Whether the answer, which goes back to the library of the first operand, is to be differentiated.
 
-    Raises
-    ------
-    ValueError
-        If it is, and that library is not torch.
+    Raises ValueError if it is, and the library of the first operand is not torch.
     """
     wanted = any(x is not None and x.is_variable for x in (first, *others))
     if wanted and first.wrap is not _itself:
@@ -222,10 +216,7 @@ def tensors_in(x: Any) -> Iterator[torch.Tensor]:
 def refuse_gradient(x: Any, name: str) -> None:
     """A gradient that is not computed must be an error.
 
-    Raises
-    ------
-    ValueError
-        For a tensor that requires a gradient, or has a tangent.
+    Raises ValueError for a tensor that requires a gradient, or has a tangent.
     """
     if isinstance(x, torch.Tensor) and has_tangent(x):
         raise ValueError(
@@ -239,13 +230,7 @@ def refuse_gradient(x: Any, name: str) -> None:
 
 
 def check_matrices(a: torch.Tensor, name: str) -> None:
-    """A matrix, or a batch of them; any dimension may have size zero.
-
-    Raises
-    ------
-    ValueError
-        That repeats the shape.
-    """
+    """A matrix, or a batch of them; any dimension may have size zero."""
     if a.ndim < 2:
         raise ValueError(
             f"{name} must be a matrix (or a batch of matrices), got {a.ndim} dimension(s), "
@@ -260,26 +245,14 @@ def flattened(a: torch.Tensor) -> torch.Tensor:
 
 
 def check_matrix(a: torch.Tensor, name: str) -> None:
-    """A matrix, or a batch of them that may be empty, with at least one row and one column.
-
-    Raises
-    ------
-    ValueError
-        That repeats the shape.
-    """
+    """A matrix, or a batch of them that may be empty, with at least one row and one column."""
     check_matrices(a, name)
     if 0 in a.shape[-2:]:
         raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
 
 
 def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str, over_rows: Reduction = HERE) -> None:
-    """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate).
-
-    Raises
-    ------
-    ValueError
-        That says where the first one is.
-    """
+    """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate)."""
     if bool(torch.isfinite(column_max).all()):
         return
     found = over_rows.first_of(~torch.isfinite(a), a)

@@ -44,14 +44,7 @@ class Settling(Protocol):
 
 
 class LaunchedPlan(ABC, Generic[P, S, R]):
-    """The first link for linear systems or least-squares problems of one shape.
-
-    Parameters
-    ----------
-    link : Link
-    judge : Settling
-    options : SolutionOptions
-    """
+    """The first link for linear systems or least-squares problems of one shape."""
 
     result: type[R]
 

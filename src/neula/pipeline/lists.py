@@ -20,10 +20,7 @@ def over_lists(member: Callable[[Any, int], Any]) -> Callable[[Callable[P, T]], 
     Matrices of one shape, dtype and device are stacked; the order is that of the list. Warnings name places
     in the list.
 
-    Parameters
-    ----------
-    member : callable
-        From the answer to a batch and a place in it to the answer to one matrix.
+    ``member``: from the answer to a batch and a place in it to the answer to one matrix.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:

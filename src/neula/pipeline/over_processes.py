@@ -68,13 +68,7 @@ class _Operand:
 
 
 def _operand(x: Any, name: str) -> _Operand:
-    """Rows here of an operand.
-
-    Raises
-    ------
-    TypeError, ValueError
-        For other layouts.
-    """
+    """Rows here of an operand. Raises TypeError or ValueError for other layouts."""
     if isinstance(x, RowSharded):
         return _Operand(take(x.local, name, differentiable=True, or_complex=True), over_rows=x.over_rows)
     if not is_spread(x) and name == "A":
@@ -164,10 +158,7 @@ class OverProcesses:
     def _asked(self, found: Mapping[str, _Operand], given: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that must be equal on all processes, by name.
 
-        Raises
-        ------
-        TypeError, ValueError
-            For what is not supported.
+        Raises TypeError or ValueError for what is not supported.
         """
         for name, values in self.refused.items():
             if given.get(name) in values:
@@ -219,12 +210,7 @@ def _is_list_of_spread(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bo
 
 
 def _group_of(given: Mapping[str, Any]) -> Any:
-    """The group of all operands that are spread.
-
-    Raises
-    ------
-    ValueError
-    """
+    """The group of all operands that are spread."""
     found = {name: x for name, x in given.items() if is_spread(x)}
     groups = {
         name: _group_of_dtensor(x, name) if isinstance(x, torch.Tensor) else _rows_of(x).group

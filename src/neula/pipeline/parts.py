@@ -46,13 +46,7 @@ def larger_part(errors: torch.Tensor) -> torch.Tensor:
 def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
     """Solutions for complex right-hand sides of real matrices.
 
-    Parameters
-    ----------
-    call : Call
-        Of A and b.
-    shapes : BatchedProblem
-    solve : callable
-        Solves for real tensors.
+    ``call``: of A and b. ``solve``: solves for real tensors.
     """
     a, b = (taken.graph for taken in call.operands.values())
     found = solve(a, real_columns(b.unsqueeze(-1) if shapes.is_vector else b))

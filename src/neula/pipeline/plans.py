@@ -283,12 +283,8 @@ def accepted_result(
 ) -> R:
     """The result of problems that one link has solved, all accepted.
 
-    Parameters
-    ----------
-    reason : callable
-        Why they are accepted, in words.
-    fields : dict of str to object
-        Fields that not all results have; the others are added to it.
+    ``reason``: why they are accepted, in words. ``fields``: fields that not all results have; the others are
+    added to it.
     """
     fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
@@ -307,10 +303,7 @@ def accepted_solutions(
 ) -> R:
     """Accepted result of linear systems or least-squares problems.
 
-    Parameters
-    ----------
-    each : callable
-        From one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
+    ``each``: from one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
     """
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:

@@ -124,13 +124,8 @@ class Solutions(Values):
     ) -> Self:
         """Solutions with what was measured of them, of which tensors are made when somebody asks.
 
-        Parameters
-        ----------
-        x : Tensor, shape (batch, n, k)
-        numbers : array or Tensor, shape (numbers, batch)
-            Numbers called :attr:`names`.
-        **columns : array or Tensor, shape (batch, k)
-            Numbers called :attr:`columns`.
+        Shapes: x (batch, n, k). ``numbers``, shape (numbers, batch): numbers called :attr:`names`.
+        ``columns``, shape (batch, k): numbers called :attr:`columns`.
         """
         found = object.__new__(cls)
         for name, known in (("x", x), ("_known", (numbers, columns))):
@@ -172,14 +167,7 @@ R = TypeVar("R", bound=SolutionResult)
 
 
 def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
-    """Exact zero solutions for empty problems, as in NumPy.
-
-    Parameters
-    ----------
-    zero : Solutions
-        Zeros.
-    a : Tensor, shape (batch, m, n)
-    """
+    """Exact zero solutions for empty problems, as in NumPy. Shapes: a (batch, m, n)."""
     zero.condition.fill_(1.0)
     why = f"A is {tuple(a.shape[-2:])}, {len(a)} times"
     return Run.nothing_to_do(zero, zero.measured().cpu().numpy(), why)
@@ -283,11 +271,7 @@ def attached(
 ) -> R:
     """A result, its x attached to the graph of A and b where somebody wants that.
 
-    Parameters
-    ----------
-    result : LstsqResult or SolveResult
-    attach : callable
-        From A, b and x, matrices of one batch, to x.
+    ``attach``: from A, b and x, matrices of one batch, to x.
     """
     if not call.differentiable:
         return result
@@ -348,14 +332,8 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
 def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
     """The engine of the host, where it solves some problems sooner; None elsewhere.
 
-    Parameters
-    ----------
-    options : SolutionOptions
-        Of an engine whose tuning says how much that may be.
-    count : int
-        How many problems.
-    work : float
-        ``m n (n + k)`` of each, as often as that is passed through.
+    ``options``: of an engine whose tuning says how much that may be. ``count``: how many problems. ``work``:
+    ``m n (n + k)`` of each, as often as that is passed through.
     """
     most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
     if count * max(work, LEAST_WORK) > most:

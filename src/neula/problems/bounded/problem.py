@@ -76,13 +76,8 @@ class Whole:
     ) -> Whole:
         """Scale and factorize.
 
-        Parameters
-        ----------
-        a : Tensor, shape (P, m, n)
-        b : Tensor, shape (P, m, K)
-        lower, upper : Tensor, shape (P, n) or (1, n)
-        options : BoundedOptions
-        equalities : pair of Tensor, shape (p, n) and (p, 1) or (p, k), optional
+        Shapes: a (P, m, n), b (P, m, K), lower and upper (P, n) or (1, n), equalities (p, n) and (p, 1) or
+        (p, k).
         """
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
@@ -213,10 +208,8 @@ class BoundedProblems(Batch):
 class BoundedValues(Values):
     """Solutions of problems with their evidence.
 
-    Attributes
-    ----------
-    gradient : Tensor, shape (C, n)
-        ``A^T r`` without components that point out of the bounds, for columns of norm 1.
+    ``gradient``, shape (C, n): ``A^T r`` without components that point out of the bounds, for columns of norm
+    1.
     """
 
     x: torch.Tensor  # shape (C, n): in the numbers that are worked with, rounded to the dtype of the result

@@ -115,13 +115,7 @@ class BoundedSolution:
         return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
-        """Say so where the accuracy was missed.
-
-        Raises
-        ------
-        AccuracyError
-            If the call is strict.
-        """
+        """Say so where the accuracy was missed. Raises AccuracyError if the call is strict."""
         if result.converged:
             return
         missed = ~torch.from_numpy(self.run.accepted)
@@ -151,11 +145,6 @@ def solve_bounded(
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
 
     Whether the solutions without bounds are requested, too, is for what comes before the chain.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`neula.lsq_linear`.
     """
     call = Call.begin(
         {"A": A, "b": b},
@@ -240,10 +229,7 @@ def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor
 def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
     """Lower and upper bounds of each unknown, shape (2, n), float64.
 
-    Raises
-    ------
-    ValueError
-        For a wrong shape, NaN, and where a lower bound is not below the upper one.
+    Raises ValueError for a wrong shape, NaN, and where a lower bound is not below the upper one.
     """
     given = [_numbers(x, name) for x, name in zip(bounds, ("lower bound", "upper bound"), strict=True)]
     for name, x in zip(("lower", "upper"), given, strict=True):
@@ -269,10 +255,8 @@ def checked_equalities(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """C and d on the device of the engine, d with a column for each right-hand side of a matrix, or one.
 
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit, where gradients are wanted, and where bounds forbid a constraint.
+    Raises ValueError for shapes that do not fit, where gradients are wanted, and where bounds forbid a
+    constraint.
     """
     n = bounds.shape[1]
     c, d = checked_constraints(call, constraints(n) if callable(constraints) else constraints, n)

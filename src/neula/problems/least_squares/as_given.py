@@ -68,12 +68,7 @@ def as_given(
     evidence, and reads all numbers at once. If R is to be checked first, it also reads before the steps: with
     an R in half precision the rate of convergence, too.
 
-    Returns
-    -------
-    members : LeastSquaresSolutions
-    steps : int
-    numbers : Tensor
-        Their measured numbers, possibly on the host.
+    Returns solutions, how many steps they took, and their measured numbers, possibly on the host.
     """
     a, b, options, data_error = plain
     over_rows = options.over_rows

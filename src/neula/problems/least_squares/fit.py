@@ -107,13 +107,7 @@ class LinearFit:
 
     @cached_property
     def _factors(self) -> QRFactors:
-        """QR of the stacked matrix.
-
-        Raises
-        ------
-        ValueError
-            If A lacks full rank.
-        """
+        """QR of the stacked matrix. Raises ValueError if A lacks full rank."""
         with self.call.computing():
             found = certified_qr(self._scaled.a, self.call.engine)
             diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
@@ -206,12 +200,7 @@ class LinearFit:
         return left - q @ (q.mH @ left)
 
     def _check_unchanged(self) -> None:
-        """A and b are those that were solved.
-
-        Raises
-        ------
-        ValueError
-        """
+        """A and b are those that were solved."""
         given, norm = self._scaled, torch.linalg.vector_norm
         a, b, x = given.a, given.b, given.scale(self.x)
         changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.b_columns[:, 0])).abs()

@@ -44,17 +44,9 @@ def checked_general(
 ) -> General | None:
     """Constraints and covariance on the device of the engine; None where there are none.
 
-    Parameters
-    ----------
-    rows : int, optional
-        Rows that are data; those below are damping, of unit variance.
-    intercept : bool
-        Whether A has a column for it.
-
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit, NaN or Inf, and a covariance that is not positive definite.
+    ``rows``: rows that are data; those below are damping, of unit variance. ``intercept``: whether A has a
+    column for it. Raises ValueError for shapes that do not fit, NaN or Inf, and a covariance that is not
+    positive definite.
     """
     if constraints is None and covariance is None and factor is None:
         return None
@@ -91,12 +83,7 @@ def _array(call: Call, x: Any, name: str) -> torch.Tensor:
 def checked_constraints(
     call: Call, constraints: Any, n: int, *, intercept: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """C, shape (p, n), and d, shape (p, 1) or (p, k), in double precision on the device of the engine.
-
-    Raises
-    ------
-    ValueError
-    """
+    """C, shape (p, n), and d, shape (p, 1) or (p, k), in double precision on the device of the engine."""
     if not isinstance(constraints, (tuple, list)) or len(constraints) != 2:
         raise ValueError("constraints must be a pair (C, d) of a matrix and a vector, for C x = d")
     c, d = (_array(call, x, name) for x, name in zip(constraints, "Cd", strict=True))

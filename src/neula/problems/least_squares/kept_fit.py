@@ -24,22 +24,10 @@ def from_triangle(
 ) -> FitNumbers:
     """Numbers of one fit.
 
-    Parameters
-    ----------
-    triangle : Tensor, shape (n + k, n + k)
-        R of ``[A b]`` by Householder reflections, up to an orthogonal factor of its last k rows.
-    damping : Tensor, shape (n,), optional
-        Of each column.
-    rows : float
-        Of A, without those of the damping.
-    rcond : float
-    units : pair of Tensor of int, shape (n,) and (k,)
-        Exponents of the powers of two by which columns of A and b were divided.
-
-    Raises
-    ------
-    ValueError
-        If A lacks full rank.
+    ``triangle``, shape (n + k, n + k): R of ``[A b]`` by Householder reflections, up to an orthogonal factor
+    of its last k rows. ``damping``, shape (n,): of each column. ``rows``: of A, without those of the damping.
+    ``units``, shape (n,) and (k,): exponents of the powers of two by which columns of A and b were divided.
+    Raises ValueError if A lacks full rank.
     """
     of_a, of_b = units
     n = len(of_a)

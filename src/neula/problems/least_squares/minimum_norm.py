@@ -60,10 +60,7 @@ def by_complete_orthogonal(
 ) -> Answer[LeastSquaresSolutions]:
     """The minimum-norm solution of one problem below full rank, without an SVD.
 
-    Raises
-    ------
-    Declined
-        If the rank is full, or in doubt.
+    Raises Declined if the rank is full, or in doubt.
     """
     options, shape = problems.options, problems.a.shape[1:]
     certain = options.limits(shape).condition

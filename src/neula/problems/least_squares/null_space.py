@@ -64,14 +64,8 @@ class NullSpace:
     def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
         """Factorize.
 
-        Parameters
-        ----------
-        c : Tensor, shape (p, n)
-            In double precision, the largest part of an element of each row in [1/2, 1), or all of it zero.
-        d : Tensor, shape (..., p, k)
-        engine : Engine
-        rounded : list of int
-            Rows with elements that underflow.
+        Shapes: d (..., p, k). ``c``, shape (p, n): in double precision, the largest part of an element of
+        each row in [1/2, 1), or all of it zero. ``rounded``: rows with elements that underflow.
         """
         p, n = c.shape
         if not p or not n:
@@ -124,12 +118,7 @@ class NullSpace:
         return NEGLIGIBLE * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
     def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
-        """Refuse constraints, as given, that no x fulfils.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Refuse constraints, as given, that no x fulfils."""
         if not bool(d[~c.any(1)].any()) and self.follows:
             return
         nearest = torch.linalg.pinv(c) @ d

@@ -17,10 +17,8 @@ from neula.pipeline.shapes import broadcast_system
 def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
     """Factors of the rows: ``weights``, the reciprocals of ``sigma``, or the roots of ``sample_weight``.
 
-    Raises
-    ------
-    ValueError
-        For several of them; for standard deviations that are not positive, and squares that are negative.
+    Raises ValueError for several of them; for standard deviations that are not positive, and squares that are
+    negative.
     """
     given = {"weights": weights, "sigma": sigma, "sample_weight": sample_weight}
     named = [name for name, x in given.items() if x is not None]
@@ -43,10 +41,7 @@ def with_intercept(call: Call, damp: float) -> Call:
 
     The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
 
-    Raises
-    ------
-    ValueError
-        Over processes, and for shapes that do not fit.
+    Raises ValueError over processes, and for shapes that do not fit.
     """
     if call.engine.over_rows.spread:
         raise ValueError("intercept=True is for whole matrices: put a column of ones into the rows of A")
@@ -69,10 +64,7 @@ def with_intercept(call: Call, damp: float) -> Call:
 def with_intercept_of_constraints(c: torch.Tensor, n: int) -> torch.Tensor:
     """C with a column of zeros for the intercept, unless it has one.
 
-    Raises
-    ------
-    ValueError
-        For another number of columns.
+    Raises ValueError for another number of columns.
     """
     if c.ndim == 2 and c.shape[1] == n - 1:
         return torch.nn.functional.pad(c, (1, 0))

@@ -71,12 +71,7 @@ class Limit:
     decay: float = math.inf  # by how much its diagonal may fall
 
     def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
-        """Give an R of n columns up, by the diagonal of its first ones.
-
-        Raises
-        ------
-        Declined
-        """
+        """Give an R of n columns up, by the diagonal of its first ones."""
         decay = expected_decay(diagonal, n)
         if math.isnan(decay):
             raise Declined("R is not finite")

@@ -135,10 +135,7 @@ def refined_with(
     An R whose condition number exceeds that of ``limit`` is not tried for longer than that says. Iterations
     begin with ``start``, where that is known.
 
-    Raises
-    ------
-    Declined
-        If R is too poor, or A may lack full rank.
+    Raises Declined if R is too poor, or A may lack full rank.
     """
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
     iterations = _iterations(problem, largest, smallest, limit)

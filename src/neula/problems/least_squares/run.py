@@ -52,15 +52,8 @@ def solve_problems(
 ) -> Run[LeastSquaresSolutions]:
     """Solve small problems together, then each unsolved problem by itself.
 
-    Parameters
-    ----------
-    problems : LeastSquaresProblems
-    is_batch : bool
-        Whether NaN and Inf are no error.
-    begun : Answer, optional
-        From :func:`begin_problems`.
-    together : list of Link, optional
-        Links for all of them; by default those for their number.
+    ``is_batch``: whether NaN and Inf are no error. ``begun``: from :func:`begin_problems`. ``together``:
+    links for all of them; by default those for their number.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]

@@ -224,16 +224,9 @@ class Streamed(SingleProblem):
     def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
         """One pass: all rows, weighted and scaled, then those of the damping.
 
-        Parameters
-        ----------
-        what : str
-            For the progress.
-        step : callable
-            Takes some rows of A and b.
-        rescale : callable, optional
-            In a first pass: changes what was summed, where columns of A and b are too large, or small.
-        damped : bool
-            Whether the rows of the damping are wanted.
+        ``what``: for the progress. ``step`` takes some rows of A and b. ``rescale`` in a first pass
+        changes what was summed, where columns of A and b are too large, or small. ``damped``: whether the
+        rows of the damping are wanted.
         """
         for block in self.reader.read(what):
             a, b = self._weighted(block)
@@ -294,12 +287,7 @@ class Streamed(SingleProblem):
     ) -> Answer[LeastSquaresSolutions]:
         """Passes with updates, until the solution is accepted, or no pass is left.
 
-        Parameters
-        ----------
-        coordinates : Coordinates
-        start : Tensor, shape (r, k)
-            Those of b.
-        label : str
+        ``start``, shape (r, k): those of b.
         """
 
         def visited(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:

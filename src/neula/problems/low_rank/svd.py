@@ -370,10 +370,7 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
 
     That is 1 where squares neither overflow nor underflow.
 
-    Raises
-    ------
-    ValueError
-        For NaN and Inf.
+    Raises ValueError for NaN and Inf.
     """
     device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
     tall = tall.to(torch.promote_types(tall.dtype, torch.float32))

@@ -230,12 +230,8 @@ def clean_data(
 ) -> tuple[Any, Any, Any]:
     """Arrays instead of lists, finite ones; of one curve without the observations that are NaN, if requested.
 
-    Raises
-    ------
-    ValueError
-        For NaN or Inf, and no data.
-    TypeError
-        For what is no array of numbers, or masked.
+    Raises ValueError for NaN or Inf, and no data. Raises TypeError for what is no array of numbers, or
+    masked.
     """
     check_name("nan_policy", nan_policy, ("raise", "omit"), optional=True)
     ydata = floats(ydata, "ydata", or_complex=True)

@@ -96,10 +96,7 @@ def run_fit(
 ) -> NonlinearFit:
     """Minimize, refine, and measure.
 
-    Raises
-    ------
-    ValueError
-        If residuals or the Jacobian are not finite at the start.
+    Raises ValueError if residuals or the Jacobian are not finite at the start.
     """
     everyone = torch.arange(len(start.x), device=start.x.device)
     cost = problem.cost(start.x, everyone)

@@ -27,16 +27,9 @@ from neula.problems.orthogonal.ways import refined_from_gram
 def certified_qr(a: torch.Tensor, engine: Engine) -> QRFactors:
     """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        On the engine's device, of any real or complex dtype. Not modified. Any dimension may be zero.
-    engine : Engine
-
-    Returns
-    -------
-    QRFactors
-        Of matrices that are not accepted the best that was found; the caller has to say so.
+    ``a``, shape (batch, m, n): on the engine's device, of any real or complex dtype. Not modified. Any
+    dimension may be zero. For matrices that are not accepted it
+    returns the best that was found; the caller has to say so.
 
     Examples
     --------

@@ -36,14 +36,7 @@ Begun = Sequence[Answer[QRValues]]
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
     """Q and R of one matrix or a batch, by what suits it, on the engine's device.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-    mode : {"reduced", "r", "complete"}
-        Whether Q is to be square.
-    options : QROptions
-    begun : sequence of Answer, optional
-        From :func:`begin`.
+    Shapes: matrices (batch, m, n). ``mode``: whether Q is to be square. ``begun``: from :func:`begin`.
     """
     target = options.target
     with plain_arithmetic(options.engine.device):
@@ -176,10 +169,7 @@ def _run(
 def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Matrices that are factorized in a narrower range than theirs, divided by powers of two.
 
-    Returns
-    -------
-    matrices : Tensor, shape (batch, m, n)
-    exponents : Tensor of int, shape (batch, 1, 1), or None
+    Returns ``matrices``, shape (batch, m, n); ``exponents``, shape (batch, 1, 1).
     """
     if matrices.dtype != double_of(matrices.dtype) or target is FP64:
         return matrices, None

@@ -64,13 +64,7 @@ def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
 
 
 def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
-    """One of the two, for matrices whose Gram matrix takes longer than a look at its factor.
-
-    Parameters
-    ----------
-    label, shifted : str
-        Labels of the two.
-    """
+    """One of the two, for matrices whose Gram matrix takes longer than a look at its factor."""
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         matrix = Matrix.unchecked(matrices.a[0], matrices.options)

@@ -32,14 +32,7 @@ from neula.problems.orthogonal.ways import QRLink
 
 
 class QRPlan:
-    """A plan for one matrix of a shape, or a batch.
-
-    Parameters
-    ----------
-    link : Link
-    options : QROptions
-    mode : {"reduced", "r"}
-    """
+    """A plan for one matrix of a shape, or a batch."""
 
     def __init__(self, link: QRLink, options: QROptions, mode: str = "reduced") -> None:
         self.options, self._link, self._mode = options, link, mode
@@ -92,13 +85,7 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
 
 
 class RangePlan:
-    """A plan for orthonormal bases of single matrices of one shape, with independent columns.
-
-    Parameters
-    ----------
-    plan : QRPlan
-    rcond : float
-    """
+    """A plan for orthonormal bases of single matrices of one shape, with independent columns."""
 
     def __init__(self, plan: QRPlan, rcond: float) -> None:
         self.options, self._plan, self._rcond = plan.options, plan, rcond

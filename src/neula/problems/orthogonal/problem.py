@@ -127,13 +127,7 @@ class QRMatrices(Batch):
 
     @cached_property
     def single(self) -> Matrix:
-        """The only one, looked at and scaled.
-
-        Raises
-        ------
-        ValueError
-            If it holds NaN or Inf.
-        """
+        """The only one, looked at and scaled. Raises ValueError if it holds NaN or Inf."""
         return Matrix.checked(self.a[0], self.options)
 
     @property
@@ -214,10 +208,7 @@ class Matrix:
     def checked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
         """Check the numbers and choose the scales: one pass over the matrix.
 
-        Raises
-        ------
-        ValueError
-            If it holds NaN or Inf.
+        Raises ValueError if it holds NaN or Inf.
         """
         column_max = _column_max(a, options)
         seen = column_max.cpu()  # the host waits once for all that it looks at
@@ -299,15 +290,8 @@ def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
     """Measures as of :func:`neula.certificates.qr.qr_measures`.
 
-    Parameters
-    ----------
-    a, q, r : Tensor
-        A batch, or one matrix and its factors. Diagonals of R are nonnegative.
-    target : Format
-
-    Returns
-    -------
-    array, shape (4, batch)
+    A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
+    batch).
     """
     vectors = probe_vectors(r.shape[-1], r.dtype)
     if (found := reflected_errors(a, q, r, vectors)) is not None:

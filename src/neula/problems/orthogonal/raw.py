@@ -62,10 +62,7 @@ Form = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
     """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-    options : QROptions
+    Shapes: matrices (batch, m, n).
     """
     count, m, n = matrices.shape
     if matrices.numel() == 0:

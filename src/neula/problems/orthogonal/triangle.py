@@ -49,16 +49,7 @@ def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFac
     Without Q what is measured is ``A^H A`` beside ``R^H R``, which is enough for condition numbers up to
     about 1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        In double precision, on the engine's device.
-    b : Tensor, shape (batch, m, K)
-    engine : Engine
-
-    Returns
-    -------
-    RFactors
+    Shapes: b (batch, m, K). ``a``, shape (batch, m, n): in double precision, on the engine's device.
 
     Examples
     --------

@@ -167,15 +167,7 @@ def polar(
 def polar_result(
     call: Call, options: PolarOptions, side: str | None = None, *, wait: bool = True
 ) -> PolarResult:
-    """The decomposition of what a call was given.
-
-    Parameters
-    ----------
-    call : Call
-    options : PolarOptions
-    side : {"right", "left"}, optional
-    wait : bool, optional
-    """
+    """The decomposition of what a call was given."""
     if not wait and call.first.tensor.numel() > 0:
         with call.computing():
             a = call.matrices()
@@ -263,12 +255,7 @@ def decompose(
 ) -> PolarOutcome:
     """Orthogonal polar factors of a batch, on the engine's device.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-    options : PolarOptions
-    begun : Answer, optional
-        Answer of the first link.
+    Shapes: matrices (batch, m, n). ``begun``: answer of the first link.
     """
     count, over_rows = len(matrices), options.over_rows
     judge = PolarJudge.for_batch(matrices, options)

@@ -18,12 +18,7 @@ def multiply_over_processes(
 ) -> Any:
     """:func:`neula.matmul` of an A whose columns are spread like the rows of B.
 
-    Raises
-    ------
-    TypeError
-        For operands that are spread otherwise.
-    ValueError
-        If ``out`` is given.
+    Raises TypeError for operands that are spread otherwise. Raises ValueError if ``out`` is given.
     """
     if out is not None or beta != 0.0:
         raise ValueError("out= and beta= are for whole matrices: leave them out over processes")

@@ -44,15 +44,8 @@ class Product:
     ) -> torch.Tensor:
         """Products of a batch: one if all share B, small ones together, others one after the other.
 
-        Parameters
-        ----------
-        a : Tensor, shape (..., m, k)
-        b : Tensor, shape (..., k, n)
-            Their leading dimensions broadcast.
-        shape : sequence of int
-            Of the result.
-        out : Tensor of this shape, optional
-            Is written, and read where beta is not zero.
+        Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``. ``out`` is
+        written, and read where beta is not zero.
         """
         *batch, _, n = shape
         if 0 in (*shape, a.shape[-1]):

@@ -370,10 +370,7 @@ def _scaled_norm(
 ) -> torch.Tensor:
     """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector.
 
-    Parameters
-    ----------
-    multiply : callable
-        ``A^H`` times some vectors, given both.
+    ``multiply``: ``A^H`` times some vectors, given both.
     """
     image = rows[:, None] * image
     back = multiply(a, rows[:, None] * image) / sizes
@@ -385,18 +382,9 @@ def probe_on_the_way(
 ) -> tuple[InverseProbe, OnTheWay]:
     """A probe that conjugate gradients find in their first two iterations, and solve for in the others.
 
-    Parameters
-    ----------
-    rows, sizes : Tensor, shape (n, 1)
-        Scales of the rows of A, and norms of its columns.
-    dtype : torch.dtype
-        Of A.
-
-    Returns
-    -------
-    probe : InverseProbe
-    solved : OnTheWay
-        For :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which fills the probe.
+    ``rows`` and ``sizes``, shape (n, 1): scales of the rows of A, and norms of its columns. ``dtype``: of A.
+    Returns ``solved``: for :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which fills
+    the probe.
     """
     right = 1 / rows
     nothing = right[:, :0].to(dtype)

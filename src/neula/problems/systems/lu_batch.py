@@ -30,13 +30,8 @@ def stacked(
 ) -> PackedLU:
     """Factors of the matrices of a batch in one piece of memory, each column-major as it was.
 
-    Parameters
-    ----------
-    factors : sequence of PackedLU
-    batch : sequence of int
-        Leading dimensions.
-    n, storage, like
-        Order of the matrices, format of the factors, and a tensor where they are, also for a batch of none.
+    ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
+    factors, and a tensor where they are, also for a batch of none.
     """
     if not factors:
         none = torch.empty(*batch, n, n, dtype=matching_dtype(storage.dtype, like.dtype), device=like.device)
@@ -58,10 +53,7 @@ class RightHandSides:
     def broadcast(cls, b: torch.Tensor, batch: tuple[int, ...], n: int) -> RightHandSides:
         """One vector if b is one-dimensional, which goes with every matrix; else matrices of shape (n, k).
 
-        Raises
-        ------
-        ValueError
-            If b does not fit; the message says which shapes do.
+        Raises ValueError if b does not fit.
         """
         is_vector = b.ndim == 1
         matrices = b[:, None] if is_vector else b

@@ -47,12 +47,7 @@ class LUPlanOptions(NamedTuple):
 
 
 class LUPlan:
-    """Factorizes single matrices of order n.
-
-    Parameters
-    ----------
-    options : LUPlanOptions
-    """
+    """Factorizes single matrices of order n."""
 
     def __init__(self, options: LUPlanOptions) -> None:
         self.options = options
@@ -75,14 +70,9 @@ class LUPlan:
 def factors_of(a: np.ndarray, lu: np.ndarray, pivots: np.ndarray, image: np.ndarray) -> LUFactors[Any] | None:
     """LAPACK's factors of A as :func:`neula.lu_factor` has them; None where it has none.
 
-    Parameters
-    ----------
-    a : array, shape (n, n)
-        Float64 or float32, with numbers near 1, in the memory of the user.
-    lu, pivots : array
-        As of SciPy.
-    image : array, shape (n, 1)
-        ``A v`` when it was factorized, for the fixed v of :class:`KeptMatrix`.
+    ``a``, shape (n, n): float64 or float32, with numbers near 1, in the memory of the user. ``lu`` and
+    ``pivots``: as of SciPy. ``image``, shape (n, 1): ``A v`` when it was factorized, for the fixed v of
+    :class:`KeptMatrix`.
     """
     begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.real.itemsize])
     if plan is None:
@@ -152,10 +142,7 @@ class MeasuredSubstitution:
     residual in a few operations a row. The backward error is that for perturbations of A measured in the
     Frobenius norm.
 
-    Parameters
-    ----------
-    factors : LUFactors
-        Of a matrix that is kept, and whose condition number is known.
+    ``factors``: of a matrix that is kept, and whose condition number is known.
     """
 
     def __init__(self, factors: LUFactors[Any]) -> None:

@@ -79,13 +79,8 @@ class EquilibratedSystem(SingleProblem):
     ) -> EquilibratedSystem:
         """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy.
 
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-        b : Tensor, shape (n, k)
-        options : SystemsOptions
-        check : callable, optional
-            Called where norms are not finite: raises an error if A or b is not.
+        Shapes: a (n, n), b (n, k). ``check``: called where norms are not finite: raises an error if A or b is
+        not.
         """
         a, b = in_double(a), in_double(b)
         b_max, largest = options.engine.column_max(b), None
