@@ -17,33 +17,9 @@ from torch.autograd import Function
 
 from neula.certificates.forward_error import SURE
 from neula.engines.formats import in_double
-from neula.pipeline.derivatives import (
-    cholesky_backward,
-    cholesky_forward,
-    factors_backward,
-    factors_forward,
-    for_operand,
-    leading,
-    lu_backward,
-    lu_forward,
-    polar_backward,
-    polar_forward,
-    product_backward,
-    product_forward,
-    pushing_forward,
-    solution_backward,
-    solution_forward,
-    system_backward,
-    system_forward,
-)
-from neula.pipeline.spectral_derivatives import (
-    eigenvectors_backward,
-    eigenvectors_forward,
-    power_backward,
-    power_forward,
-    triplets_backward,
-    triplets_forward,
-)
+from neula.pipeline import derivatives
+from neula.pipeline import spectral_derivatives as spectral
+from neula.pipeline.derivatives import for_operand, leading, pushing_forward
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -153,11 +129,11 @@ class QRFunction(Attached):
     @staticmethod
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         q, r, dq, dr = _at_least_single(*kept, *gradients)
-        return (factors_backward(q, r, dq, dr).to(kept[0].dtype),)
+        return (derivatives.factors_backward(q, r, dq, dr).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        found = factors_forward(*_at_least_single(*kept, *changes))
+        found = derivatives.factors_forward(*_at_least_single(*kept, *changes))
         return tuple(x.to(kept[0].dtype) for x in found)
 
 
@@ -166,11 +142,11 @@ class CholeskyFunction(Attached):
 
     @staticmethod
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
-        return (cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
+        return (derivatives.cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return (cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
+        return (derivatives.cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
 
 
 class Polar(Attached):
@@ -182,12 +158,12 @@ class Polar(Attached):
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, u, deficient), (du,) = _of_full_rank(*kept), gradients
         du = torch.where(deficient & (du != 0), math.nan, in_double(du))
-        return (polar_backward(a, u, du).to(kept[0].dtype),)
+        return (derivatives.polar_backward(a, u, du).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         a, u, deficient = _of_full_rank(*kept)
-        du = polar_forward(a, u, in_double(changes[0]))
+        du = derivatives.polar_forward(a, u, in_double(changes[0]))
         return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
 
 
@@ -201,12 +177,12 @@ class EigenvectorsFunction(Attached):
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
         negligible = torch.finfo(gradients[1].dtype).eps ** 0.5
-        return (eigenvectors_backward(w, v, errors / SURE, dw, dv, negligible).to(kept[1].dtype),)
+        return (spectral.eigenvectors_backward(w, v, errors / SURE, dw, dv, negligible).to(kept[1].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         w, v, errors = map(in_double, kept)
-        found = eigenvectors_forward(w, v, errors / SURE, in_double(changes[0]))
+        found = spectral.eigenvectors_forward(w, v, errors / SURE, in_double(changes[0]))
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[:2], strict=True))
 
 
@@ -219,13 +195,13 @@ class PowerFunction(Attached):
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         x, w, v = map(in_double, kept)
         dx = in_double(gradients[0])
-        return (power_backward(x, w, v, answerer.again(), (dx + dx.mH) / 2).to(kept[0].dtype),)
+        return (spectral.power_backward(x, w, v, answerer.again(), (dx + dx.mH) / 2).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         x, w, v = map(in_double, kept)
         da = in_double(changes[0])
-        return (power_forward(x, w, v, answerer.again(), (da + da.mH) / 2).to(kept[0].dtype),)
+        return (spectral.power_forward(x, w, v, answerer.again(), (da + da.mH) / 2).to(kept[0].dtype),)
 
 
 class TripletsFunction(Attached):
@@ -245,13 +221,13 @@ class TripletsFunction(Attached):
             sizes = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
             ill_defined = moved.imag.abs() > negligible * sizes
             du = torch.where(ill_defined.unsqueeze(-2), math.nan, du)
-        found = triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv), negligible)
+        found = spectral.triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv), negligible)
         return (found.to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         a, u, s, v, errors = map(in_double, kept)
-        found = triplets_forward(a, (u, s, v), errors / SURE, in_double(changes[0]))
+        found = spectral.triplets_forward(a, (u, s, v), errors / SURE, in_double(changes[0]))
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
 
@@ -285,11 +261,11 @@ class LUFunction(Attached):
 
     @staticmethod
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
-        return (lu_backward(*kept, *gradients),)
+        return (derivatives.lu_backward(*kept, *gradients),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return lu_forward(*kept, *changes)
+        return derivatives.lu_forward(*kept, *changes)
 
 
 class SymmetricFunction(Attached):
@@ -328,13 +304,13 @@ class LinearSystem(Attached):
     @staticmethod
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         (a, b, x), (dx,) = kept, gradients
-        da, db = system_backward(a, x, dx, answerer.again)
+        da, db = derivatives.system_backward(a, x, dx, answerer.again)
         return for_operand(da, a) if wanted[0] else None, for_operand(db, b)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         (a, _, x), (da, db) = kept, changes
-        return (system_forward(a, x, da, db, answerer.again).to(x.dtype),)
+        return (derivatives.system_forward(a, x, da, db, answerer.again).to(x.dtype),)
 
 
 class Solution(Attached):
@@ -355,7 +331,7 @@ class Solution(Attached):
         full, rhs, y = (in_double(torch.where(deficient, t, u)) for t, u in pairs)
         # Where somebody does and this is not an error, they are NaN.
         dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
-        da, db = solution_backward(full, rhs, y, dx, answerer.again)
+        da, db = derivatives.solution_backward(full, rhs, y, dx, answerer.again)
         return for_operand(da, a), for_operand(db, b)
 
     @staticmethod
@@ -363,7 +339,7 @@ class Solution(Attached):
         (*_, x, ranks), (da, db) = kept, changes
         a, b, wide = map(in_double, kept[:3])
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
-        dx = solution_forward(a, b, wide, da, db, answerer.again)
+        dx = derivatives.solution_forward(a, b, wide, da, db, answerer.again)
         return (torch.where(deficient, math.nan, dx).to(x.dtype),)
 
 
@@ -387,12 +363,12 @@ class ProductFunction(Attached):
     @staticmethod
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         (a, b), (dc,), (for_a, for_b) = kept, gradients, wanted
-        return product_backward(a, b, dc, answerer.again, (for_a, for_b))
+        return derivatives.product_backward(a, b, dc, answerer.again, (for_a, for_b))
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         (a, b), (da, db) = kept, changes
-        return (product_forward(a, b, da, db, answerer.again),)
+        return (derivatives.product_forward(a, b, da, db, answerer.again),)
 
 
 def _at_least_single(*tensors: torch.Tensor) -> Tensors:

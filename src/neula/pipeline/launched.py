@@ -16,9 +16,8 @@ import torch
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.batches import ProblemBatch
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import Answer, Link, answer_of_first
 from neula.pipeline.memory import MemoryGuard
-from neula.pipeline.pending import answer_of_first
 from neula.pipeline.plans import OF_EACH, Given, accepted_solutions, tensors_of
 from neula.pipeline.result import SolutionResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system

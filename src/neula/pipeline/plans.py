@@ -96,27 +96,16 @@ class Plan(Protocol):
 
 
 class Given(NamedTuple):
-    """The operands of a call.
+    """The operands of a call."""
 
-    Attributes
-    ----------
-    arrays : sequence of array, or of Tensor
-        float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where
-        they are on a device.
-    wrap : callable
-    begun : float
-        When the call began, in seconds of ``time.perf_counter``.
-    give : callable
-        Makes a tensor an array of the user's library, where the user's arrays are.
-    operands : sequence of array_like
-        As the user gave them.
-    """
-
+    # float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where they
+    # are on a device.
     arrays: Sequence[Any]
     wrap: Wrap
-    begun: float
+    begun: float  # when the call began, in seconds of time.perf_counter
+    # Makes a tensor an array of the user's library, where the user's arrays are.
     give: Callable[[torch.Tensor], Any] = _in_numpy
-    operands: Sequence[Any] = ()
+    operands: Sequence[Any] = ()  # as the user gave them
 
 
 class Plans:

@@ -44,30 +44,14 @@ LAUNCHED = "GPU, launched before any number is read"
 
 @dataclass(frozen=True)
 class Row(Generic[C]):
-    """A link of a table.
+    """A link of a table."""
 
-    Attributes
-    ----------
-    factorization : str
-        Its arithmetic takes the place of ``{}``.
-    make : callable
-        From a case, the label and an arithmetic to the link.
-    when : tuple of Rule
-        Conditions, of which all must hold.
-    refiner : str or Rule
-        Suffix of the label, which may depend on the case.
-    arithmetics : tuple of str, or Rule
-        A link is made for each of them; of a case, where they depend on that.
-    place : str
-        Where it runs.
-    """
-
-    factorization: str
-    make: Callable[[C, str, str], Link[Any, Any]]
-    when: tuple[Rule[C, bool], ...]
-    refiner: str | Rule[C, str] = ""
-    arithmetics: tuple[str, ...] | Rule[C, Sequence[str]] = ("fp64",)
-    place: str = ANY
+    factorization: str  # its arithmetic takes the place of {}
+    make: Callable[[C, str, str], Link[Any, Any]]  # from a case, the label and an arithmetic
+    when: tuple[Rule[C, bool], ...]  # conditions, of which all must hold
+    refiner: str | Rule[C, str] = ""  # suffix of the label
+    arithmetics: tuple[str, ...] | Rule[C, Sequence[str]] = ("fp64",)  # a link is made for each of them
+    place: str = ANY  # where it runs
 
     def links(self, case: C) -> dict[str, Link[Any, Any]]:
         """The links of a case by their arithmetic; none where a condition does not hold."""

@@ -18,7 +18,7 @@ from neula.engines import Engine, Format
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
-from neula.problems.orthogonal.triangle import RFactors, certified_triangle
+from neula.problems.orthogonal.certified import RFactors, certified_triangle
 
 LABEL = "block pivoting cholesky"
 """First attempt if there are as many rows as columns."""

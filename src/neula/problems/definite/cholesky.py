@@ -18,12 +18,11 @@ from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, run_chain
+from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.pending import first_answer
 from neula.pipeline.plans import Given, Plan, Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CholeskyResult

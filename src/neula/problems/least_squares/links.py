@@ -24,13 +24,13 @@ from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, labelled, ruled
 from neula.problems.least_squares import by_core, ways
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
-from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,
     LeastSquaresTuning,
 )
+from neula.problems.least_squares.refined import LIMITS
 from neula.problems.least_squares.together import solve_together
 from neula.problems.least_squares.with_r import SOURCES, RSource
 

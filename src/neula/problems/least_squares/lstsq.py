@@ -18,18 +18,17 @@ from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
-from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.parts import by_parts, complex_columns, has_parts
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.problems.least_squares import by_core
-from neula.problems.least_squares.fit import LinearFit
+from neula.problems.least_squares.fit import LinearFit, fit_spread
 from neula.problems.least_squares.general import General, checked_general, solve_general
-from neula.problems.least_squares.kept_fit import fit_spread
 from neula.problems.least_squares.observations import row_factors, with_intercept
 from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
-from neula.pipeline.result.statistics import FittedProblem
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, does_not_fit, numbers_of, rounded_away, unsure
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
@@ -46,7 +45,7 @@ class LeastSquaresOutcome:
         return self.result
 
 
-def collect(report: Report, passes: int = 0, fit: FittedProblem | None = None) -> LstsqResult:
+def collect(report: Report, passes: int = 0, fit: Any = None) -> LstsqResult:
     """One result for the batch: the worst of its members speaks for all."""
     run, options = report.run, cast(LeastSquaresOptions, report.options)
     values, of = run.found, numbers_of(run)

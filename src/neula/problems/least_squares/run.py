@@ -13,10 +13,9 @@ import torch
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
-from neula.pipeline.chain import Answer, Declined, Run, Unanswered, run_chain, run_each
+from neula.pipeline.chain import Answer, Declined, Run, Unanswered, first_answer, run_chain, run_each
+from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.over_processes import in_step
-from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import host_for, nothing_to_do, numbers_of
 from neula.problems.least_squares.judge import LeastSquaresJudge

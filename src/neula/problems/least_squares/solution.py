@@ -16,8 +16,7 @@ from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import Report, attached, numbers_of, unread
-from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.kept_fit import fit_spread
+from neula.problems.least_squares.fit import LinearFit, fit_spread
 from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions

@@ -32,9 +32,8 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import FitNumbers, KeptFit
+from neula.problems.least_squares.fit import FitNumbers, KeptFit, from_triangle
 from neula.problems.least_squares.judge import LeastSquaresJudge
-from neula.problems.least_squares.kept_fit import from_triangle
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,

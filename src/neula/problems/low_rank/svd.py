@@ -27,9 +27,9 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.compilation import eager
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import Taken, check_finite, check_matrices, flattened
-from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype

@@ -17,7 +17,7 @@ from neula.pipeline.names import by_name, check_aligned, row_labels
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import run_fit
+from neula.problems.nonlinear.fit import result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
 from neula.problems.nonlinear.models import (
@@ -29,7 +29,6 @@ from neula.problems.nonlinear.models import (
     parameters_of,
     spread_of,
 )
-from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import (
     Start,
     are_open,

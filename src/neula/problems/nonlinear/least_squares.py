@@ -17,9 +17,8 @@ from neula.pipeline.names import keeps_names_of_start
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import run_fit
+from neula.problems.nonlinear.fit import result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, refuse_dependence, residuals
-from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
 from neula.problems.nonlinear.residuals import Residuals
 from neula.problems.signatures import ArrayLike, Kind, LeastSquaresKeywords

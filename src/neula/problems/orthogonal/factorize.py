@@ -18,10 +18,9 @@ from neula.engines.formats import double_of, in_double
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Answer, Link, Run, run_chain
+from neula.pipeline.chain import Answer, Link, Run, first_answer, run_chain
+from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.over_processes import in_step
-from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge

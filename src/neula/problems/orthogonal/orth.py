@@ -18,11 +18,11 @@ from neula.errors import check_name, part_of_one
 from neula.kernels.polar.svd import svd
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
+from neula.pipeline.chain import finish
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
-from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.pending import finish
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult

@@ -17,9 +17,8 @@ from neula.engines.formats import in_double
 from neula.errors import part_of_one
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, answer_of_first
 from neula.pipeline.inputs import flattened
-from neula.pipeline.pending import answer_of_first
 from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later

@@ -14,9 +14,9 @@ from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.lists import over_lists
-from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.plans import Given, Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult

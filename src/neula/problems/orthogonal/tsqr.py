@@ -17,8 +17,8 @@ from neula.kernels.qr.householder import Product
 from neula.kernels.qr.tall import COLUMNS
 from neula.pipeline.call import Call
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.over_processes import OverProcesses
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_tsqr
 from neula.problems.orthogonal.factorize import factorize_together

@@ -16,13 +16,12 @@ from neula.errors import check_name, part_of_one
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, run_chain
+from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.lists import over_lists
-from neula.pipeline.over_processes import Give, OverProcesses, in_step
-from neula.pipeline.pending import first_answer
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
 from neula.problems.operators.factorizations import traced_polar

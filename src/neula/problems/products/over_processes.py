@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from neula.engines import Engine
-from neula.pipeline.distributed import ColumnSharded
+from neula.pipeline.distributed import ColumnSharded, OverProcesses
 from neula.pipeline.inputs import Spread
-from neula.pipeline.over_processes import OverProcesses
 from neula.problems.products.matmul import matmul
 
 

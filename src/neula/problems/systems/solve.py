@@ -16,13 +16,12 @@ from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
 from neula.pipeline.call import Call, HostTuning
-from neula.pipeline.chain import Answer, Run, Unanswered, run_chain, run_each
+from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.operators import engine_for
 from neula.pipeline.parts import by_parts, has_parts
-from neula.pipeline.pending import first_answer
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
