@@ -17,6 +17,7 @@ import torch
 
 from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
+from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, logged
 from neula.pipeline.result.deferred import Later
 
@@ -104,6 +105,13 @@ class Answer(Generic[V]):
         """The answer without its values, so that it keeps no memory."""
         places: Any = range(len(self.values))
         return Answer(places, self.label, self.doubt, self.iterations, self.history, judged=self.judged)
+
+
+def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
+    """The answer of a link whose work is one stage of the progress."""
+    if progress is not None:
+        progress(label, 1.0)
+    return Answer(values, label)
 
 
 @dataclass(frozen=True)

@@ -206,14 +206,11 @@ class BoundedProblems(Batch):
 
 @dataclass(frozen=True)
 class BoundedValues(Values):
-    """Solutions of problems with their evidence.
-
-    ``gradient``, shape (C, n): ``A^T r`` without components that point out of the bounds, for columns of norm
-    1.
-    """
+    """Solutions of problems with their evidence."""
 
     x: torch.Tensor  # shape (C, n): in the numbers that are worked with, rounded to the dtype of the result
     side: torch.Tensor  # int8, shape (C, n): -1 at the lower bound, 1 at the upper one, 0 between them
+    # Shape (C, n): A^T r without components that point out of the bounds, for columns of norm 1.
     wrong: torch.Tensor
     residual_norm: torch.Tensor  # shape (C,)
     backward_error: torch.Tensor  # shape (C,)

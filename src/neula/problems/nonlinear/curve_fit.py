@@ -17,7 +17,7 @@ from neula.pipeline.names import by_name, check_aligned, row_labels
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import result_of, run_fit
+from neula.problems.nonlinear.fit import Watched, result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
 from neula.problems.nonlinear.models import (
@@ -199,15 +199,7 @@ def curve_fit(
         jacobian = Jacobian.asked_for(data.residuals, given, jac, start.x, steps, is_tensor=is_tensor)
         robust = loss_of(loss, f_scale, model.wrap, y.device)
         problem = Residuals(data.residuals, jacobian, robust, call.engine)
-        fit = run_fit(
-            problem,
-            start,
-            tolerances,
-            callback=callback,
-            verbose=verbose,
-            progress=progress,
-            wrap=model.wrap,
-        )
+        fit = run_fit(problem, start, tolerances, Watched(callback, verbose, progress, model.wrap))
         result = result_of(fit, problem, call, start)
     found = torch.as_tensor(result.x, device=y.device).reshape(-1, guess.shape[-1])
     names = names if names and len(names) == guess.shape[-1] else None

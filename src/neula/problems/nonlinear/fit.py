@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,16 +88,16 @@ class NonlinearFit:
         return "; ".join([*reasons, *([uncertified] if uncertified else [])])
 
 
-def run_fit(
-    problem: Residuals,
-    start: Start,
-    tolerances: Tolerances,
-    *,
-    callback: Callable[..., Any] | None = None,
-    verbose: int = 0,
-    progress: Progress | None = None,
-    wrap: Callable[[torch.Tensor], Any] = lambda x: x,
-) -> NonlinearFit:
+class Watched(NamedTuple):
+    """What is told of the steps of a fit."""
+
+    callback: Callable[..., Any] | None
+    verbose: int
+    progress: Progress | None
+    wrap: Callable[[torch.Tensor], Any]  # makes an array of the caller's library
+
+
+def run_fit(problem: Residuals, start: Start, tolerances: Tolerances, watched: Watched) -> NonlinearFit:
     """Minimize, refine, and measure.
 
     Raises ValueError if residuals or the Jacobian are not finite at the start.
@@ -108,7 +108,7 @@ def run_fit(
     near = problem.linearize(start.x, everyone)
     _check_finite(near.finite, "the Jacobian is", start)
     at = Iterates.begin(start.x, cost, near, start.scale, problem.jacobian.eps)
-    watch = _watcher(callback, verbose, progress, tolerances, start, wrap)
+    watch = _watcher(watched, tolerances, start)
     rescale = start.scale is None
     levenberg_marquardt(problem, at, start.bounds, tolerances, rescale=rescale, watch=watch)
     if len(leave_flat_bounds(problem, at, start.bounds, start.x)):
@@ -118,7 +118,7 @@ def run_fit(
     which = _to_refine(at, tolerances)
     if small and len(which):
         rate = _refine(problem, at, start, which, rescale=rescale)
-    if verbose:
+    if watched.verbose:
         _print_end(at, cost)
     errors = problem.errors(at, start.bounds)
     if problem.jacobian.mode == "5-point" and bool((errors.columns[which] > ROUGH).any()):
@@ -193,15 +193,9 @@ def _check_finite(finite: torch.Tensor, what: str, start: Start) -> None:
         raise ValueError(f"{what} not finite at x0{whose}: start where fun is defined")
 
 
-def _watcher(
-    callback: Callable[..., Any] | None,
-    verbose: int,
-    progress: Progress | None,
-    tolerances: Tolerances,
-    start: Start,
-    wrap: Callable[[torch.Tensor], Any],
-) -> Callable[[Iterates], bool]:
+def _watcher(watched: Watched, tolerances: Tolerances, start: Start) -> Callable[[Iterates], bool]:
     """A function that reports each step, by callback, print or progress; it returns True to stop."""
+    callback, verbose, progress, wrap = watched
     done = stage(progress, "levenberg-marquardt")
     told = _told(callback)
     if callback is None and verbose < 2 and progress is None:

@@ -18,7 +18,7 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.qr.householder import factor_tiles
 from neula.kernels.qr.reflectors import Reflectors
-from neula.pipeline.chain import Answer, Link, run_chain
+from neula.pipeline.chain import Answer, Link, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
@@ -164,9 +164,7 @@ def _unscaled(h: torch.Tensor, scales: torch.Tensor, batch: QRMatrices) -> torch
 def _answer(
     matrices: QRMatrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
-    if matrices.options.progress is not None:
-        matrices.options.progress(label, 1.0)
-    return Answer(HouseholderForm(h, tau, measures.T), label)
+    return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 
 Case = tuple[int, QROptions]

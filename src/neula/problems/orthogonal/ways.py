@@ -35,7 +35,7 @@ from neula.engines import FP64, Format
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import Reduction
 from neula.kernels.phases import with_nonnegative_diagonal
-from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 CORRECTED = " + correction"
@@ -106,9 +106,7 @@ def together(
         else:
             key = (label, scaled, options.target.name)
             q, r, measures = options.engine.replay(factorized, (matrices.a,), key)
-        if options.progress is not None:
-            options.progress(label, 1.0)
-        return Answer(QRValues(q, r, measures.T), label)
+        return answered(QRValues(q, r, measures.T), label, options.progress)
 
     return Link(label, answer, launches_only=not waits)
 
