@@ -30,7 +30,6 @@ class SingleProblem:
         return 1
 
     def at(self, places: torch.Tensor) -> Self:
-        """Return the only problem."""
         return self
 
 
@@ -62,7 +61,6 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
         return self._first.device
 
     def __len__(self) -> int:
@@ -73,7 +71,6 @@ class Batch:
         return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:
-        """Copy to a device."""
         return replace(self, **{name: x.to(device) for name, x in self.by_name.items()})
 
 

@@ -179,22 +179,9 @@ def rows(local: Any, group: Any = None) -> RowSharded:
 def agree(
     group: Any, asked: dict[str, Any] | None, error: Exception | None, counts: list[int]
 ) -> list[list[int]]:
-    """Check that all processes pass equal arguments; returns the counts of all processes.
+    """Check that all processes pass equal arguments; returns the counts, which may differ, of all processes.
 
-    Parameters
-    ----------
-    group : ProcessGroup or None
-    asked : dict or None
-        Arguments that must be equal on all processes, by name.
-    error : Exception or None
-        Error of this process, if any.
-    counts : list of int
-        Numbers that may differ.
-
-    Raises
-    ------
-    ValueError, TypeError
-        The same on all processes: the first error, or what they disagree about.
+    All raise the same: the first error of a process, or what they disagree about.
     """
     mine = -1 if error is not None else zlib.crc32(repr(asked).encode())
     on_gpu = distributed.get_backend(group) == "nccl"
@@ -414,10 +401,7 @@ def _is_list_of_spread(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bo
 def _group_of(given: Mapping[str, Any]) -> Any:
     """The group of all operands that are spread."""
     found = {name: x for name, x in given.items() if is_spread(x)}
-    groups = {
-        name: _group_of_dtensor(x, name) if isinstance(x, torch.Tensor) else _rows_of(x).group
-        for name, x in found.items()
-    }
+    groups = {name: _group(x, name) for name, x in found.items()}
     ranks = {name: distributed.get_process_group_ranks(group) for name, group in groups.items()}
     (first, group), *_ = groups.items()
     for name, of in ranks.items():
@@ -426,12 +410,11 @@ def _group_of(given: Mapping[str, Any]) -> Any:
     return group
 
 
-def _rows_of(x: Any) -> RowSharded:
-    rows: RowSharded = x.T if isinstance(x, ColumnSharded) else x
-    return rows
-
-
-def _group_of_dtensor(x: Any, name: str) -> Any:
+def _group(x: Any, name: str) -> Any:
+    if isinstance(x, ColumnSharded):
+        return x.T.group
+    if isinstance(x, RowSharded):
+        return x.group
     mesh = x.device_mesh
     if mesh.ndim != 1:
         raise ValueError(

@@ -26,7 +26,7 @@ from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.gradients import attach_logdet, attach_system
-from neula.pipeline.parts import applied
+from neula.pipeline.solutions import applied
 
 Tensor = torch.Tensor
 

@@ -75,8 +75,7 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
 
     def of_call(self, call: Call, shapes: BatchedProblem) -> R | Answer[S] | None:
         """Solve the problems of a first call, after its front end."""
-        given = Given((), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
-        return self.solved(given, shapes)
+        return self.solved(Given.of_call(call), shapes)
 
     def solved(self, given: Given, shapes: BatchedProblem) -> R | Answer[S] | None:
         """Solve problems whose shapes are checked."""

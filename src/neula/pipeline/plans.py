@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Format, Tuning
 from neula.kernels.core import core
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import fetched_tensors
 from neula.pipeline.result import Attempt, logged
@@ -107,24 +108,20 @@ class Given(NamedTuple):
     give: Callable[[torch.Tensor], Any] = _in_numpy
     operands: Sequence[Any] = ()  # as the user gave them
 
+    @classmethod
+    def of_call(cls, call: Call) -> Given:
+        """The operand of a first call, after its front end."""
+        first = call.first
+        return cls((first.graph,), first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
+
 
 class Plans:
-    """Plans of one function, by shapes, dtypes and keywords.
+    """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
 
-    Parameters
-    ----------
-    make : callable
-        From the arguments of a call to the planner for its dtypes, dimensions and keywords; None where the
-        compiled core is not the first link.
-    operands : int, optional
-        Arrays, which are positional.
-    go_on : callable, optional
-        From what a first link has found, and the arguments of a call, to the result: for plans that return
-        answers.
-    fetches : bool, optional
-        Whether a plan on the host also takes copies: of views, and what is fetched from a device.
-    or_complex : bool, optional
-        Whether the planner also takes complex arrays.
+    ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
+    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments of
+    a call, to the result, for plans that return answers. ``fetches``: whether a plan on the host also takes
+    copies, of views, and what is fetched from a device. ``or_complex``: whether complex arrays are taken.
     """
 
     def __init__(
@@ -133,7 +130,7 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
-        or_complex: bool = False,
+        or_complex: bool = True,
     ) -> None:
         self._make, self._operands, self._fetches = make, operands, fetches
         more = np.dtype(np.complex128), np.dtype(np.complex64), torch.complex128, torch.complex64

@@ -85,7 +85,6 @@ class Case:
 
     @cached_property
     def tuning(self) -> Tuning:
-        """Tuning of the engine."""
         found: Tuning = self.options.engine.tuning
         return found
 

@@ -153,6 +153,7 @@ def solve_bounded(
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
         gradients=True,
+        or_complex=False,
     )
     shapes = broadcast_system(*call.tensors)
     options = BoundedOptions(

@@ -19,8 +19,7 @@ from neula.pipeline.shapes import broadcast_system
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.report import LeastSquaresOutcome
-from neula.problems.least_squares.solution import solve_system
+from neula.problems.least_squares.solution import LeastSquaresOutcome, solve_system
 
 UNDERFLOWN = 2.0**-1000
 """A bound on what underflow of scaled numbers comes to in x."""

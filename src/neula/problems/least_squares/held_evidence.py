@@ -45,7 +45,6 @@ class Held(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Device of the sums."""
         return self.sums.r.device
 
     @property
@@ -108,7 +107,6 @@ class Held(SingleProblem):
         return shift(y, self._columns)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
         return shift(x, -self._columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:

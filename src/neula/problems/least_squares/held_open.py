@@ -37,7 +37,7 @@ from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.report import LeastSquaresOutcome, collect
+from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.signatures import ArrayLike
 
 

@@ -26,9 +26,13 @@ from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.links import chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
+from neula.problems.least_squares.problem import (
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+    in_words,
+    norms_of,
+)
 from neula.problems.least_squares.regression import RegressionFit
-from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
 
 FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | None]

@@ -12,6 +12,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.verdict import Limits
 from neula.engines import FP64
 from neula.pipeline import solutions
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import FORWARD, Solutions
 
 HALF = 1e-8
@@ -108,3 +109,9 @@ class LeastSquaresSolutions(Solutions):
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]
+
+
+def norms_of(residual_norm: torch.Tensor, shapes: BatchedProblem) -> float | list[float]:
+    """A number, or those of all right-hand sides."""
+    norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
+    return norms[0] if len(norms) == 1 else norms

@@ -38,7 +38,7 @@ from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,
 )
-from neula.problems.least_squares.report import LeastSquaresOutcome, collect
+from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.least_squares.with_r import summed_members
 
 MOST_PASSES = 3
@@ -186,7 +186,6 @@ class Streamed(SingleProblem):
 
     @classmethod
     def from_sources(cls, sources: dict[str, Source], options: LeastSquaresOptions) -> Streamed:
-        """Nothing is read yet."""
         n, k = sources["A"].shape[1], math.prod(sources["b"].shape[1:])
         device, size = options.engine.device, options.engine.tuning[StreamTuning].streamed_bytes
         # With fewer rows than columns a block would not make up for the merging of its R.
@@ -201,7 +200,6 @@ class Streamed(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Device of the computation."""
         return self.options.engine.device
 
     @property
@@ -319,7 +317,6 @@ class Streamed(SingleProblem):
         return shift(y, self._columns)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
         return shift(x, -self._columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,6 @@ class StreamedMatrix(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Device of the computation."""
         return self.options.engine.device
 
     @property

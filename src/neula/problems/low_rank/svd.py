@@ -26,10 +26,10 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
-from neula.pipeline.compilation import eager
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import Taken, check_finite, check_matrices, flattened
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
@@ -186,7 +186,6 @@ def svd_lowrank(
         accuracy=None if number else accuracy,
         strict=strict,
         gradients=not spread,
-        or_complex=True,
     )
     a = call.first.tensor
     check_matrices(a, "A")

@@ -12,8 +12,8 @@ from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.engines.formats import double_of
 from neula.errors import check_name
-from neula.pipeline.compilation import eager
 from neula.pipeline.names import by_name, check_aligned, row_labels
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain

@@ -12,8 +12,8 @@ import torch
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.names import keeps_names_of_start
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain

@@ -64,7 +64,6 @@ class MatrixLayout:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
         return self.m * self.n * self.dtype.itemsize
 
 
@@ -88,17 +87,14 @@ class QRCase(Case):
 
     @property
     def m(self) -> int:
-        """Rows."""
         return self.layout.m
 
     @property
     def n(self) -> int:
-        """Columns."""
         return self.layout.n
 
     @property
     def target(self) -> Format:
-        """The accuracy."""
         return self.options.target
 
     @property

@@ -127,7 +127,7 @@ def _of_core(
     wait: bool = True,
     **others: Any,
 ) -> QRPlan | None:
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
     a, target = call.first.tensor, call.target
     if a.ndim != 2 or any(others.values()) or not a.is_cpu:
         return None
@@ -139,9 +139,8 @@ def _of_core(
 def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:
     """The result where the first link is accepted, else what it has found, if anything."""
     plan = _of_call(call, options, mode)
-    given = Given((call.first.graph,), call.first.wrap_array, call.begun, call.first.wrap)
     with call.computing():
-        return None if plan is None else plan.solved(given, call.first.tensor)
+        return None if plan is None else plan.solved(Given.of_call(call), call.first.tensor)
 
 
 def factors_by_plan(call: Call, options: QROptions) -> QRFactors | None:

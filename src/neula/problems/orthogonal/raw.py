@@ -35,14 +35,8 @@ TILES = "fp16_cor"
 
 @dataclass(frozen=True)
 class HouseholderForm(QRValues):
-    """H and tau in the places of Q and R, with what was measured of the factors that they define.
-
-    Attributes
-    ----------
-    q : Tensor, shape (batch, m, n)
-        H: R in its upper triangle, and Householder vectors below.
-    r : Tensor, shape (batch, min(m, n))
-        tau.
+    """H, with R above its Householder vectors, and tau in the places of Q and R, and what was measured of the
+    factors that they define.
     """
 
     def norms(

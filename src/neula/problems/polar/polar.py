@@ -17,11 +17,10 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, first_answer, run_chain
-from neula.pipeline.compilation import with_operator
 from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
-from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.lists import over_lists
+from neula.pipeline.inputs import check_finite, check_matrices, over_lists
+from neula.pipeline.operators import with_operator
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
 from neula.problems.operators.factorizations import traced_polar
@@ -153,9 +152,7 @@ def polar(
     >>> neula.polar(np.zeros((3, 2))).rank
     0
     """
-    call = Call.begin(
-        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
-    )
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)

@@ -99,25 +99,12 @@ class SystemEvidence:
         probe: InverseProbe | None = None,
         solved: bool = True,
     ) -> SystemEvidence:
-        """Norms by some solves with the factors.
+        """Norms by some solves with the factors; ``sizes`` is the diagonal of D.
 
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-        factors : Factorization
-        scales : Equilibration
-        update : UpdateSolver or None
-            GMRES, where factors alone do not refine: their inverse is then not taken for that of A.
-        max_iterations : int
-        sizes : Tensor, shape (n,)
-            The diagonal of D.
-        scaled : ScaledSystems, optional
-            Where A comes from, if its rows and columns were scaled before.
-        probe : InverseProbe, optional
-            What GMRES has solved for beside the system.
-        solved : bool
-            Whether the system itself is. If factors do not suffice for it, they suffice for no other
-            right-hand side, and finding that out for large systems takes longer than the refinement.
+        ``update`` is GMRES, where factors alone do not refine: their inverse is then not taken for that of A;
+        ``probe`` is what it has solved for beside the system. A comes from ``scaled``, if its rows and
+        columns were scaled before. If factors have not ``solved`` the system itself, they suffice for no
+        other right-hand side, and finding that out for large systems takes longer than the refinement.
         """
         sizes = sizes[:, None]
         rows = scales.rows[:, None]

@@ -28,9 +28,9 @@ from neula.engines import Engine, Format
 from neula.engines.formats import matching_dtype
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.factors import LUMethods
 from neula.pipeline.inputs import check_finite
+from neula.pipeline.operators import eager
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
@@ -50,7 +50,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False, or_complex=True))
+@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
 def lu_factor(
     A: ArrayLike,
     variant: str = "5.2/5.1",
@@ -163,7 +163,7 @@ def lu_factor(
     >>> F.storage_bytes
     80000
     """
-    call = Call.begin({"A": A}, engine=engine, gradients=keep_a, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine, gradients=keep_a)
     a, graph = call.first.tensor, call.first.graph
     check_square(a)
     check_name("variant", variant, VARIANTS)

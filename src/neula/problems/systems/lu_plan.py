@@ -125,7 +125,7 @@ def plan_of(
     **others: Any,
 ) -> LUPlan | None:
     """Plan for one matrix that LAPACK factorizes in its own precision."""
-    call = Call.begin({"A": A}, engine=engine, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine)
     a = call.first.tensor
     check_square(a)
     check_name("variant", variant, VARIANTS)

@@ -22,11 +22,11 @@ from neula.engines.formats import double_of, in_double, matching_dtype
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, is_variable
-from neula.pipeline.parts import complex_columns, real_columns
+from neula.pipeline.operators import eager
 from neula.pipeline.result import LUFactors
 from neula.pipeline.result.lu import KeptSolvers
+from neula.pipeline.solutions import complex_columns, real_columns
 from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords
 from neula.problems.systems.lu import naming
 from neula.problems.systems.lu_checks import (
@@ -133,7 +133,7 @@ def lu_solve(
         if (soon := F._solvers.measured(b)) is not None:
             return soon
     device = F.packed.lu.device
-    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict, or_complex=True)
+    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict)
     if refine and not F.keeps_a:
         raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
     refine = F.keeps_a if refine is None else refine

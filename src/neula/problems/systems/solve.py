@@ -17,11 +17,9 @@ from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
-from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
-from neula.pipeline.operators import engine_for
-from neula.pipeline.parts import by_parts, has_parts
+from neula.pipeline.operators import engine_for, with_operator
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
@@ -29,7 +27,9 @@ from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.pipeline.solutions import (
     Report,
     attached,
+    by_parts,
     does_not_fit,
+    has_parts,
     nothing_to_do,
     rounded_away,
     unread,
@@ -58,7 +58,6 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
     Plans(
         lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
-        or_complex=True,
     ),
 )
 def solve(
@@ -225,7 +224,6 @@ def _asked(
         bound=lambda target, shape: solve_bound(target, max(shape, default=1)),
         strict=strict,
         gradients=True,
-        or_complex=True,
     )
     if wait and pivot is None and compute is None:
         call = _by_host(call, engine, positive=assume_a == "pos")

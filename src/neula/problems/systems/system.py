@@ -114,7 +114,6 @@ class EquilibratedSystem(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Device of the system."""
         return self.a.device
 
     @property
