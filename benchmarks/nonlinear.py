@@ -19,7 +19,7 @@ from neula.algorithms.nonlinear import differentiate
 from neula.engines import select_engine
 from neula.papers.measuring import median_seconds
 from neula.pipeline.result import AccuracyWarning
-from neula.problems.orthogonal.triangle import certified_triangle
+from neula.problems.orthogonal.certified import certified_triangle
 
 SHAPES = {"cuda": [(100_000, 100), (1_000_000, 100), (1_000_000, 1000)], "cpu": [(2000, 20), (20_000, 100)]}
 

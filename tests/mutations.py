@@ -537,7 +537,7 @@ _COMPLEX = [
         "A^H x = conj(A^T conj(x))", "complex/test_doubled.py",
     ),
     Mutation(
-        "conjugate forgotten in the transposed system", "problems/systems/lu.py",
+        "conjugate forgotten in the transposed system", "problems/systems/lu_solve.py",
         "solution = solution.conj() if trans == 1 else solution", "solution = solution",
         "A^T x = b by A^H conj(x) = conj(b)", "complex/test_systems.py",
     ),

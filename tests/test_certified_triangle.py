@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from neula.engines import EmulatedEngine, select_engine
-from neula.problems.orthogonal import triangle
-from neula.problems.orthogonal.triangle import certified_triangle
+from neula.problems.orthogonal import certified
+from neula.problems.orthogonal.certified import certified_triangle
 
 CPU = select_engine("cpu", torch.device("cpu"))
 U = 2.0**-53
@@ -63,7 +63,7 @@ def test_a_wrong_triangle_is_noticed(monkeypatch) -> None:
             r[:, 3, 4] += 0.3
         return q, r
 
-    monkeypatch.setattr(triangle.torch.linalg, "qr", wrong)
+    monkeypatch.setattr(certified.torch.linalg, "qr", wrong)
     found = certified_triangle(a, a[:, :, :1], CPU)
     assert found.accepted
     assert (
@@ -78,7 +78,7 @@ def test_by_a_coarse_gram_matrix(compute) -> None:
     for condition in (1.0, 100.0, 1e6):
         a = conditioned(200, 30, condition) * 2.0 ** torch.arange(-15, 15)
         b = torch.randn(1, 200, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        found = triangle._by_cholesky(a, b, coarse)
+        found = certified._by_cholesky(a, b, coarse)
         assert (found is None) == (condition == 1e6)
         if found is not None:
             d = torch.linalg.vector_norm(a, dim=1, keepdim=True)

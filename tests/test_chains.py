@@ -20,8 +20,8 @@ from neula.kernels.small_problems import seminormal_host
 from neula.pipeline.chain import Link
 from neula.problems.least_squares import by_core
 from neula.problems.least_squares import links as lstsq_chain
-from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.refined import LIMITS
 from neula.problems.systems import links as solve_chain
 from neula.problems.systems.problem import SystemsOptions
 

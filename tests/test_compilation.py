@@ -13,8 +13,7 @@ import pytest
 import torch
 
 import neula
-from neula.pipeline.compilation import eager
-from neula.pipeline.operators import name_of
+from neula.pipeline.operators import eager, name_of
 
 
 @pytest.fixture(autouse=True)

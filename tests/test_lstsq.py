@@ -18,7 +18,7 @@ from neula.engines.shipped import cuda_tuning
 from neula.io import datasets
 from neula.io.matrices import KINDS, SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
-from neula.problems.least_squares import preconditioner, refined
+from neula.problems.least_squares import refined
 
 U64 = 2.0**-53
 
@@ -272,8 +272,8 @@ def test_fixed_variant_that_fails_is_not_replaced(rng):
 def test_an_r_beyond_its_precision_is_given_few_iterations(rng, monkeypatch):
     """With half of the singular values below u it gets nowhere; with one of them it does in a few."""
     limits = []
-    probe, limit = refined._probe, preconditioner.LIMITS["rgsqrf", "fp16"]
-    monkeypatch.setitem(preconditioner.LIMITS, ("rgsqrf", "fp16"), replace(limit, decay=math.inf))
+    probe, limit = refined._probe, refined.LIMITS["rgsqrf", "fp16"]
+    monkeypatch.setitem(refined.LIMITS, ("rgsqrf", "fp16"), replace(limit, decay=math.inf))
 
     def counted(*arguments):
         limits.append(arguments[-1])
@@ -312,7 +312,7 @@ def test_an_fp16_r_that_will_not_do_ends_half_way(kind, cond, given_up, rng):
 
 def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
     first = ("cholesky", "fp16_cor")
-    monkeypatch.setitem(preconditioner.LIMITS, first, preconditioner.Limit(300.0, 0))
+    monkeypatch.setitem(refined.LIMITS, first, refined.Limit(300.0, 0))
     A = random_matrix("geometric", 600, 150, cond=4e3).numpy()
     result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
     assert result.attempts[1].reason.endswith("too large for an R in this precision")

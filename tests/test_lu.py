@@ -15,7 +15,8 @@ from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.problems.systems.lu import lu_factor, lu_solve
+from neula.problems.systems.lu import lu_factor
+from neula.problems.systems.lu_solve import lu_solve
 
 U16 = 2.0**-11
 EACH = pytest.mark.parametrize("variant", VARIANTS)

@@ -13,7 +13,8 @@ from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, format_of
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyWarning
-from neula.problems.systems.lu import lu_factor, lu_solve
+from neula.problems.systems.lu import lu_factor
+from neula.problems.systems.lu_solve import lu_solve
 
 
 @of_new_peers

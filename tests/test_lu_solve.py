@@ -21,7 +21,8 @@ from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, EmulatedEngine, format_of
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
-from neula.problems.systems.lu import lu_factor, lu_solve
+from neula.problems.systems.lu import lu_factor
+from neula.problems.systems.lu_solve import lu_solve
 
 U = FP64.u
 FACTORS = pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import neula
 from neula.engines import CpuEngine
 from neula.engines.formats import FORMATS
 from neula.engines.shipped import cuda_tuning
-from neula.pipeline.pending import first_answer
+from neula.pipeline.chain import first_answer
 from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
 from neula.problems.polar.problem import PolarMatrices, PolarOptions

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from neula import distributed as distributed
     from neula.certificates.qr_evidence import QRCertificate
-    from neula.pipeline.pending import finish
+    from neula.pipeline.chain import finish
     from neula.pipeline.result import (
         AccuracyError,
         AccuracyWarning,
@@ -53,7 +53,8 @@ if TYPE_CHECKING:
     from neula.problems.spectra.eigh import eigh, eigvalsh
     from neula.problems.spectra.powers import fractional_matrix_power, inv_sqrt, sqrtm
     from neula.problems.spectra.svd import svd, svdvals
-    from neula.problems.systems.lu import lu_factor, lu_solve
+    from neula.problems.systems.lu import lu_factor
+    from neula.problems.systems.lu_solve import lu_solve
     from neula.problems.systems.solve import solve
 
 __version__ = "0.1.0"
@@ -118,14 +119,14 @@ _HOMES = {
     "sqrtm": "problems.spectra.powers",
     "svd": "problems.spectra.svd",
     "svdvals": "problems.spectra.svd",
-    "finish": "pipeline.pending",
+    "finish": "pipeline.chain",
     "fit_formula": "problems.least_squares.formula",
     "lsq_linear": "problems.bounded.lsq_linear",
     "curve_fit": "problems.nonlinear.curve_fit",
     "least_squares": "problems.nonlinear.least_squares",
     "lstsq": "problems.least_squares.lstsq",
     "lu_factor": "problems.systems.lu",
-    "lu_solve": "problems.systems.lu",
+    "lu_solve": "problems.systems.lu_solve",
     "matmul": "problems.products.matmul",
     "nnls": "problems.bounded.nnls",
     "orth": "problems.orthogonal.orth",

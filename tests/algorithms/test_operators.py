@@ -14,7 +14,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES
 from neula.io.matrices import random_matrix
-from neula.problems.least_squares import preconditioner
+from neula.problems.least_squares import refined
 
 U64 = 2.0**-53
 SHAPES = [(1, 1), (300, 1), (33, 33), (129, 7), (7, 33)]
@@ -168,7 +168,7 @@ def test_an_r_in_half_precision_comes_from_a_matrix_in_half_precision(
         found.append(work.clone())
         return rgsqrf(work, *others, **named)
 
-    monkeypatch.setattr(preconditioner, "rgsqrf", factorized)
+    monkeypatch.setattr(refined, "rgsqrf", factorized)
     for compute, dtype in (("fp16", torch.float16), ("fp32", torch.float32)):
         result = neula.lstsq(a, b, engine=HalfEngine("cpu"), compute=compute, damp=damp)
         assert result.converged

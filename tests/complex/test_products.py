@@ -12,7 +12,7 @@ import torch
 import neula
 from neula.engines import UNITS, EmulatedEngine
 from neula.kernels.products import gemm
-from neula.problems.products.product import MODES
+from neula.problems.products.matmul import MODES
 
 U = 2.0**-24
 KINDS = list(itertools.product(("real", "complex"), repeat=2))[1:]
@@ -169,7 +169,7 @@ def test_a_real_operand_stays_real(monkeypatch):
         lambda *x, **_: pytest.fail("complex product") if x[0].is_complex() else asked.append(1),
     )
     monkeypatch.setattr(
-        "neula.problems.products.product.three_products", lambda *_, **__: pytest.fail("three products")
+        "neula.problems.products.matmul.three_products", lambda *_, **__: pytest.fail("three products")
     )
     a, b = matrix("real", 7, 9), matrix("complex", 9, 5, seed=1)
     for mode in ("fp32", "fp16_cor", "fp64"):

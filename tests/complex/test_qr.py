@@ -24,10 +24,9 @@ from neula.engines import FORMATS, CpuEngine, EmulatedEngine, Engine, cublas, se
 from neula.engines.complex import over
 from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.engines.tuning import Recursion
-from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.orthogonal.certified import certified_qr, certified_triangle
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together
 from neula.problems.orthogonal.problem import QROptions
-from neula.problems.orthogonal.triangle import certified_triangle
 
 GRAM = replace(cuda_tuning((9, 0), replayed_bytes=1 << 22, corrected=False), by_host=0)
 TOGETHER = cuda_tuning((9, 0))

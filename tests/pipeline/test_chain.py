@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from neula.pipeline.batches import Values
-from neula.pipeline.chain import Answer, Link, Run, Verdict, run_chain, run_each
-from neula.pipeline.refusals import Declined, Unanswered
+from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, Verdict, run_chain, run_each
 
 
 @dataclass(frozen=True)

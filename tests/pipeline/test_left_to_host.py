@@ -17,7 +17,7 @@ import neula
 from campaign.oracle import LeastSquares
 from neula.engines import CpuEngine, Engine, select_engine
 from neula.engines.shipped import cuda_tuning
-from neula.pipeline import call, left_to_host
+from neula.pipeline import call, solutions
 from neula.pipeline.solutions import SolutionOptions
 from neula.problems.least_squares import run
 from neula.problems.systems import links
@@ -48,7 +48,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
 
     def counted(options: SolutionOptions, count: int, work: int) -> Engine | None:
-        found = left_to_host.host_for(options, count, work)
+        found = solutions.host_for(options, count, work)
         counts.extend([] if found is None else [count])
         return found
 
@@ -126,10 +126,10 @@ def test_what_would_take_the_host_longer_stays(problem: str, taken: list[int]) -
     """Problems count by their operations, and small ones by those of calls."""
     a, b = np.stack([of_condition(1e11, 9, 9), noise(9, 9)]), noise(2, 9, 1)
     function = getattr(neula, problem)
-    with limit(left_to_host.LEAST - 1):
+    with limit(solutions.LEAST_WORK - 1):
         stays = function(a, b)
     assert taken == []
-    with limit(left_to_host.LEAST):
+    with limit(solutions.LEAST_WORK):
         goes = function(a, b)
     assert taken == [1]
     assert stays.converged

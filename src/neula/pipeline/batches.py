@@ -23,6 +23,16 @@ class ProblemBatch(Protocol):
         """Some of them."""
 
 
+class SingleProblem:
+    """One problem, for a chain that is made for batches."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def at(self, places: torch.Tensor) -> Self:
+        return self
+
+
 @dataclass(frozen=True)
 class Batch:
     """Tensors whose first dimension counts problems, at least one, before what belongs to all of them."""
@@ -51,7 +61,6 @@ class Batch:
 
     @property
     def device(self) -> torch.device:
-        """Device of the tensors."""
         return self._first.device
 
     def __len__(self) -> int:
@@ -62,7 +71,6 @@ class Batch:
         return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:
-        """Copy to a device."""
         return replace(self, **{name: x.to(device) for name, x in self.by_name.items()})
 
 

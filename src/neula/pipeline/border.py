@@ -38,10 +38,7 @@ class Border:
     def put(self, a: torch.Tensor, b: torch.Tensor) -> Inputs:
         """The problem in its border, which is written where it is wanted.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, m, n)
-        b : Tensor, shape (batch, m, k)
+        Shapes: a (batch, m, n), b (batch, m, k).
         """
         if not self.rows:
             return a, b

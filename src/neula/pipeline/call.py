@@ -71,31 +71,16 @@ class Call:
         strict: bool = False,
         gradients: bool = False,
         weights: Any = None,
-        or_complex: bool = False,
+        or_complex: bool = True,
     ) -> Call:
         """Take the arrays, and choose what to compute with.
 
-        Parameters
-        ----------
-        operands : dict of str to array_like
-            Arrays of any library, by name.
-        engine : str or Engine
-        accuracy : str, dtype or float, optional
-            By default that of the operands' common dtype.
-        bound : callable, optional
-            Largest accepted backward error in a format, for a first operand of some shape; it is compared
-            with an accuracy given as a number.
-        gradients : bool, optional
-            Whether the function attaches its answer. Otherwise operands that require a gradient are refused.
-        weights : array_like, optional
-            Their dtype does not count.
-        or_complex : bool, optional
-            Whether operands may be complex.
+        Operands are arrays of any library, by name, and the dtype of weights does not count. The accuracy is
+        by default that of their common dtype; one that is a number is compared with ``bound``, the largest
+        accepted backward error in a format, for a first operand of some shape. Without ``gradients``, where
+        the function does not attach its answer, operands that require one are refused.
 
-        Raises
-        ------
-        TypeError, ValueError
-            As :func:`neula.pipeline.inputs.take`, and for unknown names.
+        Raises TypeError or ValueError as :func:`neula.pipeline.inputs.take`, and for unknown names.
         """
         taken = {
             name: take(x, name, differentiable=gradients, or_complex=or_complex)
@@ -127,16 +112,8 @@ class Call:
     ) -> Call:
         """Run on the CPU, if one matrix is so small that launches elsewhere take longer.
 
-        Parameters
-        ----------
-        asked : str or Engine
-            Of the user, who leaves the choice by ``"auto"``.
-        has_kernel : callable, optional
-            Whether a kernel of the host takes m x n, which may have to be compiled.
-        most : int, optional
-            Value of ``m n (n + k)`` up to which that takes less time.
-        library : bool, optional
-            Whether the host's library takes less time, too, where there is no kernel.
+        The user leaves the choice by ``asked="auto"``. A kernel of the host, which may have to be compiled,
+        takes less time up to ``most = m n (n + k)``; ``library``: whether the host's library does, too.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
@@ -186,10 +163,7 @@ class Call:
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the first operand's library, on its device, in its dtype or another.
 
-        Raises
-        ------
-        OverflowError
-            If the dtype is too narrow for it.
+        Raises OverflowError if the dtype is too narrow for it.
         """
         return self.first.give_back(x, dtype)
 
@@ -203,19 +177,10 @@ class Call:
     ) -> None:
         """Warn that the accuracy was missed, or raise where the call is strict.
 
-        Parameters
-        ----------
-        result
-            The best that was found.
-        indices : sequence of sequence of int
-            Indices of the rejected matrices of a batch; the empty index for a single matrix.
-        unsure : bool, optional
-            Whether one of the solutions has no guaranteed digit.
-
-        Raises
-        ------
-        AccuracyError, ValueError
-            If the call is strict; the second for a batch that holds NaN or Inf.
+        ``result``: the best that was found. ``indices``: indices of the rejected matrices of a batch; the
+        empty index for a single matrix. ``unsure``: whether one of the solutions has no guaranteed digit.
+        Raises AccuracyError or ValueError if the call is strict; the second for a batch that holds NaN or
+        Inf.
         """
         if self.strict and any(map(len, indices)):  # a single matrix was checked before
             for name, taken in self.operands.items():

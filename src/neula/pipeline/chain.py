@@ -7,7 +7,7 @@ that is read once, and the problems whose answers are not good enough go to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,7 +17,7 @@ import torch
 
 from neula.pipeline.batches import ProblemBatch, Values
 from neula.pipeline.memory import MemoryGuard
-from neula.pipeline.refusals import Declined, Unanswered
+from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, logged
 from neula.pipeline.result.deferred import Later
 
@@ -30,6 +30,32 @@ Settled = Callable[[Any], bool]
 
 MANY = 2048
 """Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
+
+
+class Declined(Exception):
+    """No answer, and why; a link that does not say why leaves no attempt behind.
+
+    ``label`` is how far it got, if further than the label of the link says.
+    """
+
+    def __init__(self, why: str = "", label: str = "") -> None:
+        super().__init__(why)
+        self.label = label
+
+
+class Unanswered(ArithmeticError):
+    """No link gave an answer.
+
+    Attributes
+    ----------
+    attempts : list of Attempt
+        Those of links that said why.
+    """
+
+    def __init__(self, attempts: list[Attempt]) -> None:
+        reason = attempts[-1].reason if attempts else "nothing suits this problem"
+        super().__init__(f"no attempt gave a solution: {reason}")
+        self.attempts = attempts
 
 
 @dataclass
@@ -79,6 +105,13 @@ class Answer(Generic[V]):
         """The answer without its values, so that it keeps no memory."""
         places: Any = range(len(self.values))
         return Answer(places, self.label, self.doubt, self.iterations, self.history, judged=self.judged)
+
+
+def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
+    """The answer of a link whose work is one stage of the progress."""
+    if progress is not None:
+        progress(label, 1.0)
+    return Answer(values, label)
 
 
 @dataclass(frozen=True)
@@ -186,6 +219,14 @@ class Run(Generic[V]):
         """Nothing is known yet of so many problems, whose values may have room already."""
         nothing = np.empty((0, count))
         return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
+
+    @classmethod
+    def nothing_to_do(cls, values: V, numbers: np.ndarray, why: str) -> Run[V]:
+        """All problems are solved, since they have no elements, given what is known of them."""
+        run = cls.begin(len(values), values)
+        run.numbers, run.accepted[:], run.open = numbers, True, run.open[:0]
+        run.attempts.append(Attempt("nothing to do", True, why))
+        return run
 
     @property
     def found(self) -> V:
@@ -310,7 +351,7 @@ def run_chain(
     known : Values, optional
         Earlier answers, for a link that improves them; any answer replaces them.
     begun : Answer, optional
-        Answer of the first link (``neula.pipeline.pending.first_answer``); not changed.
+        Answer of the first link (``neula.pipeline.chain.first_answer``); not changed.
     settled : callable, optional
         Whether nothing is left to do for any problem, from the largest of each number that was measured.
 
@@ -391,3 +432,64 @@ def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
     for mine, other in zip(new[::-1], old[::-1], strict=True):
         no_worse = (mine < other) | ((mine == other) & no_worse)
     return no_worse
+
+
+def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
+    """Answer of the first link; None if it declines these problems."""
+    if not links:
+        return None
+    try:
+        return links[0].answer(problems, None)
+    except Declined:
+        return None
+
+
+def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -> Answer[V] | None:
+    """Answer of the first link, measured on its device; None if the link synchronizes or declines these
+    problems.
+
+    :func:`~neula.pipeline.chain.run_chain` continues from it, when somebody has time to look.
+    """
+    if not links or not links[0].launches_only:
+        return None
+    answer = answer_of_first(links, problems)
+    if answer is not None and answer.measured is None:
+        answer.measured = judge.measure(problems, answer)
+    return answer
+
+
+def finish(result: Any) -> Any:
+    """Wait for the result of a call with ``wait=False``, and solve the problems that its first link did not.
+
+    The measured errors are read, and the problems whose answer is rejected go to the next link. A and b are
+    read again: they must still hold the data of the first link, or of the last replay of your graph.
+
+    Parameters
+    ----------
+    result : QRResult, PolarResult, LstsqResult, SolveResult or CholeskyResult
+        Other results are complete and are returned unchanged.
+
+    Returns
+    -------
+    QRResult, PolarResult, LstsqResult, SolveResult, CholeskyResult or array
+        The result of the call with ``wait=True``.
+
+    Raises
+    ------
+    ValueError, ArithmeticError
+        As the function, also for NaN and Inf.
+
+    Warns
+    -----
+    AccuracyWarning
+        As the function.
+
+    Examples
+    --------
+    >>> import torch, neula
+    >>> result = neula.qr(torch.eye(3).repeat(2, 1, 1), wait=False)
+    >>> Q, R = result
+    >>> neula.finish(result).converged
+    True
+    """
+    return result if getattr(result, "_pending", None) is None else result._pending()

@@ -26,7 +26,7 @@ from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.gradients import attach_logdet, attach_system
-from neula.pipeline.parts import applied
+from neula.pipeline.solutions import applied
 
 Tensor = torch.Tensor
 
@@ -147,15 +147,8 @@ class FactoredMatrix:
     def refactorized(self, bound: float) -> FactoredMatrix:
         """LAPACK's factors in double precision where these are too inaccurate to refine with.
 
-        Parameters
-        ----------
-        bound : float
-            What the residual of the factors was when they were made.
-
-        Raises
-        ------
-        ValueError
-            If they are not those of A.
+        ``bound``: what the residual of the factors was when they were made. Raises ValueError if they are not
+        those of A.
         """
         if bool((self.errors.rate <= MAX_RATE).all()):
             return self

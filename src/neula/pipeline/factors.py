@@ -19,13 +19,13 @@ from neula.certificates.verdict import within
 from neula.engines import FP64, format_of
 from neula.engines.formats import double_of, in_double
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.compilation import eager
 from neula.pipeline.factored import FactoredMatrix, triangular_condition
 from neula.pipeline.gradients import attach_lu, attach_symmetric
 from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, is_variable, take
-from neula.pipeline.parts import applied
+from neula.pipeline.operators import eager
 from neula.pipeline.result import Attempt, FactorSolution, FactorValue, SlogdetResult, report_missed
 from neula.pipeline.shapes import broadcast_system
+from neula.pipeline.solutions import applied
 
 Tensor = torch.Tensor
 

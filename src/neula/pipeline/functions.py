@@ -17,35 +17,17 @@ from torch.autograd import Function
 
 from neula.certificates.forward_error import SURE
 from neula.engines.formats import in_double
-from neula.pipeline.derivatives import (
-    cholesky_backward,
-    cholesky_forward,
-    factors_backward,
-    factors_forward,
-    for_operand,
-    leading,
-    lu_backward,
-    lu_forward,
-    polar_backward,
-    polar_forward,
-    product_backward,
-    product_forward,
-    pushing_forward,
-    solution_backward,
-    solution_forward,
-    system_backward,
-    system_forward,
-)
-from neula.pipeline.spectral_derivatives import (
-    eigenvectors_backward,
-    eigenvectors_forward,
-    power_backward,
-    power_forward,
-    triplets_backward,
-    triplets_forward,
-)
+from neula.pipeline import derivatives
+from neula.pipeline import spectral_derivatives as spectral
+from neula.pipeline.derivatives import for_operand, leading, pushing_forward
 
 Tensors = tuple[torch.Tensor, ...]
+
+Gradients = tuple[torch.Tensor | None, ...]
+"""Gradients of the operands; None of those that are not wanted."""
+
+Wanted = Sequence[bool]
+"""Which operands want a gradient."""
 
 is_legacy_batch: Callable[[torch.Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
@@ -75,6 +57,9 @@ class Attached(Function):
     answers = 1
     """Outputs that have derivatives."""
 
+    kept = (0, 1)
+    """How many inputs, and how many outputs, derivatives need."""
+
     @staticmethod
     def forward(*inputs: Any) -> Tensors:
         *operands, answerer = inputs
@@ -87,17 +72,17 @@ class Attached(Function):
         evidence = output[cls.answers :]
         ctx.evidence = len(evidence)
         ctx.mark_non_differentiable(*evidence)
-        kept = cls.kept(operands, output)
+        kept = cls.tensors_kept(operands, output)
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
     @classmethod
-    def backward(cls, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(cls, ctx: Any, *gradients: torch.Tensor) -> Gradients:
         wanted = ctx.needs_input_grad[: cls.operands]
         return *cls.pulled_back(ctx.answerer, wanted, ctx.saved_tensors, *gradients[: cls.answers]), None
 
     @classmethod
-    def jvp(cls, ctx: Any, *changes: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    def jvp(cls, ctx: Any, *changes: torch.Tensor | None) -> Gradients:
         with pushing_forward(ctx) as kept, torch.autocast(kept[0].device.type, enabled=False):
             found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
         return *found, *(None,) * ctx.evidence
@@ -108,15 +93,16 @@ class Attached(Function):
         found = cls.apply(*leading(operands, in_dims), answerer)
         return found, (0,) * len(found)
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        """Tensors that derivatives need, from the inputs and the answer."""
-        raise NotImplementedError
+    @classmethod
+    def tensors_kept(cls, operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
+        """Tensors that derivatives need."""
+        inputs, outputs = cls.kept
+        return *operands[:inputs], *output[:outputs]
 
     @classmethod
     def pulled_back(
-        cls, answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+        cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor
+    ) -> Gradients:
         """Gradients of the operands, without the caller's autocast."""
         if any(map(is_legacy_batch, gradients)):
             answerer = replace(answerer, may_raise=False)
@@ -124,9 +110,7 @@ class Attached(Function):
             return cls.gradients(answerer, wanted, kept, *gradients)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         """Gradients of the operands from those of the answers."""
         raise NotImplementedError
 
@@ -140,21 +124,16 @@ class QRFunction(Attached):
     """Q and R."""
 
     answers = 2
+    kept = (0, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         q, r, dq, dr = _at_least_single(*kept, *gradients)
-        return (factors_backward(q, r, dq, dr).to(kept[0].dtype),)
+        return (derivatives.factors_backward(q, r, dq, dr).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        found = factors_forward(*_at_least_single(*kept, *changes))
+        found = derivatives.factors_forward(*_at_least_single(*kept, *changes))
         return tuple(x.to(kept[0].dtype) for x in found)
 
 
@@ -162,39 +141,29 @@ class CholeskyFunction(Attached):
     """L."""
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:1]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
-        return (cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
+        return (derivatives.cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return (cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
+        return (derivatives.cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
 
 
 class Polar(Attached):
     """The orthogonal or unitary polar factor, and as evidence the ranks of the matrices."""
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return operands[0], *output[:2]
+    kept = (1, 2)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, u, deficient), (du,) = _of_full_rank(*kept), gradients
         du = torch.where(deficient & (du != 0), math.nan, in_double(du))
-        return (polar_backward(a, u, du).to(kept[0].dtype),)
+        return (derivatives.polar_backward(a, u, du).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         a, u, deficient = _of_full_rank(*kept)
-        du = polar_forward(a, u, in_double(changes[0]))
+        du = derivatives.polar_forward(a, u, in_double(changes[0]))
         return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
 
 
@@ -202,61 +171,47 @@ class EigenvectorsFunction(Attached):
     """Eigenvalues and eigenvectors, and as evidence bounds on the errors of the eigenvalues."""
 
     answers = 2
+    kept = (0, 3)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:3]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
         negligible = torch.finfo(gradients[1].dtype).eps ** 0.5
-        return (eigenvectors_backward(w, v, errors / SURE, dw, dv, negligible).to(kept[1].dtype),)
+        return (spectral.eigenvectors_backward(w, v, errors / SURE, dw, dv, negligible).to(kept[1].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         w, v, errors = map(in_double, kept)
-        found = eigenvectors_forward(w, v, errors / SURE, in_double(changes[0]))
+        found = spectral.eigenvectors_forward(w, v, errors / SURE, in_double(changes[0]))
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[:2], strict=True))
 
 
 class PowerFunction(Attached):
     """A power of a Hermitian matrix, and as evidence its eigenvalues and eigenvectors."""
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:3]
+    kept = (0, 3)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         x, w, v = map(in_double, kept)
         dx = in_double(gradients[0])
-        return (power_backward(x, w, v, answerer.again(), (dx + dx.mH) / 2).to(kept[0].dtype),)
+        return (spectral.power_backward(x, w, v, answerer.again(), (dx + dx.mH) / 2).to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         x, w, v = map(in_double, kept)
         da = in_double(changes[0])
-        return (power_forward(x, w, v, answerer.again(), (da + da.mH) / 2).to(kept[0].dtype),)
+        return (spectral.power_forward(x, w, v, answerer.again(), (da + da.mH) / 2).to(kept[0].dtype),)
 
 
 class TripletsFunction(Attached):
     """U, s and V of the leading singular triplets, and as evidence bounds on the errors of s."""
 
     answers = 3
+    kept = (1, 4)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return operands[0], *output[:4]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         a, u, s, v, errors = map(in_double, kept)
         du, ds, dv = map(in_double, gradients)
         negligible = torch.finfo(gradients[0].dtype).eps ** 0.5
@@ -266,13 +221,13 @@ class TripletsFunction(Attached):
             sizes = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
             ill_defined = moved.imag.abs() > negligible * sizes
             du = torch.where(ill_defined.unsqueeze(-2), math.nan, du)
-        found = triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv), negligible)
+        found = spectral.triplets_backward(a, (u, s, v), errors / SURE, (du, ds, dv), negligible)
         return (found.to(kept[0].dtype),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         a, u, s, v, errors = map(in_double, kept)
-        found = triplets_forward(a, (u, s, v), errors / SURE, in_double(changes[0]))
+        found = spectral.triplets_forward(a, (u, s, v), errors / SURE, in_double(changes[0]))
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
 
@@ -280,9 +235,7 @@ class SVDFunction(TripletsFunction):
     """U, s and V^H of all singular triplets, and as evidence bounds on the errors of s."""
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, u, s, vh, errors), (du, ds, dvh) = kept, gradients
         return TripletsFunction.gradients(answerer, wanted, (a, u, s, vh.mH, errors), du, ds, dvh.mH)
 
@@ -304,33 +257,22 @@ class LUFunction(Attached):
     """L and U, without pivoting."""
 
     answers = 2
+    kept = (0, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
-        return (lu_backward(*kept, *gradients),)
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
+        return (derivatives.lu_backward(*kept, *gradients),)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return lu_forward(*kept, *changes)
+        return derivatives.lu_forward(*kept, *changes)
 
 
 class SymmetricFunction(Attached):
     """A Hermitian matrix of which one triangle was read; its gradient is Hermitian, as that of L is."""
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return output[:1]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         return ((gradients[0] + gradients[0].mH) / 2,)
 
     @staticmethod
@@ -341,14 +283,10 @@ class SymmetricFunction(Attached):
 class LogDeterminant(Attached):
     """``log |det A|``, whose gradient is ``A^-H``, or ``log det A``, if the answer is complex."""
 
-    @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, output[0]
+    kept = (1, 1)
 
     @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         return (gradients[0][..., None, None] * answerer.again(kept[0]).mH,)
 
     @staticmethod
@@ -361,38 +299,28 @@ class LinearSystem(Attached):
     """x of ``A x = b``."""
 
     operands = 2
+    kept = (2, 1)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, output[0]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         (a, b, x), (dx,) = kept, gradients
-        da, db = system_backward(a, x, dx, answerer.again)
+        da, db = derivatives.system_backward(a, x, dx, answerer.again)
         return for_operand(da, a) if wanted[0] else None, for_operand(db, b)
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         (a, _, x), (da, db) = kept, changes
-        return (system_forward(a, x, da, db, answerer.again).to(x.dtype),)
+        return (derivatives.system_forward(a, x, da, db, answerer.again).to(x.dtype),)
 
 
 class Solution(Attached):
     """x of least squares, and as evidence the ranks of the matrices."""
 
     operands = 2
+    kept = (2, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, *output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         (a, b, x, ranks), (dx,) = kept, gradients
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
         if answerer.may_raise:
@@ -403,7 +331,7 @@ class Solution(Attached):
         full, rhs, y = (in_double(torch.where(deficient, t, u)) for t, u in pairs)
         # Where somebody does and this is not an error, they are NaN.
         dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
-        da, db = solution_backward(full, rhs, y, dx, answerer.again)
+        da, db = derivatives.solution_backward(full, rhs, y, dx, answerer.again)
         return for_operand(da, a), for_operand(db, b)
 
     @staticmethod
@@ -411,7 +339,7 @@ class Solution(Attached):
         (*_, x, ranks), (da, db) = kept, changes
         a, b, wide = map(in_double, kept[:3])
         deficient = (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
-        dx = solution_forward(a, b, wide, da, db, answerer.again)
+        dx = derivatives.solution_forward(a, b, wide, da, db, answerer.again)
         return (torch.where(deficient, math.nan, dx).to(x.dtype),)
 
 
@@ -430,22 +358,17 @@ class ProductFunction(Attached):
     """A B."""
 
     operands = 2
+    kept = (2, 0)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return tuple(operands)
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor | None, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Gradients:
         (a, b), (dc,), (for_a, for_b) = kept, gradients, wanted
-        return product_backward(a, b, dc, answerer.again, (for_a, for_b))
+        return derivatives.product_backward(a, b, dc, answerer.again, (for_a, for_b))
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         (a, b), (da, db) = kept, changes
-        return (product_forward(a, b, da, db, answerer.again),)
+        return (derivatives.product_forward(a, b, da, db, answerer.again),)
 
 
 def _at_least_single(*tensors: torch.Tensor) -> Tensors:

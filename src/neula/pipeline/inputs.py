@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +33,18 @@ class Taken:
     graph: torch.Tensor
     places: tuple[int, ...] = ()  # of a stack the places of its matrices in the user's list
 
+    @classmethod
+    def without_numbers(
+        cls,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        wrap: Callable[[torch.Tensor], Any],
+        device: torch.device | str = "cpu",
+    ) -> Taken:
+        """An operand of a shape and dtype, of which no number is there."""
+        x = torch.zeros(1, dtype=dtype, device=device).expand(*shape)
+        return cls(x, wrap, x)
+
     @property
     def is_variable(self) -> bool:
         """Whether somebody differentiates with respect to it, in either mode."""
@@ -40,10 +53,7 @@ class Taken:
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
         """A tensor as an array of the user's library, on its device, in its dtype or another.
 
-        Raises
-        ------
-        OverflowError
-            If the dtype is too narrow for it.
+        Raises OverflowError if the dtype is too narrow for it.
         """
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
@@ -170,10 +180,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
     """Whether the answer, which goes back to the library of the first operand, is to be differentiated.
 
-    Raises
-    ------
-    ValueError
-        If it is, and that library is not torch.
+    Raises ValueError if it is, and the library of the first operand is not torch.
     """
     wanted = any(x is not None and x.is_variable for x in (first, *others))
     if wanted and first.wrap is not _itself:
@@ -210,10 +217,7 @@ def tensors_in(x: Any) -> Iterator[torch.Tensor]:
 def refuse_gradient(x: Any, name: str) -> None:
     """A gradient that is not computed must be an error.
 
-    Raises
-    ------
-    ValueError
-        For a tensor that requires a gradient, or has a tangent.
+    Raises ValueError for a tensor that requires a gradient, or has a tangent.
     """
     if isinstance(x, torch.Tensor) and has_tangent(x):
         raise ValueError(
@@ -227,13 +231,7 @@ def refuse_gradient(x: Any, name: str) -> None:
 
 
 def check_matrices(a: torch.Tensor, name: str) -> None:
-    """A matrix, or a batch of them; any dimension may have size zero.
-
-    Raises
-    ------
-    ValueError
-        That repeats the shape.
-    """
+    """A matrix, or a batch of them; any dimension may have size zero."""
     if a.ndim < 2:
         raise ValueError(
             f"{name} must be a matrix (or a batch of matrices), got {a.ndim} dimension(s), "
@@ -248,26 +246,14 @@ def flattened(a: torch.Tensor) -> torch.Tensor:
 
 
 def check_matrix(a: torch.Tensor, name: str) -> None:
-    """A matrix, or a batch of them that may be empty, with at least one row and one column.
-
-    Raises
-    ------
-    ValueError
-        That repeats the shape.
-    """
+    """A matrix, or a batch of them that may be empty, with at least one row and one column."""
     check_matrices(a, name)
     if 0 in a.shape[-2:]:
         raise ValueError(f"{name} is empty, shape {tuple(a.shape)}: it needs at least one row and one column")
 
 
 def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str, over_rows: Reduction = HERE) -> None:
-    """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate).
-
-    Raises
-    ------
-    ValueError
-        That says where the first one is.
-    """
+    """Refuse NaN and Inf, given the largest magnitude of each column (into which they propagate)."""
     if bool(torch.isfinite(column_max).all()):
         return
     found = over_rows.first_of(~torch.isfinite(a), a)
@@ -289,6 +275,20 @@ def surely_finite(x: torch.Tensor) -> bool:
 def finite_members(x: torch.Tensor) -> torch.Tensor:
     """Which members of a batch, shape (batch, ...), hold neither NaN nor Inf."""
     return x.isfinite().flatten(1).all(1)
+
+
+def usable_members(x: torch.Tensor, measured: np.ndarray) -> np.ndarray:
+    """Which members of a batch hold neither NaN nor Inf; only those are read of which this was measured.
+
+    All of fewer numbers than members: those that were measured again, and so are usable.
+    """
+    usable = np.isfinite(measured)
+    doubtful = np.flatnonzero(~usable)
+    if len(measured) < len(x):
+        usable[doubtful] = True
+    elif len(doubtful) > 0:
+        usable[doubtful] = finite_members(x[torch.from_numpy(doubtful).to(x.device)]).cpu()
+    return usable
 
 
 def _itself(x: torch.Tensor) -> torch.Tensor:
@@ -345,3 +345,57 @@ def _unsupported(dtype: Any, name: str, *, or_complex: bool) -> TypeError:
     last = "float64, complex64 or complex128" if or_complex else "float32 or float64"
     first = "float16, bfloat16, float32" if or_complex else "float16, bfloat16"
     return TypeError(f"{name} has dtype {dtype}: pass {first}, {last}")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def over_lists(member: Callable[[Any, int], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Let a function of a batch also take a list of torch matrices, and return a list.
+
+    Matrices of one shape, dtype and device are stacked; the order is that of the list. Warnings name places
+    in the list.
+
+    ``member``: from the answer to a batch and a place in it to the answer to one matrix.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: Any, **keywords: Any) -> Any:
+            matrices: Any = args[0] if args else keywords.get("A")
+            if not is_list(matrices):
+                return function(*args, **keywords)
+            if keywords.get("wait") is False:
+                raise ValueError("wait=False is for one batch at a time: pass a tensor of shape (..., m, n)")
+            rest = {name: value for name, value in keywords.items() if name != "A"}
+            answers: list[Any] = [None] * len(matrices)
+            for places in groups(matrices):
+                stack = Stack(torch.stack([matrices[place] for place in places]), tuple(places))
+                found: Any = function(stack, *args[1:], **rest)  # type: ignore[arg-type]
+                for i, place in enumerate(places):
+                    answers[place] = member(found, i)
+            return answers
+
+        return call
+
+    return decorate
+
+
+def is_list(x: Any) -> bool:
+    """Whether x is a list or tuple of torch matrices; an empty one is."""
+    return isinstance(x, (list, tuple)) and all(isinstance(a, torch.Tensor) and a.ndim == 2 for a in x)
+
+
+def groups(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
+    """Places of matrices that go together.
+
+    Examples
+    --------
+    >>> groups([torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3)])
+    [[0, 2], [1]]
+    """
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for place, a in enumerate(matrices):
+        found.setdefault((a.shape, a.dtype, a.device), []).append(place)
+    return list(found.values())

@@ -16,9 +16,8 @@ import torch
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.batches import ProblemBatch
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import Answer, Link, answer_of_first
 from neula.pipeline.memory import MemoryGuard
-from neula.pipeline.pending import answer_of_first
 from neula.pipeline.plans import OF_EACH, Given, accepted_solutions, tensors_of
 from neula.pipeline.result import SolutionResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
@@ -44,14 +43,7 @@ class Settling(Protocol):
 
 
 class LaunchedPlan(ABC, Generic[P, S, R]):
-    """The first link for linear systems or least-squares problems of one shape.
-
-    Parameters
-    ----------
-    link : Link
-    judge : Settling
-    options : SolutionOptions
-    """
+    """The first link for linear systems or least-squares problems of one shape."""
 
     result: type[R]
 
@@ -83,8 +75,7 @@ class LaunchedPlan(ABC, Generic[P, S, R]):
 
     def of_call(self, call: Call, shapes: BatchedProblem) -> R | Answer[S] | None:
         """Solve the problems of a first call, after its front end."""
-        given = Given((), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
-        return self.solved(given, shapes)
+        return self.solved(Given.of_call(call), shapes)
 
     def solved(self, given: Given, shapes: BatchedProblem) -> R | Answer[S] | None:
         """Solve problems whose shapes are checked."""

@@ -58,10 +58,8 @@ class MemoryGuard:
     def raise_if_short(self) -> None:
         """To be called where no attempt gave an answer.
 
-        Raises
-        ------
-        torch.OutOfMemoryError
-            If one of them had too little memory: for what, and how much was free. It is a RuntimeError.
+        Raises torch.OutOfMemoryError if one of them had too little memory: for what, and how much was free.
+        It is a RuntimeError.
         """
         if self.shortages:
             raise torch.OutOfMemoryError(

@@ -45,12 +45,7 @@ def _coordinates(x: Any, axis: int) -> Any:
 
 
 def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> None:
-    """Refuse arguments whose rows have labels other than those of A: rows go by position.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Refuse arguments whose rows have labels other than those of A: rows go by position."""
     for other, x in others.items():
         theirs = None if isinstance(x, (np.ndarray, torch.Tensor)) else row_labels(x)
         if theirs is None or labels is None or len(theirs) != len(labels) or labels.equals(theirs):
@@ -66,10 +61,7 @@ def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> No
 def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
     """The columns of a table in the order of their names; what is no table stays as it is.
 
-    Raises
-    ------
-    ValueError
-        If a name is missing.
+    Raises ValueError if a name is missing.
     """
     theirs = column_names(x)
     if names is None or theirs is None or theirs == names:
@@ -88,10 +80,7 @@ def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
 def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
     """A function of A and b whose result keeps the names of A's and b's columns, where they are tables.
 
-    Raises
-    ------
-    ValueError
-        If rows of A and of another argument have different labels.
+    Raises ValueError if rows of A and of another argument have different labels.
     """
 
     @functools.wraps(function)
@@ -140,10 +129,7 @@ def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
 def by_name(values: Any, names: tuple[str, ...] | None, name: str) -> Any:
     """Values of a mapping or series in the order of names; what is neither stays as it is.
 
-    Raises
-    ------
-    ValueError
-        If a name is missing, or strange.
+    Raises ValueError if a name is missing, or strange.
     """
     is_labelled = isinstance(values, Mapping) or (row_labels(values) is not None and hasattr(values, "items"))
     if names is None or not is_labelled:

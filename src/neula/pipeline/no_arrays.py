@@ -15,13 +15,7 @@ from neula.pipeline.result.shown import Shown
 
 
 def refuse_no_array(x: Any, name: str) -> None:
-    """Refuse things that NumPy would make arrays of objects of.
-
-    Raises
-    ------
-    TypeError
-        That says what was given and what to pass.
-    """
+    """Refuse things that NumPy would make arrays of objects of."""
     if x is None:
         raise TypeError(f"{name} is None: pass an array (a function that forgot to return one gives None)")
     if isinstance(x, (str, bytes, os.PathLike)):
@@ -57,12 +51,8 @@ def refuse_no_array(x: Any, name: str) -> None:
 def as_array(x: Any, name: str) -> np.ndarray:
     """Convert a list or a data frame to a NumPy array.
 
-    Raises
-    ------
-    ValueError
-        If rows have different lengths, values are missing, or an integer is no float64.
-    TypeError
-        If it is no array, or columns hold no numbers.
+    Raises ValueError if rows have different lengths, values are missing, or an integer is no float64. Raises
+    TypeError if it is no array, or columns hold no numbers.
     """
     if (columns := _columns(x)) is not None:
         return _of_columns(x, columns, name)

@@ -6,8 +6,10 @@ can have it in a graph. It calls the public function, which decides by numbers; 
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -16,7 +18,10 @@ from torch.autograd import forward_ad
 from neula.engines import Engine
 from neula.pipeline.derivatives import leading
 from neula.pipeline.functions import Answerer, Attached, Tensors, is_legacy_batch, no_answer
-from neula.pipeline.inputs import is_spread, refuse_gradient
+from neula.pipeline.inputs import is_spread, refuse_gradient, tensors_in
+from neula.pipeline.plans import Plans
+from neula.pipeline.progress import showing
+from neula.pipeline.state import restored
 
 PROXY = torch._C._TorchDispatchModeKey.PROXY
 """The mode of ``make_fx`` and ``torch.func.linearize``."""
@@ -39,11 +44,11 @@ class Operator:
     function : type
         The derivatives.
     compute : callable
-        From tensors and options to the results.
+        From the operands, and options by name as the public function has them, to the results.
     shapes : callable
         From the operands to shapes and dtypes of the results.
     again : callable, optional
-        From the options to what the derivatives solve, factorize or multiply with.
+        From the options, by name, to what the derivatives solve, factorize or multiply with.
     """
 
     def __init__(
@@ -62,7 +67,8 @@ class Operator:
             # a compiled function, pending conjugates and signs would be ignored.
             tangents = forward_ad._set_fwd_grad_enabled(False)
             with tangents, EXCLUDED(KEYS.Conjugate, False), EXCLUDED(KEYS.Negative, False):
-                found = compute(*inputs, *self._defaults[len(inputs) :])
+                operands, options = self._split(inputs)
+                found = compute(*operands, **self._named(options))
             return self._returned(_separate(found, inputs[: function.operands]))
 
         def fake(*inputs: Any) -> Any:
@@ -76,7 +82,14 @@ class Operator:
         self.packet = getattr(torch.ops.neula, name)
         found = self.packet.default._schema
         self._single = len(found.returns) == 1
-        self._defaults: list[Any] = [x.default_value for x in found.arguments]
+        self._defaults = {x.name: x.default_value for x in found.arguments[function.operands :]}
+
+    def by_name(self, *operands: torch.Tensor, **options: Any) -> Tensors:
+        """The results for options of a public function; those that are none of the operator are left out."""
+        given = {name: options.get(name, default) for name, default in self._defaults.items()}
+        if "accuracy" in given:
+            given["accuracy"] = name_of(given["accuracy"])
+        return self(*operands, *given.values())
 
     def __call__(self, *inputs: Any) -> Tensors:
         """The results, with derivatives of both modes, also for tensors that a transform hides."""
@@ -96,14 +109,21 @@ class Operator:
         count = self._function.operands
         return inputs[:count], inputs[count:]
 
+    def _named(self, options: Sequence[Any]) -> dict[str, Any]:
+        """Options as the public function has them, those that were left out by default."""
+        given = self._defaults | dict(zip(self._defaults, options, strict=False))
+        if "accuracy" in given:
+            given["accuracy"] = accuracy_of(given["accuracy"])
+        return given
+
     def _answerer(self, options: Sequence[Any]) -> Answerer:
-        again = no_answer if self._again is None else self._again(*options)
+        again = no_answer if self._again is None else self._again(**self._named(options))
         return Answerer(lambda *operands: self._called(*operands, *options), again, may_raise=False)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         operands, ctx.options = self._split(inputs)
         found = (output,) if self._single else output
-        ctx.save_for_backward(*self._function.kept(operands, found))
+        ctx.save_for_backward(*self._function.tensors_kept(operands, found))
 
     def _backward(self, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[: self._function.operands]
@@ -193,3 +213,57 @@ def accuracy_of(name: str | None) -> str | float | None:
         return None if name is None else float(name)
     except ValueError:
         return name
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def with_operator(
+    traced: Callable[..., Any], plans: Plans | None = None
+) -> Callable[[Callable[P, T]], Callable[..., T]]:
+    """:func:`eager` for a function that has an operator of torch, which takes its place in a graph."""
+    return lambda function: eager(function, traced, plans)
+
+
+def eager(
+    function: Callable[P, T], traced: Callable[..., Any] | None = None, plans: Plans | None = None
+) -> Callable[..., T]:
+    """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
+
+    The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
+    shape, and not faster. ``progress=True`` becomes a bar here.
+
+    ``traced``: replacement by an operator of torch if numbers cannot be read; it returns None for unsupported
+    arguments. ``plans``: replacement for problems like an earlier one. Type checkers know its parameters from
+    its overloads, which let ``progress`` be a bool.
+    """
+    disabled: Callable[P, T] | None = None
+    name = function.__name__
+    careful = restored(showing(function))
+
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        nonlocal disabled
+        given = (*args, *kwargs.values())
+        if is_traced(given):
+            found: T | None = None if traced is None else traced(*args, **kwargs)
+            if found is not None:
+                return found
+            if any(map(is_hidden, tensors_in(given))):
+                raise ValueError(
+                    f"a transform of torch.func hides an operand of {name}, which has neither derivatives "
+                    "nor vmap for these arguments: call it outside of the transform; batches need none"
+                )
+        elif plans is not None and (soon := plans(args, kwargs)) is not None:
+            planned: T = soon
+            return planned
+        # The compiler takes longer to import than torch itself; if it is not imported, nothing is compiled.
+        if "torch._dynamo" not in sys.modules:
+            return careful(*args, **kwargs)
+        if disabled is None:
+            disabled = torch.compiler.disable(careful)
+        return disabled(*args, **kwargs)
+
+    # The compiler counts the versions of a code object, and gives up at eight: one object for each function.
+    call.__code__ = call.__code__.replace(co_name=function.__name__)
+    return functools.wraps(function)(call)

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Format, Tuning
 from neula.kernels.core import core
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
 from neula.pipeline.inputs import fetched_tensors
 from neula.pipeline.result import Attempt, logged
@@ -96,46 +97,31 @@ class Plan(Protocol):
 
 
 class Given(NamedTuple):
-    """The operands of a call.
+    """The operands of a call."""
 
-    Attributes
-    ----------
-    arrays : sequence of array, or of Tensor
-        float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where
-        they are on a device.
-    wrap : callable
-    begun : float
-        When the call began, in seconds of ``time.perf_counter``.
-    give : callable
-        Makes a tensor an array of the user's library, where the user's arrays are.
-    operands : sequence of array_like
-        As the user gave them.
-    """
-
+    # float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where they
+    # are on a device.
     arrays: Sequence[Any]
     wrap: Wrap
-    begun: float
+    begun: float  # when the call began, in seconds of time.perf_counter
+    # Makes a tensor an array of the user's library, where the user's arrays are.
     give: Callable[[torch.Tensor], Any] = _in_numpy
-    operands: Sequence[Any] = ()
+    operands: Sequence[Any] = ()  # as the user gave them
+
+    @classmethod
+    def of_call(cls, call: Call) -> Given:
+        """The operand of a first call, after its front end."""
+        first = call.first
+        return cls((first.graph,), first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
 
 
 class Plans:
-    """Plans of one function, by shapes, dtypes and keywords.
+    """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
 
-    Parameters
-    ----------
-    make : callable
-        From the arguments of a call to the planner for its dtypes, dimensions and keywords; None where the
-        compiled core is not the first link.
-    operands : int, optional
-        Arrays, which are positional.
-    go_on : callable, optional
-        From what a first link has found, and the arguments of a call, to the result: for plans that return
-        answers.
-    fetches : bool, optional
-        Whether a plan on the host also takes copies: of views, and what is fetched from a device.
-    or_complex : bool, optional
-        Whether the planner also takes complex arrays.
+    ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
+    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments of
+    a call, to the result, for plans that return answers. ``fetches``: whether a plan on the host also takes
+    copies, of views, and what is fetched from a device. ``or_complex``: whether complex arrays are taken.
     """
 
     def __init__(
@@ -144,7 +130,7 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
-        or_complex: bool = False,
+        or_complex: bool = True,
     ) -> None:
         self._make, self._operands, self._fetches = make, operands, fetches
         more = np.dtype(np.complex128), np.dtype(np.complex64), torch.complex128, torch.complex64
@@ -283,12 +269,8 @@ def accepted_result(
 ) -> R:
     """The result of problems that one link has solved, all accepted.
 
-    Parameters
-    ----------
-    reason : callable
-        Why they are accepted, in words.
-    fields : dict of str to object
-        Fields that not all results have; the others are added to it.
+    ``reason``: why they are accepted, in words. ``fields``: fields that not all results have; the others are
+    added to it.
     """
     fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
@@ -307,10 +289,7 @@ def accepted_solutions(
 ) -> R:
     """Accepted result of linear systems or least-squares problems.
 
-    Parameters
-    ----------
-    each : callable
-        From one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
+    ``each``: from one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
     """
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:

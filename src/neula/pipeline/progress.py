@@ -22,15 +22,8 @@ Progress = Callable[[str, float], None]
 def showing(function: Callable[P, T]) -> Callable[P, T]:
     """A function for which ``progress=True`` shows a bar.
 
-    Parameters
-    ----------
-    function : callable
-        With a keyword ``progress``, a :data:`Progress` or None.
-
-    Raises
-    ------
-    TypeError
-        For a ``progress`` that cannot be called.
+    ``function``: with a keyword ``progress``, a :data:`Progress` or None. Raises TypeError for a ``progress``
+    that cannot be called.
     """
 
     @functools.wraps(function)

@@ -47,42 +47,15 @@ class BatchedProblem:
         return BatchedProblem(_NOTHING, _NOTHING, self.batch, self.is_vector, self._layout)
 
     def solutions(self, x: torch.Tensor) -> torch.Tensor:
-        """Solutions as the user expects them.
-
-        Parameters
-        ----------
-        x : Tensor, shape (P, n, K)
-
-        Returns
-        -------
-        Tensor, shape (*batch, n) or (*batch, n, k)
-        """
+        """Solutions, shape (P, n, K), as the user expects them, shape (*batch, n) or (*batch, n, k)."""
         return self._without_last(self._layout.unfold(x))
 
     def of_columns(self, e: torch.Tensor) -> torch.Tensor:
-        """Reshape values of each right-hand side to the user's batch.
-
-        Parameters
-        ----------
-        e : Tensor, shape (P, K)
-
-        Returns
-        -------
-        Tensor, shape (*batch,) or (*batch, k)
-        """
+        """Reshape values of each right-hand side, shape (P, K), to shape (*batch,) or (*batch, k)."""
         return self._without_last(self._layout.unfold(e.unsqueeze(1)).squeeze(-2))
 
     def of_members(self, e: torch.Tensor) -> torch.Tensor:
-        """Reshape values of each matrix to the user's batch, for all problems that share the matrix.
-
-        Parameters
-        ----------
-        e : Tensor, shape (P,)
-
-        Returns
-        -------
-        Tensor, shape (*batch,)
-        """
+        """Reshape values of each matrix, shape (P,), to shape (*batch,): for all problems that share it."""
         e = e.reshape(self._layout.members)
         return e if self._layout.all_own else e.expand(self.batch)
 

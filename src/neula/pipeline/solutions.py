@@ -12,21 +12,25 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
-from neula.engines import FP64, Engine, Format, format_of
+from neula.engines import FP64, Engine, Format, format_of, select_engine
+from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Run
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, SolutionResult
+from neula.pipeline.result import SolutionResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
 
 FORWARD = 16
 """Unit roundoffs of a forward error that is at the level of a format. Refinement ends at half of one, x is
 rounded by another, and the rest are margins of what is measured."""
+
+LEAST_WORK = 4096
+"""Operations that the calls for a problem come to, at least."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +41,8 @@ class SolutionOptions:
     target: Format  # whose accuracy the result is to have
     dtype: torch.dtype  # of x as it is returned
     max_iterations: int
-    forward: bool  # whether to refine until the forward error is that of the accuracy
-    progress: Progress | None
+    forward: bool = False  # whether to refine until the forward error is that of the accuracy
+    progress: Progress | None = None
     # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
     # Whether the host may take over small problems that a first link has left: no engine was named.
@@ -120,13 +124,8 @@ class Solutions(Values):
     ) -> Self:
         """Solutions with what was measured of them, of which tensors are made when somebody asks.
 
-        Parameters
-        ----------
-        x : Tensor, shape (batch, n, k)
-        numbers : array or Tensor, shape (numbers, batch)
-            Numbers called :attr:`names`.
-        **columns : array or Tensor, shape (batch, k)
-            Numbers called :attr:`columns`.
+        Shapes: x (batch, n, k). ``numbers``, shape (numbers, batch): numbers called :attr:`names`.
+        ``columns``, shape (batch, k): numbers called :attr:`columns`.
         """
         found = object.__new__(cls)
         for name, known in (("x", x), ("_known", (numbers, columns))):
@@ -162,32 +161,16 @@ class Solutions(Values):
             found[name] = torch.full((count, *shape), number, dtype=dtype, device=device)
         return cls(**found)
 
-    @classmethod
-    def missing(
-        cls, count: int, n: int, k: int, device: torch.device, of_x: torch.dtype = torch.float64
-    ) -> Self:
-        """Solutions that are not known yet, or do not exist."""
-        return cls.full(math.nan, count, n, k, device, of_x)
-
 
 S = TypeVar("S", bound=Solutions)
 R = TypeVar("R", bound=SolutionResult)
 
 
 def nothing_to_do(zero: S, a: torch.Tensor) -> Run[S]:
-    """Exact zero solutions for empty problems, as in NumPy.
-
-    Parameters
-    ----------
-    zero : Solutions
-        Zeros.
-    a : Tensor, shape (batch, m, n)
-    """
+    """Exact zero solutions for empty problems, as in NumPy. Shapes: a (batch, m, n)."""
     zero.condition.fill_(1.0)
-    run = Run.begin(len(a), zero)
-    run.numbers, run.accepted[:] = zero.measured().cpu().numpy(), True
-    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(a.shape[-2:])}, {len(a)} times"))
-    return run
+    why = f"A is {tuple(a.shape[-2:])}, {len(a)} times"
+    return Run.nothing_to_do(zero, zero.measured().cpu().numpy(), why)
 
 
 def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
@@ -288,11 +271,7 @@ def attached(
 ) -> R:
     """A result, its x attached to the graph of A and b where somebody wants that.
 
-    Parameters
-    ----------
-    result : LstsqResult or SolveResult
-    attach : callable
-        From A, b and x, matrices of one batch, to x.
+    ``attach``: from A, b and x, matrices of one batch, to x.
     """
     if not call.differentiable:
         return result
@@ -347,4 +326,69 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
         f"the solution does not fit {str(dtype).removeprefix('torch.')}: scale b down"
         if format_of(dtype) is FP64
         else f"the solution does not fit {dtype}: pass the input in a wider dtype"
+    )
+
+
+def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
+    """The engine of the host, where it solves some problems sooner; None elsewhere.
+
+    ``options``: of an engine whose tuning says how much that may be. ``count``: how many problems. ``work``:
+    ``m n (n + k)`` of each, as often as that is passed through.
+    """
+    most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
+    if count * max(work, LEAST_WORK) > most:
+        return None
+    return over(select_engine("cpu", torch.device("cpu")), options.dtype)
+
+
+def has_parts(a: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether only the right-hand sides are complex, given the dtype of the result."""
+    return dtype.is_complex and not a.is_complex()
+
+
+def real_columns(b: torch.Tensor) -> torch.Tensor:
+    """``[Re B, Im B]``, shape (..., m, 2 k)."""
+    return torch.cat([b.real, b.imag], -1)
+
+
+def complex_columns(x: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`real_columns`."""
+    return torch.complex(*x.split(x.shape[-1] // 2 or 1, -1)) if x.shape[-1] else x.to(x.dtype.to_complex())
+
+
+def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """``apply(x)``, a linear function of the columns of x made of A, also where only x is complex."""
+    return complex_columns(apply(real_columns(x))) if has_parts(a, x.dtype) else apply(x)
+
+
+def larger_part(errors: torch.Tensor) -> torch.Tensor:
+    """The larger of what is known of both parts of each column, which bounds that of the complex one.
+
+    With ``||x|| ^2 = ||x1||^2 + ||x2||^2`` a relative error of both parts is one of x.
+    """
+    return torch.maximum(*errors.split(errors.shape[-1] // 2, -1)) if errors.shape[-1] else errors
+
+
+def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
+    """Solutions for complex right-hand sides of real matrices.
+
+    ``call``: of A and b. ``solve``: solves for real tensors.
+    """
+    a, b = (taken.graph for taken in call.operands.values())
+    found = solve(a, real_columns(b.unsqueeze(-1) if shapes.is_vector else b))
+    return _joined(call, shapes, found)
+
+
+def _joined(call: Call, shapes: BatchedProblem, found: R) -> R:
+    x, errors, pending = complex_columns(found.x), larger_part(found.forward_errors), found._pending
+    if shapes.is_vector:
+        x, errors = x.squeeze(-1), errors.squeeze(-1)
+    wrap = call.first.wrap
+    known = {name: wrap(getattr(found, name)) for name in ("accepted", "backward_errors", "conditions")}
+    return replace(
+        found,
+        x=wrap(x),
+        forward_errors=wrap(errors),
+        **known,
+        _pending=None if pending is None else lambda: _joined(call, shapes, pending()),
     )

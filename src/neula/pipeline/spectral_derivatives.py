@@ -28,10 +28,8 @@ def eigenvectors_backward(
 ) -> torch.Tensor:
     """Gradient of A from those of w and V, in double precision (:func:`attach_eigenvectors`).
 
-    Parameters
-    ----------
-    negligible : float
-        Part of the sizes of gradients up to which a derivative along arbitrary rotations counts as zero.
+    ``negligible``: part of the sizes of gradients up to which a derivative along arbitrary rotations counts
+    as zero.
     """
     inner = v.mH @ dv
     size = torch.linalg.vector_norm(dv, dim=-2)
@@ -59,13 +57,8 @@ def depends_on_subspaces(
     If it depended on the values, as ``V diag(f(w)) V^H`` does, a derivative of f would be lost where these
     are equal.
 
-    Parameters
-    ----------
-    turned : Tensor, shape (..., k, k)
-        Derivatives along rotations.
-    dw, size : Tensor, shape (..., k)
-        Gradients of values, and norms of those of vectors.
-    negligible : float
+    ``turned``, shape (..., k, k): derivatives along rotations. ``dw`` and ``size``, shape (..., k): gradients
+    of values, and norms of those of vectors.
     """
     alike, sizes = dw == 0, size.unsqueeze(-1) + size.unsqueeze(-2)
     return alike.unsqueeze(-1) & alike.unsqueeze(-2) & (turned.abs() <= negligible * sizes)

@@ -21,15 +21,6 @@ def restored(function: Callable[P, T]) -> Callable[P, T]:
 
     A ``with`` statement cannot promise that: the interruption may come when the mode is set and the body has
     not begun.
-
-    Parameters
-    ----------
-    function : callable
-
-    Returns
-    -------
-    callable
-        The same function.
     """
 
     @functools.wraps(function)

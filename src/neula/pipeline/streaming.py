@@ -23,9 +23,9 @@ import torch
 
 from neula.engines.formats import double_of, in_double
 from neula.io.integers import in_float64
-from neula.io.sources import Source
+from neula.io.sources import SlicedArray, Source, is_source, row_blocks
 from neula.kernels.magnitudes import largest_magnitude
-from neula.pipeline.inputs import COMPLEX, FLOATS, take
+from neula.pipeline.inputs import COMPLEX, FLOATS, Taken, take
 from neula.pipeline.progress import Progress, stage
 
 SLOTS = 3
@@ -74,10 +74,7 @@ class Reader:
     def read(self, what: str) -> Iterator[Block]:
         """Read all rows once, in blocks; ``what`` names the task for the progress.
 
-        Raises
-        ------
-        ValueError
-            For a source that is not what it said, or not what it was in the last pass.
+        Raises ValueError for a source that is not what it said, or not what it was in the last pass.
         """
         self.passes += 1
         report = stage(self.progress, f"pass {self.passes}: {what}")
@@ -144,10 +141,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 class _Slot:
     """Room for a block on the device, and, once that is needed, on the host if that is another place.
 
-    Attributes
-    ----------
-    first, count : int
-        Rows that are in it.
+    ``first`` and ``count``: rows that are in it.
     """
 
     def __init__(self, here: list[torch.Tensor]) -> None:
@@ -268,13 +262,20 @@ class _Cursor:
             raise ValueError(f"{self.name} goes on beyond its {self.total} rows {self.which}")
 
 
-def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf) -> None:
-    """Refuse NaN, Inf and numbers that are too large in some rows; says where in all of them.
+def source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
+    """Rows of an operand or of weights, and the array that they are if they are in memory."""
+    if is_source(x):
+        source, taken = row_blocks(x), None
+    else:
+        taken = take(x, name, or_complex=name != "weights")
+        source = SlicedArray(taken.tensor)
+    if name == "weights":
+        torch_dtype(source.dtype, name)
+    return source, taken
 
-    Raises
-    ------
-    ValueError
-    """
+
+def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf) -> None:
+    """Refuse NaN, Inf and numbers that are too large in some rows; says where in all of them."""
     size = largest_magnitude(x, tuple(range(x.ndim))) if x.numel() else 0.0
     if float(size) <= largest and float(size) < math.inf:
         return
@@ -288,10 +289,7 @@ def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf
 def torch_dtype(dtype: Any, name: str, *, or_complex: bool = False) -> torch.dtype:
     """The dtype in which torch holds the numbers of a source; integers and booleans are float64.
 
-    Raises
-    ------
-    TypeError
-        For what are no numbers, and for complex ones that are not accepted.
+    Raises TypeError for what are no numbers, and for complex ones that are not accepted.
     """
     if not isinstance(dtype, torch.dtype):
         kind = np.dtype(dtype)

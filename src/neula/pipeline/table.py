@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, overload
 
 from neula.engines import Tuning
-from neula.pipeline.chain import Link
+from neula.pipeline.chain import Answer, Link
 
 C = TypeVar("C")
 T = TypeVar("T")
@@ -44,30 +44,14 @@ LAUNCHED = "GPU, launched before any number is read"
 
 @dataclass(frozen=True)
 class Row(Generic[C]):
-    """A link of a table.
+    """A link of a table."""
 
-    Attributes
-    ----------
-    factorization : str
-        Its arithmetic takes the place of ``{}``.
-    make : callable
-        From a case, the label and an arithmetic to the link.
-    when : tuple of Rule
-        Conditions, of which all must hold.
-    refiner : str or Rule
-        Suffix of the label, which may depend on the case.
-    arithmetics : tuple of str, or Rule
-        A link is made for each of them; of a case, where they depend on that.
-    place : str
-        Where it runs.
-    """
-
-    factorization: str
-    make: Callable[[C, str, str], Link[Any, Any]]
-    when: tuple[Rule[C, bool], ...]
-    refiner: str | Rule[C, str] = ""
-    arithmetics: tuple[str, ...] | Rule[C, Sequence[str]] = ("fp64",)
-    place: str = ANY
+    factorization: str  # its arithmetic takes the place of {}
+    make: Callable[[C, str, str], Link[Any, Any]]  # from a case, the label and an arithmetic
+    when: tuple[Rule[C, bool], ...]  # conditions, of which all must hold
+    refiner: str | Rule[C, str] = ""  # suffix of the label
+    arithmetics: tuple[str, ...] | Rule[C, Sequence[str]] = ("fp64",)  # a link is made for each of them
+    place: str = ANY  # where it runs
 
     def links(self, case: C) -> dict[str, Link[Any, Any]]:
         """The links of a case by their arithmetic; none where a condition does not hold."""
@@ -80,6 +64,20 @@ class Row(Generic[C]):
         return {name: self.make(case, label.format(name), name) for name in names}
 
 
+Make = Callable[[Any, str, str], Link[Any, Any]]
+"""From the case, label and arithmetic to a link."""
+
+
+def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
+    """A link of one function, whatever the case."""
+    return lambda case, label, name: Link(label, answer, **flags)
+
+
+def labelled(answer: Callable[..., Answer[Any]], *, improves: bool = False, **given: Any) -> Make:
+    """A link of one function, which is told the label."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, **given), improves=improves)
+
+
 class Case:
     """Shape and options of a problem, without numbers, for the conditions of a table of links."""
 
@@ -87,7 +85,6 @@ class Case:
 
     @cached_property
     def tuning(self) -> Tuning:
-        """Tuning of the engine."""
         found: Tuning = self.options.engine.tuning
         return found
 

@@ -155,21 +155,19 @@ class OrthKeywords(Waiting, total=False):
     method: Literal["qr", "polar"]
 
 
-class PolarKeywords(Common, total=False):
+class PolarKeywords(Waiting, total=False):
     """Keywords of :func:`neula.polar`."""
 
     side: Literal["right", "left"] | None
     rcond: float | None
     completion: bool
-    wait: bool
 
 
-class CholeskyKeywords(Common, total=False):
+class CholeskyKeywords(Waiting, total=False):
     """Keywords of :func:`neula.cholesky`."""
 
     upper: bool
     jitter: Literal["auto"] | None
-    wait: bool
 
 
 class EigvalshKeywords(Common, total=False):

@@ -19,9 +19,8 @@ from neula.pipeline.result.nonlinear import CurveFitResult, LeastSquaresResult
 from neula.pipeline.result.polar import PolarResult
 from neula.pipeline.result.qr import QRResult
 from neula.pipeline.result.ridge import RidgePath
-from neula.pipeline.result.solution import SolutionResult
+from neula.pipeline.result.solution import SolutionResult, SolveResult
 from neula.pipeline.result.svd import SVDResult
-from neula.pipeline.result.systems import SolveResult
 
 __all__ = [
     "AccuracyError",

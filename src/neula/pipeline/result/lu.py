@@ -23,26 +23,13 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class KeptSolvers:
-    """Data shared by solves with these factors.
+    """Data shared by solves with these factors."""
 
-    Attributes
-    ----------
-    substitutions : dict of torch.dtype to Substitution
-        Made from the factors, by the precision that is solved in.
-    better : LUFactors or None
-        In double precision, where the factors are too coarse.
-    adjoint : LUFactors or None
-        The factors as those of the conjugate transpose, once it was solved with.
-    none_better : bool
-        Whether the factors are as good as they can be.
-    measured : callable or None
-        Solves and measures in microseconds, if the factors are LAPACK's: returns None for what it rejects.
-    """
-
-    substitutions: dict[Any, Substitution] = field(default_factory=dict)
-    better: LUFactors[Any] | None = None
-    adjoint: LUFactors[Any] | None = None
-    none_better: bool = False
+    substitutions: dict[Any, Substitution] = field(default_factory=dict)  # by the dtype that is solved in
+    better: LUFactors[Any] | None = None  # in double precision, where the factors are too coarse
+    adjoint: LUFactors[Any] | None = None  # as those of the conjugate transpose, once it was solved with
+    none_better: bool = False  # whether the factors are as good as they can be
+    # Solves and measures in microseconds, if the factors are LAPACK's: returns None for what it rejects.
     measured: Callable[[Any], Any | None] | None = None
 
 

@@ -3,36 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
 from neula.errors import check_name
-
-
-class FittedProblem(Protocol):
-    """The problem behind a solution, from which its statistics follow."""
-
-    def covariance(self, x: Any, absolute: bool) -> Any:
-        """Covariance matrices of the parameters."""
-
-    def standard_errors(self, x: Any, absolute: bool) -> Any:
-        """Standard errors of the parameters."""
-
-    def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
-        """Lower and upper ends of confidence intervals of the parameters."""
-
-    def leverage(self, samples: int | None) -> Any:
-        """Leverages of the rows, estimated where samples are given."""
-
-    def residual_variance(self, x: Any) -> Any:
-        """Variances of the right-hand sides, by their residuals."""
-
-    def effective_degrees_of_freedom(self) -> Any:
-        """Sums of the leverages."""
-
-    def degrees_of_freedom(self) -> Any:
-        """Rows less effective degrees of freedom."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +53,7 @@ class Statistics:
     """
 
     x: Any
-    _fit: FittedProblem | None
+    _fit: Any  # neula.problems.least_squares.fit.LinearFit, or None
 
     def covariance(self, *, absolute: bool = False, robust: str | None = None, groups: Any = None) -> Any:
         """Covariance matrix of the parameters, ``s^2 (A^H W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.
@@ -225,7 +200,7 @@ class Statistics:
         return self._known
 
     @property
-    def _known(self) -> FittedProblem:
+    def _known(self) -> Any:
         if self._fit is None:
             raise ValueError(
                 "this result knows no R that statistics could be computed from: the fit was not accepted, A "

@@ -112,14 +112,7 @@ def solve_by_core(
 ) -> CoreBoundedSolution | None:
     """The solution where it is accepted, and the problem is one for this way.
 
-    Parameters
-    ----------
-    call : Call
-    shapes : BatchedProblem
-    options : BoundedOptions
-    bounds : array, shape (2, n)
-    of_all : bool
-        Whether the solution without bounds is requested, too.
+    Shapes: bounds (2, n). ``of_all``: whether the solution without bounds is requested, too.
     """
     if not _suits(shapes, options):
         return None
@@ -177,15 +170,8 @@ def errors_of(
 ) -> BoundedErrors | None:
     """Errors of a solution by its numbers; None where the factor is no good.
 
-    Parameters
-    ----------
-    of : Numbers
-    shape : tuple of int
-        Of A.
-    rounding : float
-        Relative rounding error of the returned x.
-    of_all : callable
-        Norms of all columns and of their pseudoinverse, as of :class:`Numbers`.
+    ``shape``: of A. ``rounding``: relative rounding error of the returned x. ``of_all``: norms of all columns
+    and of their pseudoinverse, as of :class:`Numbers`.
     """
     rate = _rate(shape, of.width, of.inverse_norm)
     if not rate <= MAX_RATE:

@@ -31,12 +31,7 @@ class _BoundedResiduals:
 def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Factorize) -> BoundedValues:
     """Solutions rounded to the dtype of the result, and their evidence.
 
-    Parameters
-    ----------
-    problems : BoundedProblems
-    found : ActiveSetSolution
-    factorize : callable
-        How columns of free variables are factorized: what is measured is as good as that.
+    ``factorize``: how columns of free variables are factorized: what is measured is as good as that.
     """
     whole, reduced = problems.whole, problems.reduced
     low, high = reduced.low, reduced.high

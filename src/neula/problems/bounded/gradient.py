@@ -7,7 +7,6 @@ smooth function of A and b: ``A_F^T (b - A x) = 0`` with the columns of free unk
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,7 +15,7 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.pipeline.call import Call
 from neula.pipeline.derivatives import changed_residual
-from neula.pipeline.functions import Answerer, Attached, Tensors
+from neula.pipeline.functions import Answerer, Attached, Tensors, Wanted
 from neula.pipeline.gradients import known
 from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.pipeline.shapes import BatchedProblem
@@ -28,15 +27,10 @@ class BoundedFunction(Attached):
     """x of least squares within bounds, and as evidence at which of them it is."""
 
     operands = 2
+    kept = (2, 2)
 
     @staticmethod
-    def kept(operands: Sequence[torch.Tensor], output: Tensors) -> Tensors:
-        return *operands, *output[:2]
-
-    @staticmethod
-    def gradients(
-        answerer: Answerer, wanted: Sequence[bool], kept: Tensors, *gradients: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         a, b, x, free = _usable(*kept)
         z = _solved(a, free, gradients[0].double(), may_raise=answerer.may_raise)
         image = a @ z

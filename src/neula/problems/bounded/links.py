@@ -6,12 +6,11 @@ The active-set method always ends. Parts of a Gram matrix do for condition numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
-from neula.algorithms.bounded.free_sets import Factorize, by_cholesky, by_householder
+from neula.algorithms.bounded.free_sets import by_cholesky, by_householder
 from neula.pipeline.chain import Link
-from neula.pipeline.table import Chain, Row, Rule, Table
+from neula.pipeline.table import Chain, Row, Rule, Table, labelled
 from neula.problems.bounded import ways
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
@@ -26,14 +25,6 @@ def chain(m: int, n: int, equalities: int = 0) -> Sequence[BoundedLink]:
     return Chain(TABLE, (m, n, equalities))
 
 
-def _by(
-    way: Callable[..., ways.Solution], factorize: Factorize, *, improves: bool = False
-) -> Callable[[Shape, str, str], BoundedLink]:
-    return lambda case, label, name: Link(
-        label, partial(way, label=label, factorize=factorize), improves=improves
-    )
-
-
 _when = Rule[Shape, bool]
 
 _tall = _when(
@@ -46,9 +37,9 @@ _unconstrained = _when("no equality constraints", lambda case: not case[2])
 _wide = _when("fewer rows than columns", lambda case: case[0] < case[1])
 
 TABLE: Table[Shape] = (
-    Row("block pivoting cholesky", _by(ways.by_block_pivoting, by_cholesky), (_tall,)),
-    Row("block pivoting householder", _by(ways.by_block_pivoting, by_householder), (_tall,)),
-    Row("active set cholesky", _by(ways.by_active_set, by_cholesky), (_wide, _unconstrained)),
-    Row("active set householder", _by(ways.by_active_set, by_householder, improves=True), ()),
+    Row("block pivoting cholesky", labelled(ways.by_block_pivoting, factorize=by_cholesky), (_tall,)),
+    Row("block pivoting householder", labelled(ways.by_block_pivoting, factorize=by_householder), (_tall,)),
+    Row("active set cholesky", labelled(ways.by_active_set, factorize=by_cholesky), (_wide, _unconstrained)),
+    Row("active set householder", labelled(ways.by_active_set, improves=True, factorize=by_householder), ()),
 )
 """Cheapest first."""

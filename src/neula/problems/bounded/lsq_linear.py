@@ -10,8 +10,8 @@ import numpy as np
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import check_name, whole_number
-from neula.pipeline.compilation import with_operator
 from neula.pipeline.names import keeps_names
+from neula.pipeline.operators import with_operator
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult
 from neula.problems.bounded.run import solve_bounded

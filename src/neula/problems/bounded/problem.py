@@ -18,7 +18,7 @@ from neula.engines import Engine, Format
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
-from neula.problems.orthogonal.triangle import RFactors, certified_triangle
+from neula.problems.orthogonal.certified import RFactors, certified_triangle
 
 LABEL = "block pivoting cholesky"
 """First attempt if there are as many rows as columns."""
@@ -76,13 +76,8 @@ class Whole:
     ) -> Whole:
         """Scale and factorize.
 
-        Parameters
-        ----------
-        a : Tensor, shape (P, m, n)
-        b : Tensor, shape (P, m, K)
-        lower, upper : Tensor, shape (P, n) or (1, n)
-        options : BoundedOptions
-        equalities : pair of Tensor, shape (p, n) and (p, 1) or (p, k), optional
+        Shapes: a (P, m, n), b (P, m, K), lower and upper (P, n) or (1, n), equalities (p, n) and (p, 1) or
+        (p, k).
         """
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
@@ -211,16 +206,11 @@ class BoundedProblems(Batch):
 
 @dataclass(frozen=True)
 class BoundedValues(Values):
-    """Solutions of problems with their evidence.
-
-    Attributes
-    ----------
-    gradient : Tensor, shape (C, n)
-        ``A^T r`` without components that point out of the bounds, for columns of norm 1.
-    """
+    """Solutions of problems with their evidence."""
 
     x: torch.Tensor  # shape (C, n): in the numbers that are worked with, rounded to the dtype of the result
     side: torch.Tensor  # int8, shape (C, n): -1 at the lower bound, 1 at the upper one, 0 between them
+    # Shape (C, n): A^T r without components that point out of the bounds, for columns of norm 1.
     wrong: torch.Tensor
     residual_norm: torch.Tensor  # shape (C,)
     backward_error: torch.Tensor  # shape (C,)

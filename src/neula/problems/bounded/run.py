@@ -115,13 +115,7 @@ class BoundedSolution:
         return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
-        """Say so where the accuracy was missed.
-
-        Raises
-        ------
-        AccuracyError
-            If the call is strict.
-        """
+        """Say so where the accuracy was missed. Raises AccuracyError if the call is strict."""
         if result.converged:
             return
         missed = ~torch.from_numpy(self.run.accepted)
@@ -151,11 +145,6 @@ def solve_bounded(
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
 
     Whether the solutions without bounds are requested, too, is for what comes before the chain.
-
-    Raises
-    ------
-    ValueError, TypeError
-        As :func:`neula.lsq_linear`.
     """
     call = Call.begin(
         {"A": A, "b": b},
@@ -164,6 +153,7 @@ def solve_bounded(
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
         gradients=True,
+        or_complex=False,
     )
     shapes = broadcast_system(*call.tensors)
     options = BoundedOptions(
@@ -204,10 +194,8 @@ def _run(whole: Whole) -> Run[BoundedValues]:
     side = (x >= reduced.high).to(torch.int8) - (x <= reduced.low).to(torch.int8)
     norms = torch.linalg.vector_norm(whole.b, dim=1).flatten()
     values = BoundedValues(x, side, torch.zeros_like(x), norms, zero, zero, zero + 1, zero.long())
-    run = Run.begin(count, values)
-    run.numbers, run.accepted[:] = values.measured().cpu().numpy(), True
-    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(whole.a.shape[1:])}, {count} times"))
-    return run
+    why = f"A is {tuple(whole.a.shape[1:])}, {count} times"
+    return Run.nothing_to_do(values, values.measured().cpu().numpy(), why)
 
 
 def _spoilt(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.Tensor:
@@ -242,10 +230,7 @@ def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor
 def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
     """Lower and upper bounds of each unknown, shape (2, n), float64.
 
-    Raises
-    ------
-    ValueError
-        For a wrong shape, NaN, and where a lower bound is not below the upper one.
+    Raises ValueError for a wrong shape, NaN, and where a lower bound is not below the upper one.
     """
     given = [_numbers(x, name) for x, name in zip(bounds, ("lower bound", "upper bound"), strict=True)]
     for name, x in zip(("lower", "upper"), given, strict=True):
@@ -271,10 +256,8 @@ def checked_equalities(
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """C and d on the device of the engine, d with a column for each right-hand side of a matrix, or one.
 
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit, where gradients are wanted, and where bounds forbid a constraint.
+    Raises ValueError for shapes that do not fit, where gradients are wanted, and where bounds forbid a
+    constraint.
     """
     n = bounds.shape[1]
     c, d = checked_constraints(call, constraints(n) if callable(constraints) else constraints, n)

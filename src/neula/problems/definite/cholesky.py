@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -18,15 +19,14 @@ from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, run_chain
-from neula.pipeline.compilation import with_operator
+from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.pending import first_answer
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Given, Plan, Plans, for_each_shape
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, CholeskyResult
+from neula.pipeline.result import CholeskyResult
 from neula.problems.definite.judge import CholeskyJudge
 from neula.problems.definite.links import chain
 from neula.problems.definite.plan import LARGEST, CholeskyPlan, launched_plan
@@ -45,7 +45,6 @@ def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any
         for_each_shape(lambda A, **keywords: _plan(A, **keywords)),
         operands=1,
         go_on=lambda begun, A, **keywords: _gone_on(A, begun, **keywords),
-        or_complex=True,
     ),
 )
 def cholesky(
@@ -159,7 +158,8 @@ def cholesky(
             links = chain(len(lower), n, options, wait=False)
             begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
         if begun is not None:
-            return _pending(call, options, begun, upper=upper)
+            finish = partial(_finished, call, options, begun, upper=upper)
+            return _result(call, options, begun.values, upper=upper, pending=finish)
     return _finished(call, options, upper=upper)
 
 
@@ -180,7 +180,6 @@ def _asked(
         bound=lambda target, shape: cholesky_bound(target, max(1, *shape[-1:])),
         strict=strict,
         gradients=True,
-        or_complex=True,
     )
     given = call.first.tensor
     check_matrices(given, "A")
@@ -213,40 +212,12 @@ def _lower(call: Call, *, upper: bool) -> torch.Tensor:
     return matrices.mH if upper else matrices
 
 
-def _pending(
-    call: Call, options: CholeskyOptions, begun: Answer[CholeskyValues], *, upper: bool
-) -> CholeskyResult:
-    """The result of the first link before anything is read from the device."""
-    given, judge = call.first.tensor, CholeskyJudge.for_shape(call.first.tensor.shape[-1], options)
-    with call.computing():
-        found = begun.values.residual.reshape(given.shape[:-2])
-        accepted = judge.accept(found)
-    lower = _attached(call, begun.values.lower, upper=upper)
-    of_all: dict[str, Any] = {"converged": accepted.all(), "residual": found.amax()}
-    factor = call.hand_back(lower.mH if upper else lower)
-    return CholeskyResult(
-        factor=factor,
-        upper=upper,
-        **of_all,
-        bound=judge.bound,
-        residuals=call.hand_back(found, found.dtype),
-        accepted=call.hand_back(accepted, accepted.dtype),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        _pending=lambda: _finished(call, options, begun, upper=upper),
-        _factors=CholeskyMethods(call.first.graph, factor, upper, judge.bound),
-    )
-
-
 def _finished(
     call: Call, options: CholeskyOptions, begun: Answer[CholeskyValues] | None = None, *, upper: bool
 ) -> CholeskyResult:
     given = call.first.tensor
     if begun is None and (plan := launched_plan(given, options, upper=upper)) is not None:
-        mine = Given(
-            (call.first.graph,), call.first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype)
-        )
-        soon = plan.solved(mine, given, partial(_attached, call, upper=upper))
+        soon = plan.solved(Given.of_call(call), given, partial(_attached, call, upper=upper))
         if isinstance(soon, CholeskyResult):
             return soon
         begun = soon
@@ -295,7 +266,12 @@ def _factorize(
 ) -> Run[CholeskyValues]:
     n = lower.shape[-1]
     if 0 in lower.shape:
-        return _nothing_to_do(lower)
+        residual = torch.zeros(len(lower), dtype=torch.float64, device=lower.device)
+        nothing, why = (
+            CholeskyValues(lower.clone(), residual),
+            f"A is {tuple(lower.shape[1:])}, {len(lower)} times",
+        )
+        return Run.nothing_to_do(nothing, np.zeros((2, len(lower))), why)
     try:
         links = chain(len(lower), n, options, wait=begun is None)
         judge = CholeskyJudge.for_shape(n, options)
@@ -320,42 +296,13 @@ def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
     check_finite(read, read, "A")
 
 
-def _nothing_to_do(lower: torch.Tensor) -> Run[CholeskyValues]:
-    """No matrices, or matrices without elements."""
-    count = len(lower)
-    residual = torch.zeros(count, dtype=torch.float64, device=lower.device)
-    run = Run.begin(count, CholeskyValues(lower.clone(), residual))
-    run.numbers, run.accepted[:] = np.zeros((2, count)), True
-    run.attempts.append(Attempt("nothing to do", True, f"A is {tuple(lower.shape[1:])}, {count} times"))
-    return run
-
-
 def _collect(
     call: Call, options: CholeskyOptions, run: Run[CholeskyValues], *, upper: bool
 ) -> CholeskyResult:
-    """The result with its gradient and warnings."""
-    given = call.first.tensor
-    batch, n = given.shape[:-2], given.shape[-1]
-    lower = _attached(call, run.found.lower, upper=upper)
-    judge = CholeskyJudge.for_shape(max(n, 1), options)
-    found = run.found.residual.reshape(batch)  # where it is: a copy there takes longer than to compare again
-    factor = call.give_back(lower.mH if upper else lower)
-    result = CholeskyResult(
-        factor=factor,
-        upper=upper,
-        converged=bool(run.accepted.all()),
-        residual=float(run.numbers[0].max(initial=0.0)),
-        bound=judge.bound,
-        residuals=call.hand_back(found, found.dtype),
-        accepted=call.hand_back(judge.accept(found), torch.bool),
-        attempts=tuple(run.attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        seconds=call.seconds,
-        _factors=CholeskyMethods(call.first.graph, factor, upper, judge.bound),
-    )
+    """The result with its warnings."""
+    result = _result(call, options, run.found, run, upper=upper)
     if not result.converged:
-        missed = np.argwhere(~run.accepted.reshape(batch)).tolist()
+        missed = np.argwhere(~run.accepted.reshape(call.first.tensor.shape[:-2])).tolist()
         call.report_missed(
             f"the Cholesky factorization is not certified to {result.accuracy} accuracy",
             f"residual {result.residual:.1e}, asked for {result.bound:.1e} ({run.label})",
@@ -363,3 +310,42 @@ def _collect(
             missed,
         )
     return result
+
+
+def _result(
+    call: Call,
+    options: CholeskyOptions,
+    values: CholeskyValues,
+    run: Run[CholeskyValues] | None = None,
+    *,
+    upper: bool,
+    pending: Callable[[], CholeskyResult] | None = None,
+) -> CholeskyResult:
+    """The result with its gradient; without a run before anything is read from the device."""
+    given = call.first.tensor
+    judge = CholeskyJudge.for_shape(max(given.shape[-1], 1), options)
+    found = values.residual.reshape(given.shape[:-2])  # a copy to the host takes longer than to compare again
+    with call.computing():
+        accepted = judge.accept(found)
+    lower = _attached(call, values.lower, upper=upper)
+    factor = lower.mH if upper else lower
+    of_all: dict[str, Any]
+    if run is None:
+        of_all = {"converged": accepted.all(), "residual": found.amax()}
+        factor = call.hand_back(factor)
+    else:
+        of_all = {"converged": bool(run.accepted.all()), "residual": float(run.numbers[0].max(initial=0.0))}
+        factor = call.give_back(factor)
+        of_all |= {"attempts": tuple(run.attempts), "seconds": call.seconds}
+    return CholeskyResult(
+        factor=factor,
+        upper=upper,
+        **of_all,
+        bound=judge.bound,
+        residuals=call.hand_back(found, found.dtype),
+        accepted=call.hand_back(accepted, accepted.dtype),
+        engine=str(options.engine),
+        accuracy=options.target.name,
+        _pending=pending,
+        _factors=CholeskyMethods(call.first.graph, factor, upper, judge.bound),
+    )

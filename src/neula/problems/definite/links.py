@@ -13,7 +13,7 @@ from functools import partial
 from neula.algorithms.elimination.cholesky import CholeskyOrders
 from neula.engines import FORMATS, FP64
 from neula.pipeline.chain import Link
-from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table
+from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 from neula.problems.definite.ways import by_library, in_double, recursive
 
@@ -62,17 +62,9 @@ def _recursive(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
     return Link(label, partial(recursive, arithmetic=case.options.low), launches_only=case.launches)
 
 
-def _in_double(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
-    return Link(label, in_double, launches_only=True)
-
-
 def _library(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
     launches = name == "fp32" and case.launches
     return Link(label, partial(by_library, format=FORMATS[name]), launches_only=launches)
-
-
-def _unread(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
-    return Link(label, partial(by_library, format=FP64, may_wait=False), launches_only=True)
 
 
 _when = Rule[CholeskyCase, bool]
@@ -95,11 +87,12 @@ _products = Rule[CholeskyCase, Sequence[str]](
     "the cheapest that reaches the accuracy", lambda case: [case.options.low.name]
 )
 
+_unread = way(partial(by_library, format=FP64, may_wait=False), launches_only=True)
 CHOLESKY = "cholesky {}"
 
 TABLE: Table[CholeskyCase] = (
     Row(CHOLESKY, _unread, (_not_waiting,), place=LAUNCHED),
-    Row(CHOLESKY, _in_double, (_tiles,), place=LAUNCHED),
+    Row(CHOLESKY, way(in_double, launches_only=True), (_tiles,), place=LAUNCHED),
     Row(CHOLESKY, _recursive, (_pays,), arithmetics=_products),
     Row(CHOLESKY, _library, (_low,), arithmetics=("fp32",)),
     Row(CHOLESKY, _library, ()),

@@ -36,15 +36,7 @@ BY_SCIPY = 95
 
 
 class CholeskyPlan:
-    """A plan for single matrices of order n.
-
-    Parameters
-    ----------
-    n : int
-    options : CholeskyOptions
-    upper : bool
-        Whether U is requested, of the upper triangle.
-    """
+    """A plan for single matrices of order n. ``upper``: whether U is requested, of the upper triangle."""
 
     def __init__(self, n: int, options: CholeskyOptions, dtype: torch.dtype, *, upper: bool) -> None:
         self.options, self._upper, self._bound = options, upper, CholeskyJudge.for_shape(n, options).bound
@@ -96,12 +88,7 @@ def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, in
 class LaunchedCholeskyPlan:
     """A plan for matrices whose first link only launches its work, or is LAPACK.
 
-    Parameters
-    ----------
-    link : Link
-    options : CholeskyOptions
-    upper : bool
-        Whether U is requested, of the upper triangle.
+    ``upper``: whether U is requested, of the upper triangle.
     """
 
     def __init__(

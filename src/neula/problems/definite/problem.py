@@ -62,14 +62,8 @@ class CholeskyValues(Values):
 
 
 class NotDefiniteMember(np.linalg.LinAlgError):
-    """A matrix of a batch is not positive definite, as double precision finds.
-
-    Attributes
-    ----------
-    place : int
-        In what the user gave.
-    order : int
-        Of the first leading minor that is not positive.
+    """A matrix, at a place in what the user gave, is not positive definite, as double precision finds; the
+    order is that of its first leading minor that is not positive.
     """
 
     def __init__(self, place: int, order: int) -> None:

@@ -55,18 +55,8 @@ def by_library(
 ) -> Solution:
     """LAPACK or cuSOLVER, in float32 or float64.
 
-    Parameters
-    ----------
-    matrices : Symmetric
-    before : Answer or None
-    format : Format
-    may_wait : bool, optional
-        Whether the host may wait to see if scales matter, and if there is a factor.
-
-    Raises
-    ------
-    NotDefiniteMember
-        If there is no factor in double precision.
+    ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
+    NotDefiniteMember if there is no factor in double precision.
     """
     a, label = matrices.a, f"cholesky {format.name}"
     dtype = matching_dtype(format.dtype, a.dtype)

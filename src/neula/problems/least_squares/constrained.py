@@ -19,8 +19,7 @@ from neula.pipeline.shapes import broadcast_system
 from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.report import LeastSquaresOutcome
-from neula.problems.least_squares.solution import solve_system
+from neula.problems.least_squares.solution import LeastSquaresOutcome, solve_system
 
 UNDERFLOWN = 2.0**-1000
 """A bound on what underflow of scaled numbers comes to in x."""
@@ -51,12 +50,8 @@ class ConstrainedSolution:
     def residuals(self, rounded: torch.Tensor, rounding: torch.Tensor) -> torch.Tensor:
         """Norms of the residuals of x as it is returned, shape (..., k).
 
-        Parameters
-        ----------
-        rounded : Tensor, shape (..., n, k)
-            In scaled units.
-        rounding : Tensor, shape (..., k)
-            Relative rounding error of x; without one, norms are those that were measured.
+        ``rounded``, shape (..., n, k): in scaled units. ``rounding``, shape (..., k): relative rounding error
+        of x; without one, norms are those that were measured.
         """
         measured = residuals(self.solved.result, rounding)
         if not bool(rounding.any()):
@@ -68,14 +63,7 @@ class ConstrainedSolution:
     def fit_in_units(self, call: Call, rows: int, factor: torch.Tensor | None, *, is_vector: bool) -> Any:
         """Data for the statistics, in the user's units.
 
-        Parameters
-        ----------
-        call : Call
-        rows : int
-            How many are data, and not damping.
-        factor : Tensor, optional
-            Of the covariance of b.
-        is_vector : bool
+        ``rows``: how many are data, and not damping. ``factor``: of the covariance of b.
         """
         fit = self.solved.result._fit
         if not isinstance(fit, LinearFit):
@@ -106,14 +94,7 @@ def whitened(
 ) -> ConstrainedSolution:
     """The solution of a problem without constraints.
 
-    Parameters
-    ----------
-    call : Call
-    problem : ScaledProblems
-    options : LeastSquaresOptions
-        Of a plain problem.
-    noise : float
-        Relative perturbation of A and b that the covariance comes to.
+    ``options``: of a plain problem. ``noise``: relative perturbation of A and b that the covariance comes to.
     """
     problem = problem.in_units(torch.zeros_like(problem.columns))
     solved = _solved(call, problem.a, problem.b, options)
@@ -141,10 +122,7 @@ def constrained(
 ) -> ConstrainedSolution:
     """The solution of a problem with constraints, through the null space of C.
 
-    Raises
-    ------
-    ValueError
-        Where no x fulfils all constraints.
+    Raises ValueError where no x fulfils all constraints.
     """
     units = problem.relative, torch.full_like(problem.relative, OF_ZERO)
     found = _constrained(call, problem, options, constraints, noise, *units)

@@ -13,7 +13,7 @@ import torch
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
 from neula.engines import FP64, select_engine
-from neula.engines.formats import double_of
+from neula.engines.formats import double_of, in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares
 from neula.kernels.shift import shift
@@ -21,8 +21,10 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken
 from neula.pipeline.shapes import BatchedProblem
+from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.orthogonal.certified import CertifiedQR, certified_qr
+from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.orthogonal.factors import QRFactors
 
 UNCHANGED = 1e-10
 """Largest relative change of a recomputed norm of a difference: rounding errors are far smaller."""
@@ -31,37 +33,24 @@ UNCHANGED = 1e-10
 class FitNumbers(NamedTuple):
     """Numbers from which statistics of P matrices are computed, except leverages and residuals."""
 
+    rows: float
     map: torch.Tensor  # shape (P, n, q): M, the covariance of the scaled problem being M M^H
     effective: torch.Tensor  # shape (P,): sums of leverages
     free: torch.Tensor  # shape (P,): rows less these
     squares: torch.Tensor  # shape (P, K): squared norms of residuals, without the rows of the damping
-    # Int, shape (P, 1) and (P, K): of the powers of two by which A and b are divided in the scaled problem.
-    exponents: tuple[torch.Tensor, torch.Tensor]
-    rows: float
+    # of_a, of_b, int, shape (P, 1) and (P, K): exponents of the powers of two by which A and b are divided in
+    # the scaled problem.
+    of_a: torch.Tensor
+    of_b: torch.Tensor
 
     def each(self, function: Callable[[torch.Tensor], torch.Tensor]) -> FitNumbers:
         """Apply a function to each tensor."""
-        of_a, of_b = self.exponents
-        return FitNumbers(
-            function(self.map),
-            function(self.effective),
-            function(self.free),
-            function(self.squares),
-            (function(of_a), function(of_b)),
-            self.rows,
-        )
+        return FitNumbers(self.rows, *map(function, self[1:]))
 
     @classmethod
     def joined(cls, fits: Sequence[FitNumbers]) -> FitNumbers:
         """Join the numbers of several matrices with equally many rows."""
-        return cls(
-            torch.cat([fit.map for fit in fits]),
-            torch.cat([fit.effective for fit in fits]),
-            torch.cat([fit.free for fit in fits]),
-            torch.cat([fit.squares for fit in fits]),
-            (torch.cat([fit.exponents[0] for fit in fits]), torch.cat([fit.exponents[1] for fit in fits])),
-            fits[0].rows,
-        )
+        return cls(fits[0].rows, *map(torch.cat, zip(*(fit[1:] for fit in fits), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class LinearFit:
     def kept(self) -> FitNumbers:
         """Numbers from which statistics are computed, except leverages and residuals."""
         fields = self._map, self._effective, self._free, self._squares
-        return FitNumbers(*fields, self._units, float(self._data))
+        return FitNumbers(float(self._data), *fields, *self._units)
 
     # --- what was solved ---
 
@@ -118,14 +107,8 @@ class LinearFit:
         return self.shapes.matrices.shape[1] if given is None else given
 
     @cached_property
-    def _factors(self) -> CertifiedQR:
-        """QR of the stacked matrix.
-
-        Raises
-        ------
-        ValueError
-            If A lacks full rank.
-        """
+    def _factors(self) -> QRFactors:
+        """QR of the stacked matrix. Raises ValueError if A lacks full rank."""
         with self.call.computing():
             found = certified_qr(self._scaled.a, self.call.engine)
             diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
@@ -218,12 +201,7 @@ class LinearFit:
         return left - q @ (q.mH @ left)
 
     def _check_unchanged(self) -> None:
-        """A and b are those that were solved.
-
-        Raises
-        ------
-        ValueError
-        """
+        """A and b are those that were solved."""
         given, norm = self._scaled, torch.linalg.vector_norm
         a, b, x = given.a, given.b, given.scale(self.x)
         changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.b_columns[:, 0])).abs()
@@ -346,7 +324,7 @@ class KeptFit(LinearFit):
         )
 
     @property
-    def _factors(self) -> CertifiedQR:
+    def _factors(self) -> QRFactors:
         return self._scaled  # type: ignore[return-value]
 
     def _check_unchanged(self) -> None:
@@ -374,7 +352,7 @@ class KeptFit(LinearFit):
 
     @property
     def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.kept.exponents
+        return self.kept.of_a, self.kept.of_b
 
 
 def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -399,3 +377,81 @@ def _kept(numbers: FitNumbers, shapes: BatchedProblem, arrays: bool) -> KeptFit:
     call = Call({"A": operand}, select_engine("cpu", like.device), torch.float64, FP64, False)
     nothing: Any = None
     return KeptFit(call, shapes, nothing, like, like, source=lambda: numbers)
+
+
+def from_triangle(
+    triangle: torch.Tensor,
+    damping: torch.Tensor | None,
+    rows: float,
+    rcond: float,
+    units: tuple[torch.Tensor, torch.Tensor],
+) -> FitNumbers:
+    """Numbers of one fit.
+
+    ``triangle``, shape (n + k, n + k): R of ``[A b]`` by Householder reflections, up to an orthogonal factor
+    of its last k rows. ``damping``, shape (n,): of each column. ``rows``: of A, without those of the damping.
+    ``units``, shape (n,) and (k,): exponents of the powers of two by which columns of A and b were divided.
+    Raises ValueError if A lacks full rank.
+    """
+    of_a, of_b = units
+    n = len(of_a)
+    r, z, s = triangle[:n, :n], triangle[:n, n:], triangle[n:, n:]
+    whole = r if damping is None else torch.linalg.qr(torch.cat([r, damping.diag()]), mode="r")[1]
+    if not bool((whole.diagonal().abs() > rcond * torch.linalg.vector_norm(whole, dim=0)).all()):
+        raise ValueError(
+            f"A of {rows:.0f} rows and {n} columns lacks full rank: its parameters have no covariance; leave "
+            "columns out that depend on others, or pass damp="
+        )
+    inverse = torch.linalg.solve_triangular(whole, torch.eye(n, dtype=r.dtype, device=r.device), upper=True)
+    squared, effective = squares(s).sum(0), r.real.new_full((), n)
+    if damping is not None:
+        damped = r @ inverse  # its singular values are filters
+        inverse, effective = inverse @ damped.mH, squares(damped).sum()
+        squared = squared + squares(z - r @ (inverse @ z)).sum(0)
+    least = of_a.amin()
+    return FitNumbers(
+        rows,
+        shift(inverse, (least - of_a)[:, None])[None],
+        effective[None],
+        (rows - effective)[None],
+        squared[None],
+        least.reshape(1, 1),
+        of_b[None],
+    )
+
+
+def fit_held(call: Call, shapes: BatchedProblem, held: Held, x: torch.Tensor, norms: torch.Tensor) -> KeptFit:
+    """The fit of sums that were kept."""
+
+    def numbers() -> FitNumbers:
+        sums, excess = held.sums, held.excess
+        damping = held.damping if held.options.damp else None
+        units = held.exponents + sums.of_a + 2 * excess, sums.of_b
+        found = from_triangle(
+            sums.r, damping, sums.rows, held.options.certain_rcond((sums.rows, len(x[0]))), units
+        )
+        effective = found.effective * 4.0**-excess
+        return found._replace(effective=effective, free=sums.rows - effective)
+
+    return KeptFit(call, shapes, held.options, x, norms, source=numbers)
+
+
+def fit_spread(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, x: torch.Tensor, norms: torch.Tensor
+) -> KeptFit:
+    """The fit of rows over processes, all of which have to ask for statistics: their R are merged then."""
+
+    def numbers() -> FitNumbers:
+        over_rows = options.over_rows
+        with call.computing():
+            a, b = (in_double(call.here(y)) for y in (shapes.matrices, shapes.columns))
+            count = over_rows.count(a.shape[1])
+            a, b = stacked_problem(a, b, options.weights, 0.0)
+            r = over_rows.merged_r(torch.cat([a, b], 2), lambda rows: torch.linalg.qr(rows, mode="r")[1])
+            n, k = a.shape[2], b.shape[2]
+            damping = a.real.new_full((n,), options.damp) if options.damp else None
+            zeros = torch.zeros(max(n, k), dtype=torch.int64, device=a.device)
+            found = [from_triangle(one, damping, count, options.rcond, (zeros[:n], zeros[:k])) for one in r]
+        return FitNumbers.joined(found)
+
+    return KeptFit(call, shapes, options, x, norms, source=numbers, is_spread=True)

@@ -116,13 +116,7 @@ class _Design:
 
 
 def _evaluated(formula: Any, matrices: Callable[..., Any]) -> Any:
-    """Matrices of a formula.
-
-    Raises
-    ------
-    ValueError
-        That says in one line why there are none.
-    """
+    """Matrices of a formula."""
     from formulaic.errors import FormulaicError
 
     try:

@@ -14,18 +14,17 @@ from neula.certificates.forward_error import ESTIMATED, SURE, digits_of, rounded
 from neula.certificates.verdict import Evidence
 from neula.engines import FP64
 from neula.engines.formats import double_of, in_double
-from neula.errors import warn
+from neula.errors import counted, warn
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
-from neula.pipeline.inputs import check_finite, take
+from neula.pipeline.inputs import Taken, check_finite, take
 from neula.pipeline.result import IllConditionedWarning
-from neula.pipeline.shapes import BatchedProblem
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
-from neula.problems.least_squares.observations import with_intercept_of_constraints
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.report import LeastSquaresOutcome
+from neula.problems.least_squares.solution import LeastSquaresOutcome
 
 
 @dataclass(frozen=True)
@@ -44,17 +43,9 @@ def checked_general(
 ) -> General | None:
     """Constraints and covariance on the device of the engine; None where there are none.
 
-    Parameters
-    ----------
-    rows : int, optional
-        Rows that are data; those below are damping, of unit variance.
-    intercept : bool
-        Whether A has a column for it.
-
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit, NaN or Inf, and a covariance that is not positive definite.
+    ``rows``: rows that are data; those below are damping, of unit variance. ``intercept``: whether A has a
+    column for it. Raises ValueError for shapes that do not fit, NaN or Inf, and a covariance that is not
+    positive definite.
     """
     if constraints is None and covariance is None and factor is None:
         return None
@@ -91,12 +82,7 @@ def _array(call: Call, x: Any, name: str) -> torch.Tensor:
 def checked_constraints(
     call: Call, constraints: Any, n: int, *, intercept: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """C, shape (p, n), and d, shape (p, 1) or (p, k), in double precision on the device of the engine.
-
-    Raises
-    ------
-    ValueError
-    """
+    """C, shape (p, n), and d, shape (p, 1) or (p, k), in double precision on the device of the engine."""
     if not isinstance(constraints, (tuple, list)) or len(constraints) != 2:
         raise ValueError("constraints must be a pair (C, d) of a matrix and a vector, for C x = d")
     c, d = (_array(call, x, name) for x, name in zip(constraints, "Cd", strict=True))
@@ -302,3 +288,70 @@ def _given_back(
     )
     missed = (~accepted).nonzero().tolist()
     return LeastSquaresOutcome(result, why, missed, bool((~(worst_of(forward) <= SURE)).any()))
+
+
+def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
+    """Factors of the rows: ``weights``, the reciprocals of ``sigma``, or the roots of ``sample_weight``.
+
+    Raises ValueError for several of them; for standard deviations that are not positive, and squares that are
+    negative.
+    """
+    given = {"weights": weights, "sigma": sigma, "sample_weight": sample_weight}
+    named = [name for name, x in given.items() if x is not None]
+    if len(named) > 1:
+        raise ValueError(f"{' and '.join(named)} say the same: pass one of them")
+    if not named or weights is not None:
+        return weights
+    (name,) = named
+    x = take(given[name], name, differentiable=True).graph.double()
+    wrong = ~(x > 0) if sigma is not None else ~(x >= 0)
+    if bool(wrong.any()):
+        place = wrong.nonzero()[0].tolist()
+        wanted = "standard deviations must be positive" if sigma is not None else "must not be negative"
+        raise ValueError(f"{name}{place} is {float(x[tuple(place)])}: {wanted}")
+    return 1 / x if sigma is not None else x.sqrt()
+
+
+def with_intercept(call: Call, damp: float) -> Call:
+    """A call with a column of ones before those of A, and rows below that damp all other columns.
+
+    The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
+
+    Raises ValueError over processes, and for shapes that do not fit.
+    """
+    if call.engine.over_rows.spread:
+        raise ValueError("intercept=True is for whole matrices: put a column of ones into the rows of A")
+    a, b = (x.graph for x in call.operands.values())
+    shapes = broadcast_system(a, b)
+    bordered = torch.cat([a.new_ones(*a.shape[:-1], 1), a], -1)
+    w = call.weights
+    if damp:
+        n = a.shape[-1]
+        rows = torch.nn.functional.pad(damp * torch.eye(n, dtype=torch.float64, device=a.device), (1, 0))
+        bordered = torch.cat([in_double(bordered), rows.expand(*a.shape[:-2], n, n + 1)], -2)
+        below = shapes.b.new_zeros(*shapes.b.shape[:-2], n, shapes.b.shape[-1])
+        b = torch.cat([shapes.b, below], -2)
+        b = b[..., 0] if shapes.is_vector else b
+        w = None if w is None else _like(w, torch.cat([w.graph, w.graph.new_ones(n)]))
+    given = zip(call.operands.items(), (bordered, b), strict=True)
+    return replace(call, operands={name: _like(taken, x) for (name, taken), x in given}, weights=w)
+
+
+def with_intercept_of_constraints(c: torch.Tensor, n: int) -> torch.Tensor:
+    """C with a column of zeros for the intercept, unless it has one.
+
+    Raises ValueError for another number of columns.
+    """
+    if c.ndim == 2 and c.shape[1] == n - 1:
+        return torch.nn.functional.pad(c, (1, 0))
+    if c.ndim != 2 or c.shape[1] != n:
+        columns = counted(n - 1, "column")
+        raise ValueError(
+            f"C must have {columns}, as A has, or one more, the first, for the intercept, and has shape "
+            f"{tuple(c.shape)}"
+        )
+    return c
+
+
+def _like(taken: Taken, graph: torch.Tensor) -> Taken:
+    return replace(taken, tensor=graph.detach().resolve_neg(), graph=graph)

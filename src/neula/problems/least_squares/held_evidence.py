@@ -25,8 +25,9 @@ from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, squares
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
+from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, SingleProblem
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.with_r import summed_members
 
 LONGEST = 8.0
@@ -44,7 +45,6 @@ class Held(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Device of the sums."""
         return self.sums.r.device
 
     @property
@@ -107,7 +107,6 @@ class Held(SingleProblem):
         return shift(y, self._columns)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
         return shift(x, -self._columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:

@@ -21,7 +21,7 @@ from neula.engines.complex import over
 from neula.engines.formats import in_double
 from neula.errors import number, part_of_one, whole_number
 from neula.io.files import write_files
-from neula.io.sources import SlicedArray, Source, is_source, row_blocks
+from neula.io.sources import Source, is_source
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
@@ -31,13 +31,13 @@ from neula.pipeline.names import check_aligned, column_names, in_order, row_labe
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
-from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, torch_dtype
+from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
+from neula.problems.least_squares.fit import fit_held
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.judge import LeastSquaresJudge
-from neula.problems.least_squares.kept_fit import fit_held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.report import LeastSquaresOutcome, collect
+from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.signatures import ArrayLike
 
 
@@ -278,7 +278,6 @@ class LeastSquares:
         call = self._call(accuracy, strict)
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
-        nothing: dict[str, Any] = {"algorithm": None, "compute": None, "weights": None, "progress": None}
         options = LeastSquaresOptions(
             engine=call.engine,
             target=call.target,
@@ -286,8 +285,6 @@ class LeastSquares:
             damp=damp,
             rcond=rcond,
             max_iterations=1,
-            forward=False,
-            **nothing,
         )
         with call.computing():
             held = Held(sums, self._exponents, options)
@@ -306,11 +303,8 @@ class LeastSquares:
         """Begin a call with operands that have shapes, and no elements."""
         assert self._sums is not None
         m, (_, k), dtype = max(self.rows, 1), self._sums.products.shape, self._sums.r.dtype
-        (wrap, device), operands = self._like, {}
-        number = torch.zeros(1, dtype=dtype, device=device)
-        for name, shape in (("A", (m, self.n)), ("b", (m,) if self._is_vector else (m, k))):
-            x = number.expand(shape)
-            operands[name] = Taken(x, wrap, x)
+        shapes = {"A": (m, self.n), "b": (m,) if self._is_vector else (m, k)}
+        operands = {name: Taken.without_numbers(x, dtype, *self._like) for name, x in shapes.items()}
         target = target_format(accuracy, torch.float64, lambda target: lstsq_bound(target, self.n))
         return Call(operands, over(self._engine, dtype), dtype, target, strict)
 
@@ -383,20 +377,14 @@ class LeastSquares:
             A = in_order(A, self.names, "A")
         given = {"A": A, "b": b} | ({} if weights is None else {"weights": weights})
         for name, x in given.items():
-            if is_source(x):
-                sources[name] = row_blocks(x)
-                continue
-            taken = take(x, name, or_complex=name != "weights")
-            sources[name] = SlicedArray(taken.tensor)
-            like = (taken.wrap, taken.tensor.device) if name == "b" else like
+            sources[name], taken = source_of(x, name)
+            like = (taken.wrap, taken.tensor.device) if name == "b" and taken is not None else like
         shapes = {name: source.shape for name, source in sources.items()}
         m = shapes["A"][0] if shapes["A"] else 0
         if shapes["A"] != (m, self.n):
             raise ValueError(f"A must have shape (m, {self.n}), got {shapes['A']}")
         if len(shapes["b"]) not in (1, 2) or shapes["b"][0] != m:
             raise ValueError(f"A has {m} rows, and b has shape {shapes['b']}")
-        if weights is not None:
-            torch_dtype(sources["weights"].dtype, "weights")
         if shapes.get("weights", (m,)) != (m,):
             raise ValueError(f"weights must have shape ({m},), one for each row, got {shapes['weights']}")
         self._check_width(self._width(sources), len(shapes["b"]) == 1)

@@ -20,20 +20,19 @@ from neula.algorithms.spectra.gram import GramTuning
 from neula.engines import FP16_COR, FP64
 from neula.engines.formats import double_of
 from neula.pipeline.call import HostTuning
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.refusals import Declined
-from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, ruled
+from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, labelled, ruled
 from neula.problems.least_squares import by_core, ways
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
-from neula.problems.least_squares.preconditioner import LIMITS
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,
     LeastSquaresTuning,
 )
-from neula.problems.least_squares.r_source import SOURCES, RSource
+from neula.problems.least_squares.refined import LIMITS
 from neula.problems.least_squares.together import solve_together
+from neula.problems.least_squares.with_r import SOURCES, RSource
 
 LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
 
@@ -358,12 +357,7 @@ def _unrefined(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresL
     return _link(ways.unrefined, label, algorithm=label.split()[0], compute=format)
 
 
-def _of_any_rank(
-    answer: Callable[..., Answer[LeastSquaresSolutions]],
-) -> Callable[[LeastSquaresCase, str, str], LeastSquaresLink]:
-    return lambda case, label, format: _link(answer, label, improves=True)
-
-
+_by_complete_orthogonal = labelled(by_complete_orthogonal, improves=True)
 _SMALL = _together, _small
 
 TABLE: Table[LeastSquaresCase] = (
@@ -398,9 +392,9 @@ TABLE: Table[LeastSquaresCase] = (
         _krylov,
         _of_r("rgsqrf", "those of the machine from fp16 on, or ``compute``"),
     ),
-    Row("complete orthogonal {}", _of_any_rank(by_complete_orthogonal), (_one_left, _small, _finds_rank)),
+    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _small, _finds_rank)),
     Row("householder {}", _by_householder, (_one_left, _needs_householder), _krylov),
-    Row("complete orthogonal {}", _of_any_rank(by_complete_orthogonal), (_one_left, _large, _finds_rank)),
-    Row("svd {}", _of_any_rank(by_svd), (_one_left, _by_default)),
+    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _large, _finds_rank)),
+    Row("svd {}", labelled(by_svd, improves=True), (_one_left, _by_default)),
 )
 """Cheapest first."""

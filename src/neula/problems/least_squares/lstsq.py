@@ -17,20 +17,24 @@ from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer
-from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
-from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.parts import by_parts, complex_columns, has_parts
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
+from neula.pipeline.solutions import by_parts, complex_columns, has_parts
 from neula.problems.least_squares import by_core
-from neula.problems.least_squares.fit import LinearFit
-from neula.problems.least_squares.general import General, checked_general, solve_general
-from neula.problems.least_squares.kept_fit import fit_spread
-from neula.problems.least_squares.observations import row_factors, with_intercept
+from neula.problems.least_squares.fit import LinearFit, fit_spread
+from neula.problems.least_squares.general import (
+    General,
+    checked_general,
+    row_factors,
+    solve_general,
+    with_intercept,
+)
 from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.regression import RegressionFit
@@ -52,7 +56,6 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
     Plans(
         lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
-        or_complex=True,
     ),
 )
 @keeps_names
@@ -335,7 +338,6 @@ def _asked(
         strict=strict,
         gradients=True,
         weights=weights,
-        or_complex=True,
     )
     given, observations = call.first.tensor, None
     if given.is_complex() and not call.operands["b"].tensor.is_complex():

@@ -19,9 +19,8 @@ from neula.certificates.forward_error import SURE, rounded_error
 from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
-from neula.pipeline.refusals import Declined
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 
@@ -61,10 +60,7 @@ def by_complete_orthogonal(
 ) -> Answer[LeastSquaresSolutions]:
     """The minimum-norm solution of one problem below full rank, without an SVD.
 
-    Raises
-    ------
-    Declined
-        If the rank is full, or in doubt.
+    Raises Declined if the rank is full, or in doubt.
     """
     options, shape = problems.options, problems.a.shape[1:]
     certain = options.limits(shape).condition

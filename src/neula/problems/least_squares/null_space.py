@@ -64,14 +64,8 @@ class NullSpace:
     def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
         """Factorize.
 
-        Parameters
-        ----------
-        c : Tensor, shape (p, n)
-            In double precision, the largest part of an element of each row in [1/2, 1), or all of it zero.
-        d : Tensor, shape (..., p, k)
-        engine : Engine
-        rounded : list of int
-            Rows with elements that underflow.
+        Shapes: d (..., p, k). ``c``, shape (p, n): in double precision, the largest part of an element of
+        each row in [1/2, 1), or all of it zero. ``rounded``: rows with elements that underflow.
         """
         p, n = c.shape
         if not p or not n:
@@ -124,12 +118,7 @@ class NullSpace:
         return NEGLIGIBLE * max(*self.c.shape, 1) * FP64.u * max(1.0, self.condition**0.5)
 
     def check(self, c: torch.Tensor, d: torch.Tensor) -> None:
-        """Refuse constraints, as given, that no x fulfils.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Refuse constraints, as given, that no x fulfils."""
         if not bool(d[~c.any(1)].any()) and self.follows:
             return
         nearest = torch.linalg.pinv(c) @ d
@@ -170,19 +159,9 @@ class NullSpace:
         return {self.dropped[i]: x for i, x in self.not_following(self.c[self.dropped]).items()}
 
     def combined(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nearest combinations of kept constraints to rows, by doubled arithmetic.
+        """The nearest combinations of kept constraints to rows, shape (q, n), by doubled arithmetic.
 
-        Parameters
-        ----------
-        rows : Tensor, shape (q, n)
-            Nearly such combinations.
-
-        Returns
-        -------
-        factors : Tensor, shape (rank, q)
-            Conjugates of the coefficients.
-        left : Tensor, shape (n, q)
-            Conjugate of the remainder of each row.
+        Returns conjugates of the coefficients, shape (rank, q), and of what is left of rows, shape (n, q).
         """
         kept, triangle = self.c[self.kept].mH.resolve_conj(), self.r[:, : self.rank]
         wanted = left = rows.mH.resolve_conj().contiguous()
@@ -195,17 +174,9 @@ class NullSpace:
         return factors, left
 
     def not_following(self, rows: torch.Tensor) -> dict[int, bool]:
-        """Which of some rows, as they are stored, are no combination of kept constraints.
+        """Which of some rows, nearly combinations of kept constraints, are none as they are stored.
 
-        Parameters
-        ----------
-        rows : Tensor, shape (q, n)
-            Nearly such combinations.
-
-        Returns
-        -------
-        dict of int to bool
-            Indices of rows; whether the rounding of one row explains the difference.
+        Returns by the index of a row whether the rounding of one row explains the difference.
         """
         kept, found = self.c[self.kept], {}
         for i in beyond_combinations(*_real(kept, rows)):

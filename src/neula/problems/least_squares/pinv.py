@@ -11,9 +11,9 @@ from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Engine, format_of
 from neula.errors import part_of_one
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_solution
 from neula.pipeline.inputs import check_finite, check_matrices
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
@@ -34,7 +34,7 @@ def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
 @with_operator(
     traced_pinv,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
+    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1),
 )
 def pinv(
     A: ArrayLike,
@@ -164,7 +164,6 @@ def _asked(
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
         gradients=True,
-        or_complex=True,
     )
     a = call.first.tensor
     check_matrices(a, "A")
@@ -173,14 +172,9 @@ def _asked(
         engine=call.engine,
         target=call.target,
         dtype=call.dtype,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
         rcond=default_rcond(a.shape, unit) if rcond is None else rcond,
         unit=unit,
         max_iterations=60,
-        forward=False,
         progress=progress,
     )
     return call, options

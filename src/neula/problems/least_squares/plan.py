@@ -26,9 +26,13 @@ from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.links import chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, in_words
+from neula.problems.least_squares.problem import (
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+    in_words,
+    norms_of,
+)
 from neula.problems.least_squares.regression import RegressionFit
-from neula.problems.least_squares.report import norms_of
 from neula.problems.least_squares.together import in_one_launch, in_reach
 
 FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | None]
@@ -40,13 +44,8 @@ ZERO = LeastSquaresSolutions.names.index("zero")
 class LeastSquaresPlan:
     """A plan for single problems with k right-hand sides.
 
-    Parameters
-    ----------
-    m, n, k : int
-    options : LeastSquaresOptions
-        Without weights.
-    fit_of : callable, optional
-        From the user's operands, x and norms of residuals to what statistics are made of.
+    ``options``: without weights. ``fit_of``: from the user's operands, x and norms of residuals to what
+    statistics are made of.
     """
 
     def __init__(
@@ -124,13 +123,7 @@ class LeastSquaresPlan:
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
     """A plan for problems whose first link launches its work.
 
-    Parameters
-    ----------
-    link : Link
-    judge : LeastSquaresJudge
-    options : LeastSquaresOptions
-    fit_of : callable
-        From the user's operands, x and norms of residuals to what statistics are made of.
+    ``fit_of``: from the user's operands, x and norms of residuals to what statistics are made of.
     """
 
     result = LstsqResult
@@ -218,13 +211,7 @@ def solved_by_plan(
 
 
 class InversePlan:
-    """A plan for pseudoinverses of single m x n matrices: solutions for the columns of an identity.
-
-    Parameters
-    ----------
-    m, n : int
-    options : LeastSquaresOptions
-    """
+    """A plan for pseudoinverses of single m x n matrices: solutions for the columns of an identity."""
 
     def __init__(self, m: int, n: int, options: LeastSquaresOptions) -> None:
         self.options, self._tall, (few, many) = options, m > n, sorted((m, n))

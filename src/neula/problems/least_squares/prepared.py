@@ -131,12 +131,7 @@ class LeastSquaresProblems(Batch):
         return self.cache.gram
 
     def check_finite(self) -> None:
-        """Look for NaN and Inf in the only problem; the host waits once.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Look for NaN and Inf in the only problem; the host waits once."""
         check_finite(self.a[0], self.largest.seen.of_a, "A", self.options.over_rows)
         check_finite(self.b[0].squeeze(-1), self.largest.seen.of_b, "b", self.options.over_rows)
 
@@ -166,13 +161,7 @@ class PreparedProblem:
     ) -> PreparedProblem:
         """Problems with numbers near the ends of the range are scaled first, in a copy.
 
-        Parameters
-        ----------
-        a : Tensor, shape (m, n)
-        b : Tensor, shape (m, k)
-        options : LeastSquaresOptions
-        largest : Largest
-            Of A and b.
+        Shapes: a (m, n), b (m, k). ``largest``: of A and b.
         """
         over_rows = options.over_rows
         # Weights multiply, and so exponents add up.
@@ -200,15 +189,8 @@ class PreparedProblem:
     ) -> PreparedProblem:
         """Apply weights and damping, check the numbers, choose the scales.
 
-        Parameters
-        ----------
-        a : Tensor, shape (m, n)
-        b : Tensor, shape (m, k)
-        options : LeastSquaresOptions
-        scaled : ScaledProblems, optional
-            The problem that was scaled before, weights and damping applied.
-        largest : Largest, optional
-            Of the operator and b, where they are known: these are finite.
+        Shapes: a (m, n), b (m, k). ``scaled``: the problem that was scaled before, weights and damping
+        applied. ``largest``: of the operator and b, where they are known: these are finite.
         """
         weights, damp = (options.weights, options.damp) if scaled is None else (None, 0.0)
         # Powers of two, so that norms of b and x neither overflow nor underflow.
@@ -274,10 +256,7 @@ class PreparedProblem:
     def exact(self, sizes: torch.Tensor) -> ScaledProblems:
         """The problem in numbers near 1, b as it is here, with what rounding weighted numbers has lost.
 
-        Parameters
-        ----------
-        sizes : Tensor, shape (n,)
-            Norms of the columns.
+        ``sizes``, shape (n,): norms of the columns.
         """
         operator, over_rows = self.operator, self.options.over_rows
         if operator.weights is None and not operator.damp:

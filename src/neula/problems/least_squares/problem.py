@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import torch
 
@@ -12,6 +12,7 @@ from neula.certificates.bounds import lstsq_bound
 from neula.certificates.verdict import Limits
 from neula.engines import FP64
 from neula.pipeline import solutions
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import FORWARD, Solutions
 
 HALF = 1e-8
@@ -37,10 +38,10 @@ def in_words(bound: float, error: float, forward: float) -> str:
 class LeastSquaresOptions(solutions.SolutionOptions):
     """Options of a least-squares problem."""
 
-    algorithm: str | None
-    compute: str | None  # arithmetic of R, where it is named
-    damp: float
-    weights: torch.Tensor | None  # shape (m,)
+    algorithm: str | None = None
+    compute: str | None = None  # arithmetic of R, where it is named
+    damp: float = 0.0
+    weights: torch.Tensor | None = None  # shape (m,)
     rcond: float
     unit: float = FP64.u  # unit roundoff of the format in which A is stored
     observations: int | None = None  # rows that are data, those below are damping; None: all
@@ -87,17 +88,6 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         return min(max(HALF, FORWARD * self.target.u), self.largest_error) if m < n else self.largest_error
 
 
-class SingleProblem:
-    """One problem, for a chain that is made for batches."""
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, places: torch.Tensor) -> Self:
-        """Return the only problem."""
-        return self
-
-
 @dataclass(frozen=True)
 class LeastSquaresSolutions(Solutions):
     """Solutions of least-squares problems."""
@@ -119,3 +109,9 @@ class LeastSquaresSolutions(Solutions):
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]
+
+
+def norms_of(residual_norm: torch.Tensor, shapes: BatchedProblem) -> float | list[float]:
+    """A number, or those of all right-hand sides."""
+    norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
+    return norms[0] if len(norms) == 1 else norms

@@ -16,13 +16,13 @@ from neula.engines.formats import double_of, in_double
 from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.inputs import check_finite, take
 from neula.pipeline.names import keeps_names
-from neula.pipeline.parts import has_parts, real_columns
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
+from neula.pipeline.solutions import has_parts, real_columns
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.ridge_refined import Estimates
@@ -138,7 +138,6 @@ def ridge_path(
         accuracy=accuracy,
         bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
         strict=strict,
-        or_complex=True,
     )
     shapes = broadcast_system(*call.tensors)
     if shapes.batch:
@@ -191,14 +190,8 @@ def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
         engine=call.engine,
         target=call.target,
         dtype=a.dtype,
-        algorithm=None,
-        compute=None,
-        damp=0.0,
-        weights=None,
         rcond=default_rcond(a.shape, format_of(a.dtype).u),
         max_iterations=60,
-        forward=False,
-        progress=None,
     )
 
 

@@ -13,14 +13,11 @@ import torch
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
-from neula.pipeline.chain import Answer, Run, run_chain, run_each
+from neula.pipeline.chain import Answer, Declined, Run, Unanswered, first_answer, run_chain, run_each
+from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.left_to_host import host_for
-from neula.pipeline.over_processes import in_step
-from neula.pipeline.pending import first_answer
-from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import Attempt
-from neula.pipeline.solutions import nothing_to_do, numbers_of
+from neula.pipeline.solutions import host_for, nothing_to_do, numbers_of
 from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
@@ -54,15 +51,8 @@ def solve_problems(
 ) -> Run[LeastSquaresSolutions]:
     """Solve small problems together, then each unsolved problem by itself.
 
-    Parameters
-    ----------
-    problems : LeastSquaresProblems
-    is_batch : bool
-        Whether NaN and Inf are no error.
-    begun : Answer, optional
-        From :func:`begin_problems`.
-    together : list of Link, optional
-        Links for all of them; by default those for their number.
+    ``is_batch``: whether NaN and Inf are no error. ``begun``: from :func:`begin_problems`. ``together``:
+    links for all of them; by default those for their number.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
@@ -146,7 +136,7 @@ def _go_on(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, *, i
 
 def _missing(problems: LeastSquaresProblems, count: int) -> LeastSquaresSolutions:
     shape = problems.a.shape[2], problems.b.shape[2]
-    return LeastSquaresSolutions.missing(count, *shape, problems.device, problems.a.dtype)
+    return LeastSquaresSolutions.full(math.nan, count, *shape, problems.device, problems.a.dtype)
 
 
 def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:

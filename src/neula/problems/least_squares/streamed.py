@@ -20,27 +20,25 @@ from neula.certificates.forward_error import MAX_RATE
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
-from neula.io.sources import SlicedArray, Source, is_source, row_blocks
+from neula.io.sources import Source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.shift import shift
+from neula.pipeline.batches import SingleProblem
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Link, Run, run_chain
-from neula.pipeline.inputs import Taken, take
+from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
+from neula.pipeline.inputs import Taken
 from neula.pipeline.progress import Progress
-from neula.pipeline.refusals import Declined, Unanswered
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
-from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, torch_dtype
-from neula.problems.least_squares.fit import FitNumbers, KeptFit
+from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
+from neula.problems.least_squares.fit import FitNumbers, KeptFit, from_triangle
 from neula.problems.least_squares.judge import LeastSquaresJudge
-from neula.problems.least_squares.kept_fit import from_triangle
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
     LeastSquaresSolutions,
-    SingleProblem,
 )
-from neula.problems.least_squares.report import LeastSquaresOutcome, collect
+from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.least_squares.with_r import summed_members
 
 MOST_PASSES = 3
@@ -74,12 +72,14 @@ def lstsq_streamed(
     if algorithm not in (None, "householder") or compute is not None:
         named = f"algorithm={algorithm!r}" if compute is None else f"compute={compute!r}"
         raise ValueError(f"{named} needs A in memory: leave it out, or load A first")
-    b_source, b_taken = _source_of(b, "b")
+    b_source, b_taken = source_of(b, "b")
     sources = {"A": row_blocks(A), "b": b_source}
     _check_shapes(sources["A"], sources["b"], damp)
     if weights is not None:
-        sources["weights"] = _source_of(weights, "weights")[0]
-        _check_weights(sources["weights"], sources["A"].shape[0])
+        sources["weights"] = source_of(weights, "weights")[0]
+        m, given = sources["A"].shape[0], sources["weights"].shape
+        if given != (m,):
+            raise ValueError(f"weights must have shape ({m},), one for each row of A, got {given}")
     call = _begun(sources, b_taken, engine, accuracy, strict)
     a, right = (x.tensor for x in call.operands.values())
     options = LeastSquaresOptions(
@@ -87,9 +87,7 @@ def lstsq_streamed(
         target=call.target,
         dtype=call.dtype,
         algorithm=algorithm,
-        compute=None,
         damp=damp,
-        weights=None,
         rcond=max(max(a.shape) * 2.0**-52, 2 * format_of(a.dtype).u) if rcond is None else rcond,
         unit=format_of(a.dtype).u,
         max_iterations=MOST_PASSES,
@@ -118,14 +116,6 @@ def _numbers_of(call: Call, problem: Streamed) -> FitNumbers:
         return from_triangle(triangle, damping, rows, rcond, (exponents[:n], exponents[n:]))
 
 
-def _source_of(x: Any, name: str) -> tuple[Source, Taken | None]:
-    """Rows of a right-hand side or of weights, and the array that they are if they are in memory."""
-    if is_source(x):
-        return row_blocks(x), None
-    taken = take(x, name, or_complex=name == "b")
-    return SlicedArray(taken.tensor), taken
-
-
 def _check_shapes(a: Source, b: Source, damp: float) -> None:
     if len(a.shape) != 2:
         raise ValueError(f"A must be one matrix, and its source has shape {a.shape}")
@@ -143,12 +133,6 @@ def _check_shapes(a: Source, b: Source, damp: float) -> None:
         )
 
 
-def _check_weights(weights: Source, m: int) -> None:
-    torch_dtype(weights.dtype, "weights")
-    if weights.shape != (m,):
-        raise ValueError(f"weights must have shape ({m},), one for each row of A, got {weights.shape}")
-
-
 def _begun(
     sources: dict[str, Source], b: Taken | None, engine: str | Engine, accuracy: Accuracy | None, strict: bool
 ) -> Call:
@@ -157,11 +141,8 @@ def _begun(
     wrap = torch.Tensor.numpy if b is None else b.wrap
     operands = {}
     for name in ("A", "b"):
-        source = sources[name]
-        x = torch.zeros(1, dtype=torch_dtype(source.dtype, name, or_complex=True), device=device).expand(
-            source.shape
-        )
-        operands[name] = Taken(x, wrap, x)
+        given = torch_dtype(sources[name].dtype, name, or_complex=True)
+        operands[name] = Taken.without_numbers(sources[name].shape, given, wrap, device)
     dtype = torch.promote_types(*(taken.tensor.dtype for taken in operands.values()))
     n = sources["A"].shape[1]
     target = target_format(accuracy, dtype, lambda target: lstsq_bound(target, n))
@@ -205,7 +186,6 @@ class Streamed(SingleProblem):
 
     @classmethod
     def from_sources(cls, sources: dict[str, Source], options: LeastSquaresOptions) -> Streamed:
-        """Nothing is read yet."""
         n, k = sources["A"].shape[1], math.prod(sources["b"].shape[1:])
         device, size = options.engine.device, options.engine.tuning[StreamTuning].streamed_bytes
         # With fewer rows than columns a block would not make up for the merging of its R.
@@ -220,7 +200,6 @@ class Streamed(SingleProblem):
 
     @property
     def device(self) -> torch.device:
-        """Device of the computation."""
         return self.options.engine.device
 
     @property
@@ -242,16 +221,9 @@ class Streamed(SingleProblem):
     def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
         """One pass: all rows, weighted and scaled, then those of the damping.
 
-        Parameters
-        ----------
-        what : str
-            For the progress.
-        step : callable
-            Takes some rows of A and b.
-        rescale : callable, optional
-            In a first pass: changes what was summed, where columns of A and b are too large, or small.
-        damped : bool
-            Whether the rows of the damping are wanted.
+        ``what``: for the progress. ``step`` takes some rows of A and b. ``rescale`` in a first pass
+        changes what was summed, where columns of A and b are too large, or small. ``damped``: whether the
+        rows of the damping are wanted.
         """
         for block in self.reader.read(what):
             a, b = self._weighted(block)
@@ -312,12 +284,7 @@ class Streamed(SingleProblem):
     ) -> Answer[LeastSquaresSolutions]:
         """Passes with updates, until the solution is accepted, or no pass is left.
 
-        Parameters
-        ----------
-        coordinates : Coordinates
-        start : Tensor, shape (r, k)
-            Those of b.
-        label : str
+        ``start``, shape (r, k): those of b.
         """
 
         def visited(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
@@ -350,7 +317,6 @@ class Streamed(SingleProblem):
         return shift(y, self._columns)
 
     def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
         return shift(x, -self._columns)
 
     def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:

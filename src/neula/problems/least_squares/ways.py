@@ -19,14 +19,20 @@ from neula.certificates.backward_error import Scale, norms_of
 from neula.certificates.forward_error import ESTIMATED, SURE
 from neula.certificates.verdict import Evidence
 from neula.engines.formats import in_double
-from neula.pipeline.chain import Answer
-from neula.pipeline.refusals import Declined
-from neula.problems.least_squares.preconditioner import Limit, Preconditioner, fast_r, householder_r
+from neula.pipeline.chain import Answer, Declined
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.least_squares.r_source import RSource
-from neula.problems.least_squares.refined import LeastSquaresErrorBounds, answer_of, refined_with
+from neula.problems.least_squares.refined import (
+    LeastSquaresErrorBounds,
+    Limit,
+    Preconditioner,
+    answer_of,
+    fast_r,
+    householder_r,
+    refined_with,
+)
 from neula.problems.least_squares.together import solve_together
+from neula.problems.least_squares.with_r import RSource
 
 Solution = Answer[LeastSquaresSolutions]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,14 +14,58 @@ from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.krylov.passes import times
 from neula.algorithms.krylov.summed import SummedProblem
 from neula.algorithms.krylov.triangles import Triangles, are_solved
-from neula.algorithms.orthogonal.r_only import HALVED
+from neula.algorithms.orthogonal.r_only import (
+    HALVED,
+    cholesky32_r,
+    cholesky_r,
+    gram_schmidt_r,
+    householder_r,
+    shifted_cholesky3_r,
+)
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import least_squares_error, residual_ratio, rounded_error
 from neula.engines.formats import in_double
 from neula.kernels.small_problems.refining import over
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.r_source import RSource
+
+Factor = Callable[..., torch.Tensor]
+"""R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
+
+
+@dataclass(frozen=True)
+class RSource:
+    """A way to compute R."""
+
+    factor: Factor
+    # Whether it also takes the Gram matrix of a single A, which is computed once for all such sources.
+    from_gram: bool = False
+    backward_stable: bool = False  # whether no other source has a better R
+    # Whether R comes from products of half-precision operands: the first steps then need no residuals in
+    # twice the working precision, and few random vectors measure the rate of convergence.
+    half_precision: bool = False
+    narrow: bool = False  # whether A may have any dtype
+    # Whether no step takes residuals in twice the working precision unless digits are requested.
+    plain_residuals: bool = False
+
+    @property
+    def checked_first(self) -> bool:
+        """Whether the host checks R before any step, and then launches two steps before it reads again.
+
+        Problems that come to a backward stable R, the last one, often lack full rank, and then all steps are
+        in vain; so are plain ones with an R that converges slowly.
+        """
+        return self.backward_stable or self.plain_residuals
+
+
+SOURCES = {
+    "cholesky fp32": RSource(cholesky32_r, narrow=True),
+    "cholesky fp64": RSource(cholesky_r, from_gram=True),
+    "shifted cholesky fp64": RSource(shifted_cholesky3_r, from_gram=True, backward_stable=True),
+    "householder fp64": RSource(householder_r, backward_stable=True),
+    "gram-schmidt fp32": RSource(partial(gram_schmidt_r, dtype=torch.float32)),
+    "gram-schmidt fp64": RSource(partial(gram_schmidt_r, dtype=torch.float64)),
+}
 
 
 def refines_doubled_of(options: LeastSquaresOptions, a: torch.Tensor, source: RSource) -> bool:

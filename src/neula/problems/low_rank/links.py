@@ -13,7 +13,7 @@ from functools import partial
 
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.pipeline.chain import Link
-from neula.pipeline.table import Case, Chain, Row, Rule, Table
+from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
 from neula.problems.low_rank import ways
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 
@@ -133,9 +133,9 @@ _low = _formats("that of products by A", lambda case: [str(case.options.low)])
 _of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
 
 TABLE: Table[SVDCase] = (
-    Row("svd {}", lambda case, label, name: Link(label, ways.by_svd), (_small,), arithmetics=_work),
+    Row("svd {}", way(ways.by_svd), (_small,), arithmetics=_work),
     Row("subspace iteration {}", _iteration, (_iterates,), arithmetics=_low),
     Row("gram-svd {}", _gram, (_part,), arithmetics=_of_gram),
-    Row("qr-svd", lambda case, label, name: Link(label, ways.by_qr), (_default,)),
+    Row("qr-svd", way(ways.by_qr), (_default,)),
 )
 """Cheapest first."""

@@ -21,6 +21,7 @@ from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigh
+from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
 from neula.pipeline.streaming import Block, Reader, check_rows
 from neula.problems.low_rank.problem import SVDOptions, SVDValues
@@ -30,7 +31,7 @@ DECADE = 10.0
 
 
 @dataclass
-class StreamedMatrix:
+class StreamedMatrix(SingleProblem):
     """A matrix whose rows are read in passes; a batch of one."""
 
     reader: Reader
@@ -42,20 +43,12 @@ class StreamedMatrix:
 
     @property
     def device(self) -> torch.device:
-        """Device of the computation."""
         return self.options.engine.device
 
     @property
     def dtype(self) -> torch.dtype:
         """In which it is worked on."""
         return self.options.engine.using(FP64).storage
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, places: torch.Tensor) -> StreamedMatrix:
-        """Return the only matrix."""
-        return self
 
     def triplets(self, problems: StreamedMatrix, before: Answer[SVDValues] | None) -> Answer[SVDValues]:
         """Requested singular triplets, with their measurements."""

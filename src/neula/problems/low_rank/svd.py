@@ -26,10 +26,10 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
-from neula.pipeline.compilation import eager
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import Taken, check_finite, check_matrices, flattened
-from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
@@ -186,7 +186,6 @@ def svd_lowrank(
         accuracy=None if number else accuracy,
         strict=strict,
         gradients=not spread,
-        or_complex=True,
     )
     a = call.first.tensor
     check_matrices(a, "A")
@@ -285,11 +284,11 @@ def _of_source(
         raise ValueError(f"algorithm={algorithm!r} needs A in memory: leave it out, or load A first")
     _check_truncation(rank, tol, min(source.shape))
     dtype = torch_dtype(source.dtype, "A", or_complex=True)
-    x = torch.zeros(1, dtype=dtype, device="cpu").expand(source.shape)
     number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
-    target = target_format(None if number else accuracy, x.dtype)
-    taken = Taken(x, torch.Tensor.numpy, x)
-    call = Call({"A": taken}, over(select_engine(engine, x.device), x.dtype), x.dtype, target, strict)
+    target = target_format(None if number else accuracy, dtype)
+    taken = Taken.without_numbers(source.shape, dtype, torch.Tensor.numpy)
+    chosen = over(select_engine(engine, taken.tensor.device), dtype)
+    call = Call({"A": taken}, chosen, dtype, target, strict)
     options = _options(call, rank, tol, accuracy, None, progress)
     m, n = source.shape
     rows = max(call.engine.tuning[StreamTuning].streamed_bytes // (8 * n), n)
@@ -370,10 +369,7 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
 
     That is 1 where squares neither overflow nor underflow.
 
-    Raises
-    ------
-    ValueError
-        For NaN and Inf.
+    Raises ValueError for NaN and Inf.
     """
     device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
     tall = tall.to(torch.promote_types(tall.dtype, torch.float32))

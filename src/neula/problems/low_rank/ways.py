@@ -17,8 +17,8 @@ from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer
-from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
+from neula.pipeline.chain import Answer, answered
+from neula.problems.low_rank.problem import SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions
 
@@ -53,20 +53,14 @@ def by_iteration(
     found, products = subspace_iteration(operator, rank, width, evidence.excess, most, others)
     u, s, v = found.u[:, :rank], found.s[:rank], found.v[:, :rank]
     values = _values(u, s, v, evidence.measures, evidence.errors, evidence.remainder)
-    return replace(_answer(options, label, values), iterations=products)
+    return replace(answered(values, label, options.progress), iterations=products)
 
 
 class _TripletMeasurements:
     """Measures triplets during iterations: cheap measures first, the others if the first are good enough.
 
-    Attributes
-    ----------
-    measures : list of float
-        Those of a certificate, of the last triplets.
-    errors : Tensor, shape (rank,)
-        Bounds on the errors of their singular values.
-    remainder : float
-        Estimate of the error of the approximation.
+    ``measures`` are those of a certificate, of the last triplets, ``errors`` bounds on the errors of their
+    singular values, and ``remainder`` is an estimate of the error of the approximation.
     """
 
     def __init__(self, problems: TallMatrix, rank: int, most: int) -> None:
@@ -133,7 +127,8 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
     missed = float((errors / weights).max())
     measures = [residual, found.orthogonality, missed]
     errors = errors + found.orthogonality * rank**0.5 * s
-    return _answer(options, f"gram-svd {compute}", _values(found.u, s, found.v, measures, errors))
+    values = _values(found.u, s, found.v, measures, errors)
+    return answered(values, f"gram-svd {compute}", options.progress)
 
 
 def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
@@ -152,7 +147,8 @@ def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
     residual += problems.rounded / float(weights.min()) if k else 0.0
     errors = errors[:k].cpu() + problems.rounded
     measures = [residual, float(losses.max()), residual]
-    return _answer(options, f"svd {options.work.name}", _values(u, found, v, measures, errors))
+    values = _values(u, found, v, measures, errors)
+    return answered(values, f"svd {options.work.name}", options.progress)
 
 
 def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
@@ -192,13 +188,7 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     errors = errors + (certificate.orthogonality + lost) * n**0.5 * s
     measures = [residual, orthogonality, residual]
     label = f"{factors.attempts[-1].method} + svd"
-    return _answer(options, label, _values(u, s, vh.mH, measures, errors))
-
-
-def _answer(options: SVDOptions, label: str, values: SVDValues) -> Solution:
-    if options.progress is not None:
-        options.progress(label, 1.0)
-    return Answer(values, label)
+    return answered(_values(u, s, vh.mH, measures, errors), label, options.progress)
 
 
 def _values(

@@ -40,14 +40,7 @@ SCHEMES = ("2-point", "3-point", "5-point")
 def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *others: Any) -> bool:
     """Whether there is one problem of NumPy on a CPU, without anything unusual.
 
-    Parameters
-    ----------
-    call : Call
-    x : Tensor
-        Variables, or observations: a vector.
-    loss, f_scale, jac
-    *others
-        Arguments that are None, or zero, by default.
+    ``x``: variables, or observations: a vector. ``others``: arguments that are None, or zero, by default.
     """
     known = jac is None or callable(jac) or jac in SCHEMES
     here = call.engine.device.type == "cpu" and call.engine.tuning.lapack
@@ -69,17 +62,7 @@ def fit_by_minpack(
     """The minimum where it is certified, if residuals and derivatives are what NumPy computes with, and the
     way there stays within bounds.
 
-    Parameters
-    ----------
-    call : Call
-    fun : callable
-    jac : callable or str or None
-    x : array, shape (n,)
-        Where to begin.
-    bounds : pair of array_like, or scipy.optimize.Bounds
-    loss : pair of str and float
-        Its name, and its scale.
-    tolerances : Tolerances
+    ``x``, shape (n,): where to begin. ``loss``: its name, and its scale.
     """
     default, given = not jac, jac if callable(jac) else None
     scheme = jac if isinstance(jac, str) else "2-point"

@@ -12,12 +12,12 @@ from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.engines.formats import double_of
 from neula.errors import check_name
-from neula.pipeline.compilation import eager
 from neula.pipeline.names import by_name, check_aligned, row_labels
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import run_fit
+from neula.problems.nonlinear.fit import Watched, result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
 from neula.problems.nonlinear.models import (
@@ -29,7 +29,6 @@ from neula.problems.nonlinear.models import (
     parameters_of,
     spread_of,
 )
-from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import (
     Start,
     are_open,
@@ -200,15 +199,7 @@ def curve_fit(
         jacobian = Jacobian.asked_for(data.residuals, given, jac, start.x, steps, is_tensor=is_tensor)
         robust = loss_of(loss, f_scale, model.wrap, y.device)
         problem = Residuals(data.residuals, jacobian, robust, call.engine)
-        fit = run_fit(
-            problem,
-            start,
-            tolerances,
-            callback=callback,
-            verbose=verbose,
-            progress=progress,
-            wrap=model.wrap,
-        )
+        fit = run_fit(problem, start, tolerances, Watched(callback, verbose, progress, model.wrap))
         result = result_of(fit, problem, call, start)
     found = torch.as_tensor(result.x, device=y.device).reshape(-1, guess.shape[-1])
     names = names if names and len(names) == guess.shape[-1] else None
@@ -230,12 +221,8 @@ def clean_data(
 ) -> tuple[Any, Any, Any]:
     """Arrays instead of lists, finite ones; of one curve without the observations that are NaN, if requested.
 
-    Raises
-    ------
-    ValueError
-        For NaN or Inf, and no data.
-    TypeError
-        For what is no array of numbers, or masked.
+    Raises ValueError for NaN or Inf, and no data. Raises TypeError for what is no array of numbers, or
+    masked.
     """
     check_name("nan_policy", nan_policy, ("raise", "omit"), optional=True)
     ydata = floats(ydata, "ydata", or_complex=True)

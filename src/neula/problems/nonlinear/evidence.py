@@ -55,15 +55,7 @@ def evidence_of(
 ) -> NonlinearEvidence:
     """Measure it, from the factor of the Jacobian at x.
 
-    Parameters
-    ----------
-    at : Iterates
-    bounds : Bounds
-    rate : Tensor, shape (batch,)
-        By what Gauss-Newton steps shrank.
-    rows : int
-        Residuals of a problem.
-    errors : Errors
+    ``rate``, shape (batch,): by what Gauss-Newton steps shrank. ``rows``: residuals of a problem.
     """
     near, x, n, u = at.near, at.x.double(), at.x.shape[1], at.eps
     held = _pressed(at, bounds.held(x, -near.gradient), errors, max(rows, n) * u)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from neula.algorithms.nonlinear.feasible import Bounds
@@ -25,10 +26,13 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
     levenberg_marquardt,
 )
 from neula.algorithms.nonlinear.some import picked
-from neula.certificates.forward_error import SURE
+from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
+from neula.pipeline.call import Call
 from neula.pipeline.progress import Progress, digits_done, stage
+from neula.pipeline.result import LeastSquaresResult, report_missed
 from neula.problems.nonlinear.evidence import Errors, NonlinearEvidence, evidence_of
+from neula.problems.nonlinear.functions import complex_rows
 from neula.problems.nonlinear.problem import Start, limits_of, usual_tolerance
 from neula.problems.nonlinear.residuals import Residuals
 
@@ -84,22 +88,19 @@ class NonlinearFit:
         return "; ".join([*reasons, *([uncertified] if uncertified else [])])
 
 
-def run_fit(
-    problem: Residuals,
-    start: Start,
-    tolerances: Tolerances,
-    *,
-    callback: Callable[..., Any] | None = None,
-    verbose: int = 0,
-    progress: Progress | None = None,
-    wrap: Callable[[torch.Tensor], Any] = lambda x: x,
-) -> NonlinearFit:
+class Watched(NamedTuple):
+    """What is told of the steps of a fit."""
+
+    callback: Callable[..., Any] | None
+    verbose: int
+    progress: Progress | None
+    wrap: Callable[[torch.Tensor], Any]  # makes an array of the caller's library
+
+
+def run_fit(problem: Residuals, start: Start, tolerances: Tolerances, watched: Watched) -> NonlinearFit:
     """Minimize, refine, and measure.
 
-    Raises
-    ------
-    ValueError
-        If residuals or the Jacobian are not finite at the start.
+    Raises ValueError if residuals or the Jacobian are not finite at the start.
     """
     everyone = torch.arange(len(start.x), device=start.x.device)
     cost = problem.cost(start.x, everyone)
@@ -107,7 +108,7 @@ def run_fit(
     near = problem.linearize(start.x, everyone)
     _check_finite(near.finite, "the Jacobian is", start)
     at = Iterates.begin(start.x, cost, near, start.scale, problem.jacobian.eps)
-    watch = _watcher(callback, verbose, progress, tolerances, start, wrap)
+    watch = _watcher(watched, tolerances, start)
     rescale = start.scale is None
     levenberg_marquardt(problem, at, start.bounds, tolerances, rescale=rescale, watch=watch)
     if len(leave_flat_bounds(problem, at, start.bounds, start.x)):
@@ -117,7 +118,7 @@ def run_fit(
     which = _to_refine(at, tolerances)
     if small and len(which):
         rate = _refine(problem, at, start, which, rescale=rescale)
-    if verbose:
+    if watched.verbose:
         _print_end(at, cost)
     errors = problem.errors(at, start.bounds)
     if problem.jacobian.mode == "5-point" and bool((errors.columns[which] > ROUGH).any()):
@@ -192,15 +193,9 @@ def _check_finite(finite: torch.Tensor, what: str, start: Start) -> None:
         raise ValueError(f"{what} not finite at x0{whose}: start where fun is defined")
 
 
-def _watcher(
-    callback: Callable[..., Any] | None,
-    verbose: int,
-    progress: Progress | None,
-    tolerances: Tolerances,
-    start: Start,
-    wrap: Callable[[torch.Tensor], Any],
-) -> Callable[[Iterates], bool]:
+def _watcher(watched: Watched, tolerances: Tolerances, start: Start) -> Callable[[Iterates], bool]:
     """A function that reports each step, by callback, print or progress; it returns True to stop."""
+    callback, verbose, progress, wrap = watched
     done = stage(progress, "levenberg-marquardt")
     told = _told(callback)
     if callback is None and verbose < 2 and progress is None:
@@ -261,3 +256,68 @@ def _print_end(at: Iterates, first: torch.Tensor) -> None:
         f"Function evaluations {at.nfev}, initial cost {float(first.sum()):.4e}, final cost "
         f"{float(at.cost.sum()):.4e}, first-order optimality {float(at.near.gradient.abs().max()):.2e}."
     )
+
+
+def result_of(fit: NonlinearFit, problem: Residuals, call: Call, start: Start) -> LeastSquaresResult:
+    """The result in the library of x0, after a warning or an error where a problem is not certified."""
+    at, found, batch = fit.at, fit.evidence, start.batch
+    dtype = at.x.dtype
+
+    def array(x: torch.Tensor, kind: torch.dtype = dtype) -> Any:
+        return call.give_back(x.reshape(*batch, *x.shape[1:]), kind)
+
+    def residuals(x: torch.Tensor | None) -> Any:
+        if x is None:
+            return None
+        is_complex = problem.jacobian.values.is_complex
+        return array(complex_rows(x), dtype.to_complex()) if is_complex else array(x)
+
+    def number(values: torch.Tensor) -> Any:
+        wide = values.cpu().numpy()
+        return wide.reshape(batch) if batch else wide[0].item()
+
+    worst = int(at.status.min()) if len(at.status) else GTOL
+    slopes = at.near.gradient.masked_fill(fit.held, 0.0).abs().amax(1)
+    at_bounds = (at.x >= start.bounds.upper).long() - (at.x <= start.bounds.lower).long()
+    error = float(found.forward_error.max()) if len(at.x) else 0.0
+    result = LeastSquaresResult(
+        x=array(at.x),
+        cost=number(at.cost),
+        fun=residuals(problem.fun),
+        jac=residuals(problem.jac),
+        grad=array(at.near.gradient),
+        optimality=number(slopes),
+        active_mask=array(at_bounds, torch.int64),
+        nfev=at.nfev,
+        njev=at.njev,
+        status=number(at.status),
+        message=MESSAGES[worst],
+        success=worst >= GTOL,
+        converged=bool(fit.accepted.all()),
+        stationarity=number(found.stationarity),
+        tolerance=fit.tolerance,
+        rank=number(found.rank),
+        determined=number(found.determined),
+        condition=number(found.condition),
+        forward_error=number(found.forward_error),
+        digits=max(0.0, digits_of(error, dtype)) if error >= 0 else 0.0,
+        nit=number(at.steps),
+        refused=number(at.refused),
+        R=array(at.near.r, torch.float64),
+        observations=problem.rows,
+        accepted=fit.accepted.cpu().numpy().reshape(batch),
+        engine=str(call.engine),
+        seconds=call.seconds,
+    )
+    if not result.converged:
+        missed = np.argwhere(~np.asarray(result.accepted)).tolist()
+        report_missed(
+            "the fit is not certified",
+            fit.why(problem.uncertified),
+            result,
+            missed,
+            strict=call.strict,
+            unsure=not error <= SURE,
+            name="x0",
+        )
+    return result

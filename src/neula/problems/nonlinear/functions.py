@@ -60,10 +60,7 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
     """Convert the return value of a user's function to a tensor.
 
-    Raises
-    ------
-    TypeError
-        For what is no array of numbers, and for complex numbers that are not accepted.
+    Raises TypeError for what is no array of numbers, and for complex numbers that are not accepted.
     """
     if isinstance(out, torch.Tensor) and (out.dtype in FLOATS or (or_complex and out.is_complex())):
         return out
@@ -89,10 +86,7 @@ def complex_rows(f: torch.Tensor) -> torch.Tensor:
 def refuse_dependence(out: Any, name: str) -> None:
     """A gradient that is not computed must be an error, for an argument or a tensor that the function uses.
 
-    Raises
-    ------
-    ValueError
-        If ``out`` requires a gradient, has a tangent, or is a batch of ``torch.vmap``.
+    Raises ValueError if ``out`` requires a gradient, has a tangent, or is a batch of ``torch.vmap``.
     """
     if not isinstance(out, torch.Tensor):
         return
@@ -140,10 +134,7 @@ def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Ca
 def mode_of(jac: Any, *, is_tensor: bool) -> str:
     """How the Jacobian is found.
 
-    Raises
-    ------
-    ValueError
-        For an unknown name, and for derivatives of what is not of torch.
+    Raises ValueError for an unknown name, and for derivatives of what is not of torch.
     """
     if jac is None or callable(jac):
         return TORCH if is_tensor else "2-point"

@@ -12,14 +12,13 @@ import torch
 from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.names import keeps_names_of_start
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import run_fit
+from neula.problems.nonlinear.fit import Watched, result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, refuse_dependence, residuals
-from neula.problems.nonlinear.outcome import result_of
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
 from neula.problems.nonlinear.residuals import Residuals
 from neula.problems.signatures import ArrayLike, Kind, LeastSquaresKeywords
@@ -203,15 +202,7 @@ def least_squares(
     problem = Residuals(
         function, jacobian, loss_of(loss, f_scale, points.wrap, call.engine.device), call.engine, blocks
     )
-    fit = run_fit(
-        problem,
-        start,
-        tolerances,
-        callback=callback,
-        verbose=verbose,
-        progress=progress,
-        wrap=points.wrap,
-    )
+    fit = run_fit(problem, start, tolerances, Watched(callback, verbose, progress, points.wrap))
     return result_of(fit, problem, call, start)
 
 

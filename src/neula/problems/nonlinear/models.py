@@ -177,12 +177,8 @@ class Prediction:
 def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
     """A tensor as it is, all else as SciPy takes it: as an array in float64, or complex128.
 
-    Raises
-    ------
-    TypeError
-        For what would lose its meaning without a word: masks, imaginary parts, text.
-    ValueError
-        For an integer that is no float64.
+    Raises TypeError for what would lose its meaning without a word: masks, imaginary parts, text. Raises
+    ValueError for an integer that is no float64.
     """
     if isinstance(x, torch.Tensor):
         if not x.is_floating_point():
@@ -196,13 +192,7 @@ def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
 
 
 def parameters_of(f: Callable[..., Any]) -> int:
-    """How many parameters a model has, by its signature.
-
-    Raises
-    ------
-    ValueError
-        If that does not say.
-    """
+    """How many parameters a model has, by its signature. Raises ValueError if that does not say."""
     if (names := names_of_parameters(f)) is None:
         raise ValueError(f"the number of parameters cannot be told from f{inspect.signature(f)}: pass p0")
     return len(names)
@@ -225,10 +215,7 @@ def spread_of(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Standard deviations of observations, or Cholesky factors of their covariance matrices.
 
-    Raises
-    ------
-    ValueError
-        If sigma does not fit, is not positive, or not positive definite.
+    Raises ValueError if sigma does not fit, is not positive, or not positive definite.
     """
     if sigma is None:
         return None, None

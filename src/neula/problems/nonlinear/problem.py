@@ -35,10 +35,8 @@ class Start:
     def from_arrays(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
         """Check it.
 
-        Raises
-        ------
-        ValueError
-            For no variables, numbers that are not finite, and bounds or scales that do not fit x0.
+        Raises ValueError for no variables, numbers that are not finite, and bounds or scales that do not fit
+        x0.
         """
         x = torch.atleast_1d(x0).detach()
         *batch, n = x.shape
@@ -69,10 +67,7 @@ def are_open(bounds: Any) -> bool:
 def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Bounds:
     """From a pair of numbers or arrays, or from SciPy's ``Bounds``, as numbers that x can be.
 
-    Raises
-    ------
-    ValueError
-        If they do not fit x0, or are NaN.
+    Raises ValueError if they do not fit x0, or are NaN.
     """
     if not hasattr(bounds, "lb") and len(bounds if hasattr(bounds, "__len__") else ()) != 2:
         raise ValueError(f"bounds must be a pair of lower and upper ones, got {bounds!r}")
@@ -86,10 +81,7 @@ def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch
 def scale_of(x_scale: Any, shape: torch.Size, device: torch.device) -> torch.Tensor | None:
     """Reciprocals of the sizes of variables.
 
-    Raises
-    ------
-    ValueError
-        Unless they are positive and fit x0, or are those of the Jacobian.
+    Raises ValueError unless they are positive and fit x0, or are those of the Jacobian.
     """
     if x_scale is None or (isinstance(x_scale, str) and x_scale == "jac"):
         return None
@@ -102,13 +94,7 @@ def scale_of(x_scale: Any, shape: torch.Size, device: torch.device) -> torch.Ten
 
 
 def step_of(diff_step: Any, start: Start) -> torch.Tensor | None:
-    """Relative steps of differences.
-
-    Raises
-    ------
-    ValueError
-        Unless they are positive and fit x0.
-    """
+    """Relative steps of differences. Raises ValueError unless they are positive and fit x0."""
     if diff_step is None:
         return None
     shape = torch.Size((*start.batch, start.x.shape[1]))
@@ -140,13 +126,7 @@ def limits_of(tolerances: Tolerances) -> Limits:
 
 
 def check_names(method: str | None, verbose: int) -> None:
-    """Refuse unknown ones.
-
-    Raises
-    ------
-    ValueError
-        That lists those that are known.
-    """
+    """Refuse unknown ones."""
     check_name("method", method, METHODS, optional=True)
     if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
@@ -162,10 +142,7 @@ def tolerances_of(
 ) -> Tolerances:
     """Tolerances for n variables. None means zero; those below the spacing of a coarse format are its root.
 
-    Raises
-    ------
-    ValueError
-        If all are below the unit roundoff, or no call is allowed.
+    Raises ValueError if all are below the unit roundoff, or no call is allowed.
     """
     eps = torch.finfo(dtype).eps
     wanted = "a number that is not negative, or None"
@@ -185,10 +162,7 @@ def tolerances_of(
 def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
     """A loss by name, or one of the caller.
 
-    Raises
-    ------
-    ValueError
-        For an unknown name, or a scale that is not positive.
+    Raises ValueError for an unknown name, or a scale that is not positive.
     """
     if not callable(loss):
         check_name("loss", loss, tuple(LOSSES))

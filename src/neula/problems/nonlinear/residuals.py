@@ -17,7 +17,7 @@ from neula.engines import Engine
 from neula.kernels.precision import exact_matmul, plain_arithmetic
 from neula.problems.nonlinear.evidence import Errors
 from neula.problems.nonlinear.functions import Call, Jacobian, real_rows, refuse_dependence
-from neula.problems.orthogonal.triangle import certified_triangle
+from neula.problems.orthogonal.certified import certified_triangle
 
 REFLECTED = 1e7
 """Work ``m n^2`` up to which reflections of the library take less than the evidence for anything else."""

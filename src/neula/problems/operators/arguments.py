@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from neula.pipeline.inputs import is_spread
-from neula.pipeline.operators import accuracy_of
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and dtypes of results."""
@@ -16,11 +15,6 @@ Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 Tensors = tuple[torch.Tensor, ...]
 
 COMMON = 'str? accuracy=None, str engine="auto", bool strict=False'
-
-
-def common(accuracy: str | None, engine: str, strict: bool) -> dict[str, Any]:
-    """Common keywords of the functions."""
-    return {"accuracy": accuracy_of(accuracy), "engine": engine, "strict": strict}
 
 
 def common_dtype(*operands: torch.Tensor) -> torch.dtype:
@@ -46,7 +40,7 @@ def shapes_of_system(A: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...],
     return batch, (*batch, A.shape[-1], b.shape[-1])
 
 
-def are_simple(engine: Any, *operands: Any) -> bool:
+def are_simple(*operands: Any, engine: Any = "auto", **others: Any) -> bool:
     """Whether an operator takes them: tensors of its own, and an engine by its name."""
     whole = all(isinstance(x, torch.Tensor) and x.ndim > 0 and not is_spread(x) for x in operands)
     return isinstance(engine, str) and whole

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.bounds import Accuracy
-from neula.pipeline.operators import Operator, name_of, refuse_variable
+from neula.pipeline.operators import Operator, refuse_variable
 from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.problems.bounded.gradient import BoundedFunction, with_residuals
 from neula.problems.operators.arguments import (
@@ -17,7 +16,6 @@ from neula.problems.operators.arguments import (
     Shapes,
     Tensors,
     are_simple,
-    common,
     common_dtype,
     may_be_vectors,
     shapes_of_system,
@@ -28,18 +26,11 @@ from neula.problems.operators.solutions import LSTSQ
 
 
 def _lsq_linear(
-    A: torch.Tensor,
-    b: torch.Tensor,
-    lower: torch.Tensor,
-    upper: torch.Tensor,
-    accuracy: str | None,
-    engine: str,
-    strict: bool,
-    max_iter: int | None,
+    A: torch.Tensor, b: torch.Tensor, *, lower: torch.Tensor, upper: torch.Tensor, **options: Any
 ) -> Tensors:
     from neula.problems.bounded.lsq_linear import lsq_linear
 
-    known = lsq_linear(*system(A, b), (lower, upper), max_iter=max_iter, **common(accuracy, engine, strict))
+    known = lsq_linear(*system(A, b), (lower, upper), **options)
     return known.x, known.active_mask, known.backward_errors, known.forward_errors, known.accepted
 
 
@@ -60,21 +51,12 @@ LSQ_LINEAR = Operator(
 
 
 def traced_nnls(
-    A: Any,
-    b: Any,
-    *,
-    maxiter: int | None = None,
-    sum_to: float | None = None,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    **others: Any,
+    A: Any, b: Any, *, maxiter: int | None = None, sum_to: float | None = None, **options: Any
 ) -> NNLSResult[Any] | None:
     """:func:`neula.nnls` in a graph."""
     if sum_to is not None:
         return None
-    options = name_of(accuracy), engine, strict, maxiter
-    return _traced(NNLSResult, A, b, (0.0, math.inf), options)
+    return _traced(NNLSResult, A, b, (0.0, math.inf), options | {"max_iter": maxiter})
 
 
 def traced_lsq_linear(
@@ -89,10 +71,7 @@ def traced_lsq_linear(
     verbose: int = 0,
     *,
     constraints: Any = None,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    **others: Any,
+    **options: Any,
 ) -> LsqLinearResult[Any] | None:
     """:func:`neula.lsq_linear` in a graph."""
     from neula.problems.bounded.lsq_linear import checked
@@ -100,22 +79,22 @@ def traced_lsq_linear(
     if constraints is not None:
         return None
     both, most = checked(bounds, method, lsq_solver, max_iter, verbose)
-    return _traced(LsqLinearResult, A, b, both, (name_of(accuracy), engine, strict, most))
+    return _traced(LsqLinearResult, A, b, both, options | {"max_iter": most})
 
 
-def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: tuple[Any, ...]) -> Any:
+def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[str, Any]) -> Any:
     """A result whose numbers may not be read."""
-    engine = options[1]
-    if not are_simple(engine, A, b) or may_be_vectors(A, b):
+    engine = options.get("engine", "auto")
+    if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     for name, x in zip(("lower bound", "upper bound"), bounds, strict=True):
         refuse_variable(x, name)
         if x.is_complex() if isinstance(x, torch.Tensor) else np.iscomplexobj(x):
             raise TypeError(f"{name} is complex, and must be real")
-    limits = (torch.as_tensor(x, dtype=torch.float64, device=A.device) for x in bounds)
+    lower, upper = (torch.as_tensor(x, dtype=torch.float64, device=A.device) for x in bounds)
     is_vector = b.ndim == 1
     rhs = b.unsqueeze(-1) if is_vector else b
-    x, mask, *evidence = LSQ_LINEAR(A, rhs, *limits, *options)
+    x, mask, *evidence = LSQ_LINEAR.by_name(A, rhs, lower=lower, upper=upper, **options)
 
     def columns(x: torch.Tensor) -> torch.Tensor:
         return x.squeeze(-1) if is_vector else x
@@ -126,7 +105,7 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: tuple[A
     known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
     known |= {"backward_errors": backward, "forward_errors": forward}
     if kind is LsqLinearResult:
-        free, ranks, *_ = LSTSQ(A, rhs, *options[:3], None, None, None, 60, "backward")
+        free, ranks, *_ = LSTSQ.by_name(A, rhs, **options)
         unbounded = torch.where((ranks < A.shape[-1])[..., None, None], 0.0, free)
         known |= {"cost": None, "fun": None, "unbounded_sol": columns(unbounded), "optimality": math.nan}
         known |= {"nit": 0, "status": 1, "message": ""}

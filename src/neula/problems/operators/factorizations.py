@@ -1,4 +1,4 @@
-"""``torch.ops.neula.qr``, ``orth`` and ``cholesky``."""
+"""``torch.ops.neula.qr``, ``orth``, ``cholesky`` and ``polar``."""
 
 from __future__ import annotations
 
@@ -8,30 +8,28 @@ from typing import Any
 
 import torch
 
-from neula.certificates.bounds import Accuracy
+from neula.errors import check_name
 from neula.pipeline import functions
+from neula.pipeline.gradients import symmetric_part
 from neula.pipeline.operators import Operator, name_of
-from neula.pipeline.result import CholeskyResult, QRResult
+from neula.pipeline.result import CholeskyResult, PolarResult, QRResult
 from neula.problems.operators.arguments import (
     COMMON,
     Shapes,
     Tensors,
     are_simple,
     certified,
-    common,
     common_dtype,
     shapes_of_evidence,
     worst,
 )
-from neula.problems.operators.polar import traced_polar
-
-QR_OPTIONS = ("algorithm", "compute", "panel", "cutoff")
+from neula.problems.polar.problem import SIDES
 
 
-def _qr(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool, *named: Any) -> Tensors:
+def _qr(A: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.orthogonal.qr import qr
 
-    result = qr(A, **common(accuracy, engine, strict), **dict(zip(QR_OPTIONS, named, strict=True)))
+    result = qr(A, **options)
     return result.Q, result.R, *certified(result, A)
 
 
@@ -51,26 +49,14 @@ QR = Operator(
 
 
 def traced_qr(
-    A: Any,
-    mode: str = "reduced",
-    *,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    algorithm: str | None = None,
-    compute: str | None = None,
-    panel: str | None = None,
-    cutoff: int | None = None,
-    strict: bool = False,
-    pivoting: bool = False,
-    **others: Any,
+    A: Any, mode: str = "reduced", *, pivoting: bool = False, **options: Any
 ) -> QRResult[Any] | None:
     """:func:`neula.qr` in a graph."""
-    if mode not in ("reduced", "r") or pivoting or not are_simple(engine, A):
+    if mode not in ("reduced", "r") or pivoting or not are_simple(A, **options):
         return None
-    options = name_of(accuracy), engine, strict, algorithm, compute, panel, cutoff
-    q, r, _, _, accepted = QR(A, *options)
-    name = name_of(accuracy) or ""
-    return QRResult(None if mode == "r" else q, r, engine=engine, accuracy=name, accepted=accepted)
+    q, r, _, _, accepted = QR.by_name(A, **options)
+    known = {"engine": options.get("engine", "auto"), "accuracy": name_of(options.get("accuracy")) or ""}
+    return QRResult(None if mode == "r" else q, r, accepted=accepted, **known)
 
 
 def traced_tsqr(
@@ -80,10 +66,10 @@ def traced_tsqr(
     return traced_qr(A, mode, **options) if compute == "auto" else None
 
 
-def _orth(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
+def _orth(A: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.orthogonal.orth import basis_and_ranks
 
-    result, ranks = basis_and_ranks(A, **common(accuracy, engine, strict))
+    result, ranks = basis_and_ranks(A, **options)
     residual, orthogonality, accepted = certified(result, A)
     return result.Q, result.R, residual, orthogonality, ranks, accepted
 
@@ -103,32 +89,25 @@ ORTH = Operator(
 
 
 def traced_orth(
-    A: Any,
-    rcond: float | None = None,
-    *,
-    method: str = "qr",
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    wait: bool = True,
-    **others: Any,
+    A: Any, rcond: float | None = None, *, method: str = "qr", wait: bool = True, **options: Any
 ) -> Any:
     """:func:`neula.orth` in a graph; how many columns a range has depends on the numbers."""
-    if rcond is not None or not are_simple(engine, A):
+    if rcond is not None or not are_simple(A, **options):
         return None
     if method == "polar" and A.shape[-2] >= A.shape[-1]:
-        found: Any = traced_polar(A, completion=True, accuracy=accuracy, engine=engine, strict=strict)
+        found: Any = traced_polar(A, completion=True, **options)
         return found.U if wait else replace(found, _pending=lambda: found.U)
     if method != "qr":
         return None
-    q, r, *_, accepted = ORTH(A, name_of(accuracy), engine, strict)
+    q, r, *_, accepted = ORTH.by_name(A, **options)
+    engine = options.get("engine", "auto")
     return q if wait else QRResult(q, r, engine=engine, accepted=accepted, _pending=lambda: q)
 
 
-def _cholesky(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
+def _cholesky(A: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.definite.cholesky import cholesky
 
-    found = cholesky(A, **common(accuracy, engine, strict))
+    found = cholesky(A, **options)
     return found.L, found.residuals, found.accepted
 
 
@@ -146,19 +125,12 @@ CHOLESKY = Operator(
 
 
 def traced_cholesky(
-    A: Any,
-    *,
-    upper: bool = False,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    jitter: str | None = None,
-    **others: Any,
+    A: Any, *, upper: bool = False, jitter: str | None = None, **options: Any
 ) -> CholeskyResult[Any] | None:
     """:func:`neula.cholesky` in a graph; how much jitter it takes depends on the numbers."""
-    if jitter is not None or not are_simple(engine, A):
+    if jitter is not None or not are_simple(A, **options):
         return None
-    lower, residuals, accepted = CHOLESKY(A.mH if upper else A, name_of(accuracy), engine, strict)
+    lower, residuals, accepted = CHOLESKY.by_name(A.mH if upper else A, **options)
     known: dict[str, Any] = {"converged": accepted.all(), "residual": worst(residuals), "bound": math.nan}
     return CholeskyResult(
         factor=lower.mH if upper else lower,
@@ -166,5 +138,51 @@ def traced_cholesky(
         **known,
         residuals=residuals,
         accepted=accepted,
-        engine=engine,
+        engine=options.get("engine", "auto"),
+    )
+
+
+def _polar(A: torch.Tensor, **options: Any) -> Tensors:
+    from neula.problems.polar.polar import polar
+
+    found = polar(A, **options)
+    return found.U, found.ranks, found.residuals, found.orthogonalities, found.accepted
+
+
+def _shapes_of_polar(A: torch.Tensor) -> Shapes:
+    batch = tuple(A.shape[:-2])
+    errors = ((batch, torch.float64),) * 2
+    return (tuple(A.shape), common_dtype(A)), (batch, torch.int64), *errors, (batch, torch.bool)
+
+
+POLAR = Operator(
+    f"polar(Tensor A, {COMMON}, float? rcond=None, bool completion=False)"
+    " -> (Tensor U, Tensor rank, Tensor residual, Tensor orthogonality, Tensor accepted)",
+    functions.Polar,
+    _polar,
+    _shapes_of_polar,
+)
+
+
+def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarResult[Any] | None:
+    """:func:`neula.polar` in a graph."""
+    if not are_simple(A, **options):
+        return None
+    check_name("side", side, SIDES, optional=True)
+    u, ranks, residuals, orthogonalities, accepted = POLAR.by_name(A, **options)
+    rank: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
+    known: dict[str, Any] = {"converged": accepted.all(), "rank": rank}
+    known |= {"residual": worst(residuals), "orthogonality": worst(orthogonalities)}
+    known |= {"engine": options.get("engine", "auto"), "accuracy": name_of(options.get("accuracy")) or ""}
+    return PolarResult(
+        U=u,
+        H=None if side is None else symmetric_part(A.to(u.dtype), u, side),
+        side=side,
+        **known,
+        residual_bound=math.nan,
+        orthogonality_bound=math.nan,
+        ranks=ranks,
+        residuals=residuals,
+        orthogonalities=orthogonalities,
+        accepted=accepted,
     )

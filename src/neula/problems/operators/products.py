@@ -11,10 +11,9 @@ from neula.pipeline.operators import Operator, refuse_variable
 from neula.problems.operators.arguments import Shapes, Tensors, are_simple, common_dtype
 
 
-def _matmul(A: torch.Tensor, B: torch.Tensor, compute: str | None, alpha: float, engine: str) -> Tensors:
+def _matmul(A: torch.Tensor, B: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.products.matmul import matmul
 
-    options: dict[str, Any] = {"compute": compute, "alpha": alpha, "engine": engine}
     return (matmul(A, B, **options),)
 
 
@@ -23,8 +22,8 @@ def _shapes_of_product(A: torch.Tensor, B: torch.Tensor) -> Shapes:
     return (((*batch, A.shape[-2], B.shape[-1]), common_dtype(A, B)),)
 
 
-def _multiply(compute: str | None, alpha: float, engine: str) -> Any:
-    return lambda a, b: MATMUL(a, b, compute, alpha, engine)[0]
+def _multiply(**options: Any) -> Any:
+    return lambda a, b: MATMUL.by_name(a, b, **options)[0]
 
 
 MATMUL = Operator(
@@ -37,21 +36,14 @@ MATMUL = Operator(
 
 
 def traced_matmul(
-    A: Any,
-    B: Any,
-    *,
-    compute: str | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out: Any = None,
-    engine: Any = "auto",
+    A: Any, B: Any, *, beta: float = 0.0, out: Any = None, **options: Any
 ) -> torch.Tensor | None:
     """:func:`neula.matmul` in a graph."""
-    if out is not None or beta != 0.0 or not are_simple(engine, A, B):
+    if out is not None or beta != 0.0 or not are_simple(A, B, **options):
         return None
-    refuse_variable(alpha, "alpha")
+    refuse_variable(options.get("alpha", 1.0), "alpha")
     rows, columns = A.ndim == 1, B.ndim == 1
     left, right = A.unsqueeze(0) if rows else A, B.unsqueeze(1) if columns else B
-    (product,) = MATMUL(left, right, compute, alpha, engine)
+    (product,) = MATMUL.by_name(left, right, **options)
     product = product.squeeze(-2) if rows else product
     return product.squeeze(-1) if columns else product

@@ -5,8 +5,7 @@ would wait for one another.
 """
 
 from neula.problems.operators.bounded import LSQ_LINEAR
-from neula.problems.operators.factorizations import CHOLESKY, ORTH, QR
-from neula.problems.operators.polar import POLAR
+from neula.problems.operators.factorizations import CHOLESKY, ORTH, POLAR, QR
 from neula.problems.operators.products import MATMUL
 from neula.problems.operators.solutions import LSTSQ, SOLVE
 from neula.problems.operators.spectra import EIGH, SVD

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from neula.certificates.bounds import Accuracy
 from neula.errors import part_of_one
 from neula.pipeline import functions
 from neula.pipeline.gradients import stacked_problem
@@ -18,7 +17,6 @@ from neula.problems.operators.arguments import (
     Shapes,
     Tensors,
     are_simple,
-    common,
     common_dtype,
     may_be_vectors,
     shapes_of_evidence,
@@ -28,18 +26,11 @@ from neula.problems.operators.arguments import (
 )
 from neula.problems.operators.factorizations import QR
 
-LSTSQ_OPTIONS = ("algorithm", "compute", "rcond", "max_iterations", "certify")
-SOLVE_OPTIONS = ("assume_a", "pivot", "compute", "max_iterations", "certify")
 
-
-def _lstsq(
-    A: torch.Tensor, b: torch.Tensor, accuracy: str | None, engine: str, strict: bool, *named: Any
-) -> Tensors:
+def _lstsq(A: torch.Tensor, b: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.least_squares.lstsq import lstsq
 
-    options = dict(zip(LSTSQ_OPTIONS, named, strict=True))
-    matrices, rhs = system(A, b)
-    found: LstsqResult[Any] = lstsq(matrices, rhs, **common(accuracy, engine, strict), **options)
+    found: LstsqResult[Any] = lstsq(*system(A, b), **options)
     return found.x, found.ranks, found.backward_errors, found.forward_errors, found.accepted
 
 
@@ -48,8 +39,8 @@ def _shapes_of_lstsq(A: torch.Tensor, b: torch.Tensor) -> Shapes:
     return (x, common_dtype(A, b)), (batch, torch.int64), *shapes_of_evidence(batch, b.shape[-1])
 
 
-def _factorize(accuracy: str | None, engine: str, *others: Any) -> Any:
-    return lambda a: QR(a, "fp64", engine, False, None, None, None, None)[:2]
+def _factorize(*, engine: str, **others: Any) -> Any:
+    return lambda a: QR.by_name(a, accuracy="fp64", engine=engine)[:2]
 
 
 LSTSQ = Operator(
@@ -67,44 +58,36 @@ def traced_lstsq(
     A: Any,
     b: Any,
     *,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    algorithm: str | None = None,
-    compute: str | None = None,
     damp: float = 0.0,
     intercept: bool = False,
     weights: Any = None,
     sigma: Any = None,
     sample_weight: Any = None,
-    rcond: float | None = None,
-    max_iterations: int = 60,
-    certify: str = "backward",
-    strict: bool = False,
     constraints: Any = None,
     covariance: Any = None,
     covariance_factor: Any = None,
-    **others: Any,
+    **options: Any,
 ) -> LstsqResult[Any] | None:
     """:func:`neula.lstsq` in a graph."""
-    if not are_simple(engine, A, b) or may_be_vectors(A, b):
+    if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     general = (constraints, covariance, covariance_factor, sigma, sample_weight)
     if intercept or any(x is not None for x in general):
         return None
     refuse_variable(damp, "damp")
-    is_vector, dtype, target = b.ndim == 1, common_dtype(A, b), name_of(accuracy)
+    is_vector, dtype = b.ndim == 1, common_dtype(A, b)
     rhs = b.unsqueeze(-1) if is_vector else b
     if damp or weights is not None:
-        target = target or name_of(dtype)
-        rcond = max(max(A.shape[-2:]) * 2.0**-52, torch.finfo(dtype).eps) if rcond is None else rcond
+        options["accuracy"] = name_of(options.get("accuracy")) or name_of(dtype)
+        if options.get("rcond") is None:
+            options["rcond"] = max(max(A.shape[-2:]) * 2.0**-52, torch.finfo(dtype).eps)
         batch, _ = shapes_of_system(A, rhs)
         matrices, rhs = A.expand(*batch, *A.shape[-2:]), rhs.expand(*batch, *rhs.shape[-2:])
         A, rhs = stacked_problem(matrices, rhs, weights, damp)
-    options = target, engine, strict, algorithm, compute, rcond, max_iterations, certify
-    x, ranks, *evidence = LSTSQ(A, rhs, *options)
+    x, ranks, *evidence = LSTSQ.by_name(A, rhs, **options)
     worst: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
     return LstsqResult(
-        **_unread(x.to(dtype), *evidence, is_vector=is_vector, engine=engine),
+        **_unread(x.to(dtype), *evidence, is_vector=is_vector, engine=options.get("engine", "auto")),
         optimality=math.nan,
         residual_norm=math.nan,
         rank=worst,
@@ -112,33 +95,20 @@ def traced_lstsq(
     )
 
 
-def traced_pinv(
-    A: Any,
-    rcond: float | None = None,
-    *,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    **others: Any,
-) -> torch.Tensor | None:
+def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Tensor | None:
     """:func:`neula.pinv` in a graph."""
-    if not are_simple(engine, A) or A.ndim < 2:
+    if not are_simple(A, **options) or A.ndim < 2:
         return None
     tall, k = A.shape[-2] > A.shape[-1], min(A.shape[-2:])
     identity = torch.eye(k, dtype=common_dtype(A), device=A.device)
-    options = name_of(accuracy), engine, strict, None, None, part_of_one("rcond", rcond), 60, "backward"
-    x = LSTSQ(A.mH if tall else A, identity, *options)[0]
+    x = LSTSQ.by_name(A.mH if tall else A, identity, rcond=part_of_one("rcond", rcond), **options)[0]
     return x.mH if tall else x
 
 
-def _solve(
-    A: torch.Tensor, b: torch.Tensor, accuracy: str | None, engine: str, strict: bool, *named: Any
-) -> Tensors:
+def _solve(A: torch.Tensor, b: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.systems.solve import solve
 
-    options = dict(zip(SOLVE_OPTIONS, named, strict=True))
-    matrices, rhs = system(A, b)
-    found: SolveResult[Any] = solve(matrices, rhs, **common(accuracy, engine, strict), **options)
+    found: SolveResult[Any] = solve(*system(A, b), **options)
     return found.x, found.backward_errors, found.forward_errors, found.accepted
 
 
@@ -147,9 +117,9 @@ def _shapes_of_solve(A: torch.Tensor, b: torch.Tensor) -> Shapes:
     return (x, common_dtype(A, b)), *shapes_of_evidence(batch, b.shape[-1])
 
 
-def _solve_again(accuracy: str | None, engine: str, strict: bool, *named: Any) -> Any:
-    *how, _ = named
-    return lambda a, b: SOLVE(a, b, None, engine, strict, *how, "backward")[0]
+def _solve_again(**options: Any) -> Any:
+    how = {**options, "accuracy": None, "certify": "backward"}
+    return lambda a, b: SOLVE.by_name(a, b, **how)[0]
 
 
 SOLVE = Operator(
@@ -163,26 +133,12 @@ SOLVE = Operator(
 )
 
 
-def traced_solve(
-    A: Any,
-    b: Any,
-    *,
-    assume_a: str = "gen",
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    pivot: str | None = None,
-    compute: str | None = None,
-    max_iterations: int = 100,
-    certify: str = "backward",
-    strict: bool = False,
-    **others: Any,
-) -> SolveResult[Any] | None:
+def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
     """:func:`neula.solve` in a graph."""
-    if not are_simple(engine, A, b) or may_be_vectors(A, b):
+    if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
-    options = name_of(accuracy), engine, strict, assume_a, pivot, compute, max_iterations, certify
-    is_vector = b.ndim == 1
-    x, *evidence = SOLVE(A, b.unsqueeze(-1) if is_vector else b, *options)
+    is_vector, engine = b.ndim == 1, options.get("engine", "auto")
+    x, *evidence = SOLVE.by_name(A, b.unsqueeze(-1) if is_vector else b, **options)
     return SolveResult(**_unread(x, *evidence, is_vector=is_vector, engine=engine), growth=math.nan)
 
 

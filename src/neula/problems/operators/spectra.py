@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from neula.certificates.bounds import Accuracy
 from neula.pipeline import functions
 from neula.pipeline.operators import Operator, name_of
 from neula.pipeline.result import EighResult, SVDResult
@@ -17,17 +16,16 @@ from neula.problems.operators.arguments import (
     Tensors,
     are_simple,
     certified,
-    common,
     common_dtype,
     shapes_of_evidence,
     worst,
 )
 
 
-def _eigh(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
+def _eigh(A: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.spectra.eigh import eigh
 
-    found = eigh(A, **common(accuracy, engine, strict))
+    found = eigh(A, **options)
     return *found, found.errors, found.residuals, found.orthogonalities, found.accepted
 
 
@@ -55,17 +53,14 @@ def traced_eigh(
     eigvals_only: bool = False,
     subset_by_index: tuple[int, int] | None = None,
     subset_by_value: tuple[float, float] | None = None,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    **others: Any,
+    **options: Any,
 ) -> EighResult[Any] | None:
     """:func:`neula.eigh` in a graph; how many values an interval has depends on the numbers."""
     from neula.problems.spectra.eigh import indices
 
-    if B is not None or subset_by_value is not None or not are_simple(engine, A) or A.ndim < 2:
+    if B is not None or subset_by_value is not None or not are_simple(A, **options) or A.ndim < 2:
         return None
-    found = EIGH(A.mH if upper else A, name_of(accuracy), engine, strict)
+    found = EIGH.by_name(A.mH if upper else A, **options)
     first, last = indices(subset_by_index, A.shape[-1]) or (0, A.shape[-1] - 1)
     w, v, errors = (x[..., first : last + 1] for x in found[:3])
     residuals, orthogonalities, accepted = found[3:]
@@ -82,15 +77,15 @@ def traced_eigh(
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
-        engine=engine,
-        accuracy=name_of(accuracy) or "",
+        engine=options.get("engine", "auto"),
+        accuracy=name_of(options.get("accuracy")) or "",
     )
 
 
-def _svd(A: torch.Tensor, accuracy: str | None, engine: str, strict: bool) -> Tensors:
+def _svd(A: torch.Tensor, **options: Any) -> Tensors:
     from neula.problems.spectra.svd import svd
 
-    found = svd(A, full_matrices=False, **common(accuracy, engine, strict))
+    found = svd(A, full_matrices=False, **options)
     return *found, found.errors, *certified(found, A)
 
 
@@ -115,17 +110,14 @@ def traced_svd(
     *,
     full_matrices: bool = True,
     compute_uv: bool = True,
-    accuracy: Accuracy | None = None,
-    engine: Any = "auto",
-    strict: bool = False,
-    **others: Any,
+    **options: Any,
 ) -> SVDResult[Any] | None:
     """:func:`neula.svd` in a graph; vectors beyond the rank have no derivatives."""
-    if not are_simple(engine, A) or A.ndim < 2:
+    if not are_simple(A, **options) or A.ndim < 2:
         return None
     if full_matrices and compute_uv and A.shape[-2] != A.shape[-1]:
         return None
-    u, s, vh, errors, residuals, _, accepted = SVD(A, name_of(accuracy), engine, strict)
+    u, s, vh, errors, residuals, _, accepted = SVD.by_name(A, **options)
     known: dict[str, Any] = {"relative_error": worst(residuals), "converged": accepted.all()}
     return SVDResult(
         U=u if compute_uv else None,
@@ -134,6 +126,6 @@ def traced_svd(
         errors=errors,
         **known,
         accepted=accepted,
-        engine=engine,
-        accuracy=name_of(accuracy) or "",
+        engine=options.get("engine", "auto"),
+        accuracy=name_of(options.get("accuracy")) or "",
     )

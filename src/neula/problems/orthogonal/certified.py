@@ -7,12 +7,16 @@ QR of ``A R^-1`` in double precision makes a good one of it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.spectra.gram import GramTuning
-from neula.certificates.qr_evidence import QRCertificate
+from neula.algorithms.krylov.batched_lstsq import MARGINS
+from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.reorthogonalize import WELL_CONDITIONED
+from neula.algorithms.spectra.gram import GramTuning, gram_r
+from neula.certificates.probes import PROBES, gaussian_probes
 from neula.engines import FP16_COR, FP64, Engine, Tuning
 from neula.engines.complex import over
 from neula.engines.formats import in_double
@@ -28,38 +32,12 @@ from neula.problems.orthogonal.problem import QRMatrices, QROptions
 from neula.problems.orthogonal.ways import refined_from_gram
 
 
-@dataclass(frozen=True)
-class CertifiedQR:
-    """``A = Q R`` in double precision of each matrix of a batch, with k = min(m, n)."""
-
-    q: torch.Tensor  # shape (batch, m, k)
-    # Shape (batch, k, n). In the units of A. Nothing is said of its rank. NaN where A holds NaN or Inf.
-    r: torch.Tensor
-    # Bool, shape (batch,). Whether residual and orthogonality are at the level of float64. On the CPU.
-    accepted: torch.Tensor
-    certificates: tuple[QRCertificate, ...]
-    attempts: tuple[Attempt, ...]
-
-    @classmethod
-    def from_factors(cls, factors: QRFactors) -> CertifiedQR:
-        """Factors in double precision, whatever found them."""
-        found = tuple(factors.certificates)
-        return cls(factors.q, factors.r, factors.accepted, found, factors.attempts)
-
-
-def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
+def certified_qr(a: torch.Tensor, engine: Engine) -> QRFactors:
     """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        On the engine's device, of any real or complex dtype. Not modified. Any dimension may be zero.
-    engine : Engine
-
-    Returns
-    -------
-    CertifiedQR
-        Of matrices that are not accepted the best that was found; the caller has to say so.
+    ``a``, shape (batch, m, n): on the engine's device, of any real or complex dtype. Not modified. Any
+    dimension may be zero. For matrices that are not accepted it
+    returns the best that was found; the caller has to say so.
 
     Examples
     --------
@@ -77,12 +55,12 @@ def certified_qr(a: torch.Tensor, engine: Engine) -> CertifiedQR:
     options = QROptions(FP64, engine)
     compute = coarse_arithmetic(m, n, engine.tuning)
     if compute is None or count > 1 or not bool(finite_members(a).all()):
-        return CertifiedQR.from_factors(factorize(a, "reduced", options))
+        return factorize(a, "reduced", options)
     links = [refined_from_gram(compute), *chain_alone(MatrixLayout.from_matrix(a[0]), options)]
     judge = QRJudge((m, n), FP64)
     with plain_arithmetic(engine.device):
         run = run_chain(links, QRMatrices(a, options), judge)
-    return CertifiedQR.from_factors(QRFactors.from_run(run, judge.certificates(run)))
+    return QRFactors.from_run(run, judge.certificates(run))
 
 
 def coarse_arithmetic(m: int, n: int, tuning: Tuning) -> str | None:
@@ -94,3 +72,105 @@ def coarse_arithmetic(m: int, n: int, tuning: Tuning) -> str | None:
     """
     tall = m >= 2 * n > 0 and n <= tuning[GramTuning].gram_columns and not tuning.lapack_first(m, n)
     return FP16_COR if tall and tuning.corrected else None
+
+
+FAITHFUL = 0.25
+"""How far ``(R^H R)^-1 A^H A`` may be from the identity: singular values are right within a seventh then."""
+
+RIGHT_HAND_SIDES = 4
+"""Reflections are applied to B as to columns of A, one by one, up to one for so many columns of A; with more
+of them Q and one product take less."""
+
+
+@dataclass(frozen=True)
+class RFactors:
+    """``A = Q R`` of each matrix of a batch, with k = min(m, n)."""
+
+    # Shape (batch, k, n). In double precision, in the units of A. Nothing is said of its rank. NaN where A
+    # holds NaN or Inf.
+    r: torch.Tensor
+    c: torch.Tensor  # shape (batch, k, K): Q^H B
+    accepted: bool  # whether all of them are certified
+    attempts: tuple[Attempt, ...]
+
+
+def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFactors:
+    """R and ``Q^H B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
+
+    Without Q what is measured is ``A^H A`` beside ``R^H R``, which is enough for condition numbers up to
+    about 1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
+
+    Shapes: b (batch, m, K). ``a``, shape (batch, m, n): in double precision, on the engine's device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import select_engine
+    >>> a = torch.tensor([[[3.0, 1.0], [4.0, 2.0], [0.0, 2.0]]]).double()
+    >>> found = certified_triangle(a, a[:, :, :1], select_engine("cpu", a.device))
+    >>> found.accepted, found.r.abs().round(decimals=12), found.c.abs().round(decimals=12)[0, :, 0]
+    (True, tensor([[[5.0000, 2.2000],
+             [0.0000, 2.0396]]], dtype=torch.float64), tensor([5., 0.], dtype=torch.float64))
+    """
+    m, n = a.shape[1:]
+    few, engine = RIGHT_HAND_SIDES * b.shape[2] <= n, over(engine, a.dtype)
+    if a.numel() and m >= n and few:
+        found = None
+        with plain_arithmetic(engine.device):
+            if engine.tuning.lapack_first(m, n):
+                found = _by_reflections(a, b)
+            elif len(a) == 1 and (compute := coarse_arithmetic(m, n, engine.tuning)):
+                found = _by_cholesky(a, b, engine.using(compute))
+        if found is not None:
+            return found
+    whole = certified_qr(a, engine)
+    with plain_arithmetic(engine.device):
+        c = whole.q.mH @ b
+    return RFactors(whole.r, c, bool(whole.accepted.all()), whole.attempts)
+
+
+def _by_reflections(a: torch.Tensor, b: torch.Tensor) -> RFactors | None:
+    """The triangle of [A B]."""
+    n = a.shape[2]
+    # By columns, as LAPACK works: transposed copies take longer than the reflections.
+    r = torch.linalg.qr(torch.cat([a.mT, b.mT], 1).mT, mode="r")[1]
+    return _believed(a, r[:, :n, :n], r[:, :n, n:], "householder fp64")
+
+
+def _by_cholesky(a: torch.Tensor, b: torch.Tensor, coarse: Engine) -> RFactors | None:
+    """R of a coarse Gram matrix, and that of ``W = A R^-1`` in double precision."""
+    matrix = QRMatrices(a, QROptions(FP64, coarse)).single.leading
+    first = in_double(gram_r(coarse.operand(matrix.scaled(coarse)), coarse)) / matrix.scales.double()
+    w = torch.linalg.solve_triangular(first, a[0], upper=True, left=False)
+    gram = w.mH @ w
+    second, info = upper_cholesky(gram)
+    second = second.masked_fill(info > 0, math.nan)
+    gram.diagonal().sub_(1.0)
+    # Of a W that is nearly orthonormal Q^H B needs no Q.
+    second = torch.where(torch.linalg.matrix_norm(gram) <= WELL_CONDITIONED, second, math.nan)
+    c = torch.linalg.solve_triangular(second.mH, w.mH @ b[0], upper=False)
+    r = (second @ first).triu_()
+    return _believed(a, r[None], c[None], f"cholesky {coarse.arithmetic.name} + cholesky fp64")
+
+
+def _believed(a: torch.Tensor, r: torch.Tensor, c: torch.Tensor, method: str) -> RFactors | None:
+    """R and ``Q^H B``, if R is as good as condition numbers need."""
+    rate = float(_rate(a, r).max())
+    if not rate <= FAITHFUL:
+        return None
+    reason = f"(R^H R)^-1 A^H A differs from the identity by {rate:.1e} (bound {FAITHFUL})"
+    return RFactors(r, c, True, (Attempt(f"{method} without Q", True, reason),))
+
+
+def _rate(a: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    """``||(R^H R)^-1 A^H A - I||`` for columns of norm 1, estimated from above, shape (batch,)."""
+    norms = torch.linalg.vector_norm(r, dim=1, keepdim=True)
+    norms = torch.where(norms > 0, norms, 1.0)
+    # In rows: MKL takes three times as long for a few columns.
+    vectors = gaussian_probes(r.shape[2], r.device, r.dtype).mT / norms
+    difference = ((vectors @ a.mH) @ a - (vectors @ r.mH) @ r) / norms
+    identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
+    inverse = norms.mT * torch.linalg.solve_triangular(r, identity, upper=True)
+    distance = torch.linalg.matrix_norm(difference) / PROBES**0.5
+    rate = MARGINS[PROBES] * distance * torch.linalg.matrix_norm(inverse).square()
+    return torch.nan_to_num(rate, torch.inf)

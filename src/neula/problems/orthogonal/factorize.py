@@ -18,10 +18,9 @@ from neula.engines.formats import double_of, in_double
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.chain import Answer, Link, Run, run_chain
+from neula.pipeline.chain import Answer, Link, Run, first_answer, run_chain
+from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.over_processes import in_step
-from neula.pipeline.pending import first_answer
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
@@ -36,14 +35,7 @@ Begun = Sequence[Answer[QRValues]]
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
     """Q and R of one matrix or a batch, by what suits it, on the engine's device.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-    mode : {"reduced", "r", "complete"}
-        Whether Q is to be square.
-    options : QROptions
-    begun : sequence of Answer, optional
-        From :func:`begin`.
+    Shapes: matrices (batch, m, n). ``mode``: whether Q is to be square. ``begun``: from :func:`begin`.
     """
     target = options.target
     with plain_arithmetic(options.engine.device):
@@ -176,10 +168,7 @@ def _run(
 def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Matrices that are factorized in a narrower range than theirs, divided by powers of two.
 
-    Returns
-    -------
-    matrices : Tensor, shape (batch, m, n)
-    exponents : Tensor of int, shape (batch, 1, 1), or None
+    Returns ``matrices``, shape (batch, m, n); ``exponents``, shape (batch, 1, 1).
     """
     if matrices.dtype != double_of(matrices.dtype) or target is FP64:
         return matrices, None

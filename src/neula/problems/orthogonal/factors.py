@@ -15,9 +15,9 @@ from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import Format
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run
+from neula.pipeline.distributed import Give
 from neula.pipeline.factors import QRMethods
 from neula.pipeline.gradients import attach_factors
-from neula.pipeline.over_processes import Give
 from neula.pipeline.plans import Given, accepted_result
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later

@@ -23,12 +23,17 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.cholesky_qr_host import cholesky_qr
 from neula.kernels.small_problems.small_qr import small_qr
 from neula.pipeline.call import HostTuning
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.inputs import check_finite, surely_finite
-from neula.pipeline.refusals import Declined
 from neula.problems.orthogonal.judge import QRJudge
-from neula.problems.orthogonal.measures import measured_on_host, probe_vectors, trusted
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import (
+    QRMatrices,
+    QROptions,
+    QRValues,
+    measured_on_host,
+    probe_vectors,
+    trusted,
+)
 from neula.problems.orthogonal.ways import QRLink, Solution, by_lapack
 
 COLUMNS = 128
@@ -62,7 +67,8 @@ def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Sol
     if found is None:
         raise Declined
     q, r, numbers = found
-    return _answer(matrices, label, QRValues(q, r, torch.from_numpy(trusted(numbers, target)).T))
+    values = QRValues(q, r, torch.from_numpy(trusted(numbers, target)).T)
+    return answered(values, label, matrices.options.progress)
 
 
 def by_small_kernel(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
@@ -105,13 +111,7 @@ def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) ->
     if r is not None and found.orthogonality_bound < found.orthogonality <= MOST_LOST:
         again = solved_cholesky_qr(q, out=q)
         values = _measured(a, q, None if again is None else exact_matmul(again, r), target)
-    return _answer(matrices, label, values)
-
-
-def _answer(matrices: QRMatrices, label: str, values: QRValues) -> Solution:
-    if matrices.options.progress is not None:
-        matrices.options.progress(label, 1.0)
-    return Answer(values, label)
+    return answered(values, label, matrices.options.progress)
 
 
 def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: Format) -> QRValues:

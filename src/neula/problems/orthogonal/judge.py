@@ -14,7 +14,7 @@ from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import Format
 from neula.engines.reduction import HERE, Reduction
 from neula.pipeline.chain import Answer, Run, Verdict
-from neula.pipeline.inputs import finite_members
+from neula.pipeline.inputs import usable_members
 from neula.problems.orthogonal.problem import QRMatrices, QRValues
 
 
@@ -73,14 +73,5 @@ class QRJudge:
         found = self.certificates_of_batch(answer.values, numbers)
         accepted = found.accepted
         penalty = np.array([~accepted, found.error])
-        return Verdict(accepted, penalty, found.in_words, accepted | ~self._usable(self.batch, found), found)
-
-    def _usable(self, batch: torch.Tensor, found: QRCertificates) -> np.ndarray:
-        """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""
-        usable = np.isfinite(found.residual)
-        doubtful = np.flatnonzero(~usable)
-        if len(found) < len(batch):  # those that were are no longer tried
-            usable[doubtful] = True
-        elif len(doubtful) > 0:
-            usable[doubtful] = finite_members(batch[torch.from_numpy(doubtful).to(batch.device)]).cpu()
-        return usable
+        final = accepted | ~usable_members(self.batch, found.residual)
+        return Verdict(accepted, penalty, found.in_words, final, found)

@@ -19,8 +19,7 @@ from neula.algorithms.orthogonal.gram_passes import (
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
 from neula.certificates.qr import leading_losses, single_qr_measures
 from neula.engines import FP64
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.refusals import Declined
+from neula.pipeline.chain import Answer, Declined, Link
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 from neula.problems.orthogonal.ways import Factors, QRLink, Solution, columns_lost, leading
 
@@ -65,13 +64,7 @@ def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
 
 
 def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
-    """One of the two, for matrices whose Gram matrix takes longer than a look at its factor.
-
-    Parameters
-    ----------
-    label, shifted : str
-        Labels of the two.
-    """
+    """One of the two, for matrices whose Gram matrix takes longer than a look at its factor."""
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         matrix = Matrix.unchecked(matrices.a[0], matrices.options)

@@ -26,8 +26,20 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.mgs import TILE_COLUMNS
 from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
-from neula.pipeline.chain import Link
-from neula.pipeline.table import CORE, KERNEL, LAUNCHED, Case, Chain, Row, Rule, Table, ruled
+from neula.pipeline.table import (
+    CORE,
+    KERNEL,
+    LAUNCHED,
+    Case,
+    Chain,
+    Make,
+    Row,
+    Rule,
+    Table,
+    labelled,
+    ruled,
+    way,
+)
 from neula.problems.orthogonal import host_links, launched, ways
 from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
@@ -52,7 +64,6 @@ class MatrixLayout:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
         return self.m * self.n * self.dtype.itemsize
 
 
@@ -76,17 +87,14 @@ class QRCase(Case):
 
     @property
     def m(self) -> int:
-        """Rows."""
         return self.layout.m
 
     @property
     def n(self) -> int:
-        """Columns."""
         return self.layout.n
 
     @property
     def target(self) -> Format:
-        """The accuracy."""
         return self.options.target
 
     @property
@@ -335,12 +343,6 @@ _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 
 
 # ---------------------------------------------------------------- links
 
-Make = Callable[[QRCase, str, str], QRLink]
-
-
-def _on_host(answer: Callable[..., ways.Solution]) -> Make:
-    return lambda case, label, name: Link(label, partial(answer, label=label))
-
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
     """LAPACK's reflections, of matrices as they are."""
@@ -433,9 +435,7 @@ def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
     return lambda case, label, name: launched.launching(label, method)
 
 
-def _link(answer: Callable[..., ways.Solution], *, inherits: bool = True, overwrites: bool = False) -> Make:
-    return lambda case, label, name: Link(label, answer, inherits=inherits, overwrites=overwrites)
-
+_after = partial(way, inherits=True)
 
 REPEATED, ONCE, TWICE, SHIFTED = (
     "cholesky-qr {}, repeated",
@@ -451,7 +451,7 @@ _ON_GPU = _alone, _not_lapack
 _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (
-    Row(REPEATED, _on_host(host_links.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
+    Row(REPEATED, labelled(host_links.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
     Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _real, _one_pass), "", _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack, _real), REORTHO, _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack, _real), f"2 {REORTHO}", _doubled),
@@ -461,8 +461,8 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _tall_cholesky, (_tall_stage,), "", _corrected),
     Row(TWICE, _tall_cholesky_twice, (_tall_stage,), "", _corrected),
     Row(TREE, _tree, (_tall_stage,), "", _of_trees),
-    Row(REPEATED, _on_host(host_links.by_products), (_alone, _by_products), "", _working),
-    Row(REPEATED, _on_host(host_links.by_core), (_first_stages, _lapack, _few_columns), place=CORE),
+    Row(REPEATED, labelled(host_links.by_products), (_alone, _by_products), "", _working),
+    Row(REPEATED, labelled(host_links.by_core), (_first_stages, _lapack, _few_columns), place=CORE),
     Row(HOUSEHOLDER, _reflected, (_first_stages, _lapack), "", _working),
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
@@ -471,31 +471,31 @@ TABLE: Table[QRCase] = (
     Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
     Row(RGSQRF, _launching(launched.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
-    Row(RGSQRF, _link(ways.first_pass), (*_ON_GPU, _first), "", _low),
+    Row(RGSQRF, _after(ways.first_pass), (*_ON_GPU, _first), "", _low),
     Row(
         TWICE, lambda case, label, _: launched.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)
     ),
-    Row(RGSQRF, _link(ways.correction), (*_ON_GPU, _spread), CORRECTION, _low),
-    Row(RGSQRF, _link(ways.preconditioned), (*_ON_GPU, _fp64), "cholesky-qr fp64", _low),
-    Row(RGSQRF, _link(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),
-    Row(RGSQRF, _link(ways.second_pass), (*_ON_GPU, _not_fp64), REORTHO, _low),
-    Row(HOUSEHOLDER, _link(ways.by_householder, inherits=False), (_alone, _last)),
+    Row(RGSQRF, _after(ways.correction), (*_ON_GPU, _spread), CORRECTION, _low),
+    Row(RGSQRF, _after(ways.preconditioned), (*_ON_GPU, _fp64), "cholesky-qr fp64", _low),
+    Row(RGSQRF, _after(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),
+    Row(RGSQRF, _after(ways.second_pass), (*_ON_GPU, _not_fp64), REORTHO, _low),
+    Row(HOUSEHOLDER, way(ways.by_householder), (_alone, _last)),
     Row(HOUSEHOLDER, _reflected_in_double, (_together,)),
     Row(
         RGSQRF,
-        _link(ways.first_pass_in_place, inherits=False, overwrites=True),
+        way(ways.first_pass_in_place, overwrites=True),
         (_in_place, _first),
         "",
         _low,
     ),
     Row(
         RGSQRF,
-        _link(ways.correction_in_place, overwrites=True),
+        _after(ways.correction_in_place, overwrites=True),
         (_in_place, _fp32_in_place),
         CORRECTION,
         _low,
     ),
-    Row(RGSQRF, _link(ways.second_pass_in_place, overwrites=True), (_in_place, _second), REORTHO, _low),
-    Row(HOUSEHOLDER, _link(ways.householder_of_q, overwrites=True), (_in_place, _default)),
+    Row(RGSQRF, _after(ways.second_pass_in_place, overwrites=True), (_in_place, _second), REORTHO, _low),
+    Row(HOUSEHOLDER, _after(ways.householder_of_q, overwrites=True), (_in_place, _default)),
 )
 """Cheapest first."""

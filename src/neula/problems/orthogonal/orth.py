@@ -18,11 +18,10 @@ from neula.errors import check_name, part_of_one
 from neula.kernels.polar.svd import svd
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_operator
-from neula.pipeline.inputs import check_matrices
-from neula.pipeline.lists import over_lists
-from neula.pipeline.over_processes import OverProcesses
-from neula.pipeline.pending import finish
+from neula.pipeline.chain import finish
+from neula.pipeline.distributed import OverProcesses
+from neula.pipeline.inputs import check_matrices, over_lists
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
@@ -42,7 +41,7 @@ METHODS = ("qr", "polar")
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
-@with_operator(traced_orth, Plans(for_each_shape(range_plan_of), operands=1, fetches=False, or_complex=True))
+@with_operator(traced_orth, Plans(for_each_shape(range_plan_of), operands=1, fetches=False))
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(
@@ -156,9 +155,7 @@ def _begun(
     A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
 ) -> tuple[Call, QROptions]:
     """Check the arguments of :func:`orth`."""
-    call = Call.begin(
-        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
-    )
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     check_matrices(call.first.tensor, "A")
     return call, QROptions(call.target, call.engine, progress=progress)
 

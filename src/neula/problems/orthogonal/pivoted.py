@@ -44,9 +44,8 @@ from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import go_together
-from neula.problems.orthogonal.measures import measured_on_host
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues, measured_on_host
 from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"
@@ -68,27 +67,10 @@ def factorize_pivoted(
 ) -> tuple[QRFactors, torch.Tensor]:
     """Factors of ``A[:, P]``, and P.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-        On the engine's device.
-    mode : {"reduced", "r", "complete"}
-    options : QROptions
-    is_batch : bool
-        Whether NaN and Inf are no error.
-    begun : pair, optional
-        From :func:`pivoted_on_host`.
-
-    Returns
-    -------
-    factors : QRFactors
-    order : Tensor, shape (batch, n)
-        P of each matrix, int64. Columns of a matrix with NaN or Inf stay where they are.
-
-    Raises
-    ------
-    ValueError
-        If a single matrix holds NaN or Inf.
+    ``matrices``, shape (batch, m, n): on the engine's device. ``is_batch``: whether NaN and Inf are no error.
+    ``begun``: from :func:`pivoted_on_host`. Returns ``order``, shape (batch, n): P of each matrix, int64.
+    Columns of a matrix with NaN or Inf stay where they are. Raises ValueError if a single matrix holds NaN or
+    Inf.
     """
     engine, some = options.engine, matrices.numel() > 0
     if some and not is_batch:

@@ -17,9 +17,8 @@ from neula.engines.formats import in_double
 from neula.errors import part_of_one
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, answer_of_first
 from neula.pipeline.inputs import flattened
-from neula.pipeline.pending import answer_of_first
 from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
@@ -32,14 +31,7 @@ from neula.problems.orthogonal.ways import QRLink
 
 
 class QRPlan:
-    """A plan for one matrix of a shape, or a batch.
-
-    Parameters
-    ----------
-    link : Link
-    options : QROptions
-    mode : {"reduced", "r"}
-    """
+    """A plan for one matrix of a shape, or a batch."""
 
     def __init__(self, link: QRLink, options: QROptions, mode: str = "reduced") -> None:
         self.options, self._link, self._mode = options, link, mode
@@ -92,13 +84,7 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
 
 
 class RangePlan:
-    """A plan for orthonormal bases of single matrices of one shape, with independent columns.
-
-    Parameters
-    ----------
-    plan : QRPlan
-    rcond : float
-    """
+    """A plan for orthonormal bases of single matrices of one shape, with independent columns."""
 
     def __init__(self, plan: QRPlan, rcond: float) -> None:
         self.options, self._plan, self._rcond = plan.options, plan, rcond
@@ -141,7 +127,7 @@ def _of_core(
     wait: bool = True,
     **others: Any,
 ) -> QRPlan | None:
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
     a, target = call.first.tensor, call.target
     if a.ndim != 2 or any(others.values()) or not a.is_cpu:
         return None
@@ -153,9 +139,8 @@ def _of_core(
 def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:
     """The result where the first link is accepted, else what it has found, if anything."""
     plan = _of_call(call, options, mode)
-    given = Given((call.first.graph,), call.first.wrap_array, call.begun, call.first.wrap)
     with call.computing():
-        return None if plan is None else plan.solved(given, call.first.tensor)
+        return None if plan is None else plan.solved(Given.of_call(call), call.first.tensor)
 
 
 def factors_by_plan(call: Call, options: QROptions) -> QRFactors | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -14,16 +14,18 @@ from torch.nn import functional
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.orthogonality import measured_again
-from neula.certificates.qr import certifying_dtype, image_of, qr_measures
+from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.qr import certifying_dtype, image_of, qr_measures, units
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.few_vectors.probes import probe_errors
+from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.progress import Progress
-from neula.problems.orthogonal.measures import measured_on_host
 
 
 @dataclass(frozen=True)
@@ -125,13 +127,7 @@ class QRMatrices(Batch):
 
     @cached_property
     def single(self) -> Matrix:
-        """The only one, looked at and scaled.
-
-        Raises
-        ------
-        ValueError
-            If it holds NaN or Inf.
-        """
+        """The only one, looked at and scaled. Raises ValueError if it holds NaN or Inf."""
         return Matrix.checked(self.a[0], self.options)
 
     @property
@@ -212,10 +208,7 @@ class Matrix:
     def checked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
         """Check the numbers and choose the scales: one pass over the matrix.
 
-        Raises
-        ------
-        ValueError
-            If it holds NaN or Inf.
+        Raises ValueError if it holds NaN or Inf.
         """
         column_max = _column_max(a, options)
         seen = column_max.cpu()  # the host waits once for all that it looks at
@@ -292,3 +285,35 @@ class Matrix:
 def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     """Largest magnitude in each column, at least in float32."""
     return options.engine.column_max(a).to(torch.promote_types(a.dtype.to_real(), torch.float32))
+
+
+def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
+    """Measures as of :func:`neula.certificates.qr.qr_measures`.
+
+    A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
+    batch).
+    """
+    vectors = probe_vectors(r.shape[-1], r.dtype)
+    if (found := reflected_errors(a, q, r, vectors)) is not None:
+        return trusted(found, target)
+    a, q, r = (x if x.ndim == 3 else x[None] for x in (a, q, r))
+    norms, g = two_norms(r, 1).double(), torch.from_numpy(vectors)
+    errors = torch.stack(probe_errors(a, q, r, 1 / norms, g, g))
+    errors = errors * units(len(g), PROBES, g.dtype, g.device)[:, None]
+    return trusted(torch.cat([errors, torch.stack([norms.amin(1), norms.amax(1)])]).numpy(), target)
+
+
+def trusted(found: np.ndarray, target: Format) -> np.ndarray:
+    """The measures among these six numbers, NaN where the squares of columns are not to be trusted."""
+    low, high = SAFE_NORMS[torch.promote_types(target.dtype, torch.float32)]
+    measures, safe = found[:4], (found[4] > low) & (found[5] < high)
+    if not safe.all():  # to select by a mask takes longer
+        measures[:, ~safe] = math.nan
+    return measures
+
+
+@lru_cache(maxsize=64)
+def probe_vectors(n: int, dtype: torch.dtype = torch.float64) -> np.ndarray:
+    """Random vectors of a length, kept; complex for a complex dtype."""
+    found: np.ndarray = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
+    return found

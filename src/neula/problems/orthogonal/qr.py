@@ -13,10 +13,9 @@ from neula.certificates.bounds import Accuracy
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name
 from neula.pipeline.call import Call, HostTuning
-from neula.pipeline.compilation import with_operator
-from neula.pipeline.inputs import check_matrices
-from neula.pipeline.lists import over_lists
-from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.distributed import OverProcesses
+from neula.pipeline.inputs import check_matrices, over_lists
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Given, Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
@@ -38,7 +37,7 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "househ
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
-@with_operator(traced_qr, Plans(for_each_shape(plan_of), operands=1, fetches=False, or_complex=True))
+@with_operator(traced_qr, Plans(for_each_shape(plan_of), operands=1, fetches=False))
 @OverProcesses(
     give_factors_back,
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
@@ -213,9 +212,7 @@ def qr(
     >>> bool(np.linalg.norm(A[:, P] - Q @ R) < 1e-14 * np.linalg.norm(A)), int((R.diagonal() > 1e-12).sum())
     (True, 39)
     """
-    call = Call.begin(
-        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
-    )
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     a = call.first.tensor
     check_matrices(a, "A")
     _check_names(mode, algorithm, compute, panel)
@@ -238,9 +235,10 @@ def qr(
         alone = pivoted_on_host(call, mode, options)
         if alone is not None and shows_all(alone[0]):
             found, (order,) = alone
-            given = Given((), call.first.wrap_array, call.begun, call.first.wrap)
             single = found.q[0], found.r[0]
-            return as_accepted(given, options, mode, single, found.certificates[0], PIVOTED, order)
+            return as_accepted(
+                Given.of_call(call), options, mode, single, found.certificates[0], PIVOTED, order
+            )
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2, begun=alone)
         permuted = replace(call.first, graph=in_order(call.first.graph, order))
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)

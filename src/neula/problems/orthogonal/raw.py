@@ -18,7 +18,7 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.qr.householder import factor_tiles
 from neula.kernels.qr.reflectors import Reflectors
-from neula.pipeline.chain import Answer, Link, run_chain
+from neula.pipeline.chain import Answer, Link, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
@@ -35,14 +35,8 @@ TILES = "fp16_cor"
 
 @dataclass(frozen=True)
 class HouseholderForm(QRValues):
-    """H and tau in the places of Q and R, with what was measured of the factors that they define.
-
-    Attributes
-    ----------
-    q : Tensor, shape (batch, m, n)
-        H: R in its upper triangle, and Householder vectors below.
-    r : Tensor, shape (batch, min(m, n))
-        tau.
+    """H, with R above its Householder vectors, and tau in the places of Q and R, and what was measured of the
+    factors that they define.
     """
 
     def norms(
@@ -62,10 +56,7 @@ Form = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
     """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-    options : QROptions
+    Shapes: matrices (batch, m, n).
     """
     count, m, n = matrices.shape
     if matrices.numel() == 0:
@@ -167,9 +158,7 @@ def _unscaled(h: torch.Tensor, scales: torch.Tensor, batch: QRMatrices) -> torch
 def _answer(
     matrices: QRMatrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
-    if matrices.options.progress is not None:
-        matrices.options.progress(label, 1.0)
-    return Answer(HouseholderForm(h, tau, measures.T), label)
+    return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 
 Case = tuple[int, QROptions]

@@ -16,9 +16,9 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.householder import Product
 from neula.kernels.qr.tall import COLUMNS
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_operator
+from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.over_processes import OverProcesses
+from neula.pipeline.operators import with_operator
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_tsqr
 from neula.problems.orthogonal.factorize import factorize_together
@@ -140,7 +140,7 @@ def tsqr(
     >>> neula.tsqr(A, compute="fp16_nocor", engine="emulated").accuracy
     'fp16'
     """
-    call = Call.begin({"A": A}, engine=engine, strict=strict, gradients=True, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine, strict=strict, gradients=True)
     a, target = call.first.tensor, call.target
     check_matrices(a, "A")
     if a.shape[-1] > COLUMNS[-1]:

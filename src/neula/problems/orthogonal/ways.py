@@ -35,8 +35,7 @@ from neula.engines import FP64, Format
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import Reduction
 from neula.kernels.phases import with_nonnegative_diagonal
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.refusals import Declined
+from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.problems.orthogonal.problem import Matrix, QRMatrices, QRValues
 
 CORRECTED = " + correction"
@@ -70,23 +69,13 @@ Method = Callable[[torch.Tensor], Factors]
 def together(
     label: str, dtype: torch.dtype | None, method: Method, *, scaled: bool = True, waits: bool = False
 ) -> QRLink:
-    """A method for all matrices of a batch at once.
+    """QR of all matrices of a batch at once, which are not wide; equal labels, equal methods.
 
-    Parameters
-    ----------
-    label : str
-        Says what the method does: equal labels, equal methods.
-    dtype : torch.dtype or None
-        Of the matrices that it takes, or of the parts of complex ones; None for a method that is not scaled
-        and takes any.
-    method : callable
-        QR of a batch of matrices that are not wide; it may overwrite them where they are scaled.
-    scaled : bool
-        Whether it needs columns whose largest elements are near 1. A first link that takes matrices as they
-        are saves a scaled copy. It is right unless squares of the elements leave the range of the format, and
-        then it is not accepted. Matrices of a wider format, which may not fit this one, are always scaled.
-    waits : bool
-        Whether the host waits for the device in it, or copies to it: then no CUDA graph can have it.
+    It takes matrices of a dtype, or complex ones with such parts; None if it is not scaled and takes any. If
+    it is ``scaled``, it needs columns whose largest elements are near 1, and may overwrite them. A first link
+    that takes matrices as they are saves a scaled copy. It is right unless squares of the elements leave the
+    range of the format, and then it is not accepted. Matrices of a wider format, which may not fit this one,
+    are always scaled. If the host ``waits`` for the device in it, or copies to it, no CUDA graph can have it.
     """
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -107,9 +96,7 @@ def together(
         else:
             key = (label, scaled, options.target.name)
             q, r, measures = options.engine.replay(factorized, (matrices.a,), key)
-        if options.progress is not None:
-            options.progress(label, 1.0)
-        return Answer(QRValues(q, r, measures.T), label)
+        return answered(QRValues(q, r, measures.T), label, options.progress)
 
     return Link(label, answer, launches_only=not waits)
 

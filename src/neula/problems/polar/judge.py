@@ -10,7 +10,7 @@ import torch
 from neula.certificates.polar import PolarBounds, PolarNumbers
 from neula.errors import of_batch
 from neula.pipeline.chain import Answer, Verdict
-from neula.pipeline.inputs import finite_members
+from neula.pipeline.inputs import usable_members
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 
@@ -59,7 +59,7 @@ class PolarJudge:
         penalty = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
         reason = self.reason(found, int(np.lexsort(penalty[::-1])[-1]))
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
-        return Verdict(accepted, penalty, reason, accepted | ~self._usable(found))
+        return Verdict(accepted, penalty, reason, accepted | ~usable_members(self.batch, found.residual))
 
     def reason(self, found: PolarNumbers, place: int) -> str:
         """The reason for one of the matrices."""
@@ -70,14 +70,3 @@ class PolarJudge:
         )
         indefinite = np.isfinite(found.residual[place]) and found.positive[place] != 1
         return measured + (", H is not positive semidefinite" if indefinite else "")
-
-    def _usable(self, found: PolarNumbers) -> np.ndarray:
-        """Which matrices hold neither NaN nor Inf; only those are read whose residual is not finite."""
-        usable = np.isfinite(found.residual)
-        doubtful = np.flatnonzero(~usable)
-        if len(usable) < len(self.batch):  # those that were are no longer tried
-            usable[doubtful] = True
-        elif len(doubtful) > 0:
-            places = torch.from_numpy(doubtful).to(self.batch.device)
-            usable[doubtful] = finite_members(self.batch[places]).cpu()
-        return usable

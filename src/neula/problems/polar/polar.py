@@ -16,16 +16,14 @@ from neula.errors import check_name, part_of_one
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, run_chain
-from neula.pipeline.compilation import with_operator
+from neula.pipeline.chain import Answer, Run, first_answer, run_chain
+from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
-from neula.pipeline.inputs import check_finite, check_matrices
-from neula.pipeline.lists import over_lists
-from neula.pipeline.over_processes import Give, OverProcesses, in_step
-from neula.pipeline.pending import first_answer
+from neula.pipeline.inputs import check_finite, check_matrices, over_lists
+from neula.pipeline.operators import with_operator
 from neula.pipeline.progress import Progress
-from neula.pipeline.result import Attempt, PolarResult
-from neula.problems.operators.polar import traced_polar
+from neula.pipeline.result import PolarResult
+from neula.problems.operators.factorizations import traced_polar
 from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
 from neula.problems.polar.problem import SIDES, PolarMatrices, PolarOptions, PolarValues
@@ -154,9 +152,7 @@ def polar(
     >>> neula.polar(np.zeros((3, 2))).rank
     0
     """
-    call = Call.begin(
-        {"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True, or_complex=True
-    )
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)
@@ -167,15 +163,7 @@ def polar(
 def polar_result(
     call: Call, options: PolarOptions, side: str | None = None, *, wait: bool = True
 ) -> PolarResult:
-    """The decomposition of what a call was given.
-
-    Parameters
-    ----------
-    call : Call
-    options : PolarOptions
-    side : {"right", "left"}, optional
-    wait : bool, optional
-    """
+    """The decomposition of what a call was given."""
     if not wait and call.first.tensor.numel() > 0:
         with call.computing():
             a = call.matrices()
@@ -263,12 +251,7 @@ def decompose(
 ) -> PolarOutcome:
     """Orthogonal polar factors of a batch, on the engine's device.
 
-    Parameters
-    ----------
-    matrices : Tensor, shape (batch, m, n)
-    options : PolarOptions
-    begun : Answer, optional
-        Answer of the first link.
+    Shapes: matrices (batch, m, n). ``begun``: answer of the first link.
     """
     count, over_rows = len(matrices), options.over_rows
     judge = PolarJudge.for_batch(matrices, options)
@@ -281,13 +264,9 @@ def decompose(
         links = in_step(chain(options)) if over_rows.spread else chain(options)
         return PolarOutcome(run_chain(links, PolarMatrices(matrices, options), judge, begun=begun), judge)
     nothing = torch.zeros(count, 5, dtype=torch.float64, device="cpu")
-    run = Run.begin(
-        count,
-        PolarValues(matrices.to(options.engine.using(options.work).storage), nothing[:, 0].long(), nothing),
-    )
-    run.numbers, run.accepted[:], run.open = np.zeros((6, count)), True, np.arange(0)
-    run.attempts.append(Attempt("nothing to do", True, "no elements"))
-    return PolarOutcome(run, judge)
+    u = matrices.to(options.engine.using(options.work).storage)
+    values = PolarValues(u, nothing[:, 0].long(), nothing)
+    return PolarOutcome(Run.nothing_to_do(values, np.zeros((6, count)), "no elements"), judge)
 
 
 def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:

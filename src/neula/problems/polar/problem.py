@@ -75,15 +75,8 @@ class PolarOptions:
 
         Both at once may be out of range.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, m, n)
-
-        Returns
-        -------
-        scales : Tensor, shape (batch,)
-            In the dtype of A or of its parts, at least float32.
-        factor : float
+        Shapes: a (batch, m, n). Returns ``scales``, shape (batch,): in the dtype of A or of its parts, at
+        least float32.
         """
         enough = torch.promote_types(a.dtype, torch.float32).to_real()
         largest = self.over_rows.largest(largest_magnitude(a, (1, 2)).to(enough))

@@ -14,7 +14,7 @@ from neula.algorithms.polar.polynomials import OddPolynomial
 from neula.algorithms.polar.singular import isometry
 from neula.certificates.polar import polar_measures
 from neula.engines import FP32, FP64, Arithmetic, Format
-from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
@@ -79,6 +79,4 @@ def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> 
 def _answer(
     options: PolarOptions, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
-    if options.progress is not None:
-        options.progress(label, 1.0)
-    return Answer(PolarValues(u, rank, measures.T), label)
+    return answered(PolarValues(u, rank, measures.T), label, options.progress)

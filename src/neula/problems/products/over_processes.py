@@ -7,9 +7,8 @@ from typing import Any
 import torch
 
 from neula.engines import Engine
-from neula.pipeline.distributed import ColumnSharded
+from neula.pipeline.distributed import ColumnSharded, OverProcesses
 from neula.pipeline.inputs import Spread
-from neula.pipeline.over_processes import OverProcesses
 from neula.problems.products.matmul import matmul
 
 
@@ -18,12 +17,7 @@ def multiply_over_processes(
 ) -> Any:
     """:func:`neula.matmul` of an A whose columns are spread like the rows of B.
 
-    Raises
-    ------
-    TypeError
-        For operands that are spread otherwise.
-    ValueError
-        If ``out`` is given.
+    Raises TypeError for operands that are spread otherwise. Raises ValueError if ``out`` is given.
     """
     if out is not None or beta != 0.0:
         raise ValueError("out= and beta= are for whole matrices: leave them out over processes")

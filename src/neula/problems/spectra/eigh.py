@@ -20,9 +20,9 @@ from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_eigenvectors, attach_pencil
 from neula.pipeline.inputs import check_matrices
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult

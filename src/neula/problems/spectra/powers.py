@@ -21,9 +21,9 @@ from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import exact_matmul
 from neula.kernels.shift import LIMIT, shift
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.gradients import attach_power
-from neula.pipeline.lists import over_lists
+from neula.pipeline.inputs import over_lists
+from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PowerResult
 from neula.problems.signatures import ArrayLike, Kind, PowerKeywords

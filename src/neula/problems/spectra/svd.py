@@ -16,9 +16,9 @@ from neula.engines import Engine
 from neula.errors import check_name
 from neula.io.sources import is_source
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import with_operator
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import check_matrices, is_spread
+from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SVDResult

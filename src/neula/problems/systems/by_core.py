@@ -12,8 +12,7 @@ from neula.algorithms.elimination.compiled import TAKEN, CompiledSolutions, avai
 from neula.algorithms.elimination.factored import solved_by_factors
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, Format, select_engine
-from neula.pipeline.chain import Answer
-from neula.pipeline.refusals import Declined
+from neula.pipeline.chain import Answer, Declined
 from neula.problems.systems.problem import DirectTuning, Systems, SystemsOptions, SystemsSolutions
 
 FORWARD = SystemsSolutions.names.index("forward_error")

@@ -11,11 +11,11 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Beside, UpdateSolver
+from neula.algorithms.krylov.iterative_refinement import Beside, Companions, OnTheWay, UpdateSolver
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm
+from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm, symmetric_inverse_norm
 from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE, measured_error
 from neula.certificates.residuals import residual_noise
@@ -43,6 +43,10 @@ once in ten thousand cases."""
 
 VECTORS = 8
 """Random vectors by which these are estimated, and half of them for the second."""
+
+PROBES = 6
+"""Random vectors that show what the factors say of the norm of the inverse: with as many as two right-hand
+sides beside them the factors are read once."""
 
 SEEN = 0.02
 """Times ``1 / sqrt(n)``, what GMRES may leave of a residual: a unit vector that is half random has more than
@@ -95,25 +99,12 @@ class SystemEvidence:
         probe: InverseProbe | None = None,
         solved: bool = True,
     ) -> SystemEvidence:
-        """Norms by some solves with the factors.
+        """Norms by some solves with the factors; ``sizes`` is the diagonal of D.
 
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-        factors : Factorization
-        scales : Equilibration
-        update : UpdateSolver or None
-            GMRES, where factors alone do not refine: their inverse is then not taken for that of A.
-        max_iterations : int
-        sizes : Tensor, shape (n,)
-            The diagonal of D.
-        scaled : ScaledSystems, optional
-            Where A comes from, if its rows and columns were scaled before.
-        probe : InverseProbe, optional
-            What GMRES has solved for beside the system.
-        solved : bool
-            Whether the system itself is. If factors do not suffice for it, they suffice for no other
-            right-hand side, and finding that out for large systems takes longer than the refinement.
+        ``update`` is GMRES, where factors alone do not refine: their inverse is then not taken for that of A;
+        ``probe`` is what it has solved for beside the system. A comes from ``scaled``, if its rows and
+        columns were scaled before. If factors have not ``solved`` the system itself, they suffice for no
+        other right-hand side, and finding that out for large systems takes longer than the refinement.
         """
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
@@ -366,11 +357,38 @@ def _scaled_norm(
 ) -> torch.Tensor:
     """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector.
 
-    Parameters
-    ----------
-    multiply : callable
-        ``A^H`` times some vectors, given both.
+    ``multiply``: ``A^H`` times some vectors, given both.
     """
     image = rows[:, None] * image
     back = multiply(a, rows[:, None] * image) / sizes
     return torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)
+
+
+def probe_on_the_way(
+    rows: torch.Tensor, sizes: torch.Tensor, dtype: torch.dtype
+) -> tuple[InverseProbe, OnTheWay]:
+    """A probe that conjugate gradients find in their first two iterations, and solve for in the others.
+
+    ``rows`` and ``sizes``, shape (n, 1): scales of the rows of A, and norms of its columns. ``dtype``: of A.
+    Returns ``solved``: for :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which fills
+    the probe.
+    """
+    right = 1 / rows
+    nothing = right[:, :0].to(dtype)
+
+    def products() -> Companions:
+        image = yield direction(sizes, dtype)
+        solved.along_image = image
+        image = rows * image
+        back = (yield rows * image) / sizes
+        probe.of_a = torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)
+
+    def solves() -> Companions:
+        probe.norm, vector = yield from symmetric_inverse_norm(sizes, right, PROBES, dtype)
+        probe.vector = half_random(vector)
+        if bool(probe.vector.isfinite().all()):  # or it would end the iterations of all
+            solved.b = right * probe.vector
+
+    solved = OnTheWay(nothing, SEEN / len(sizes) ** 0.5, nothing, products=products(), solves=solves())
+    probe = InverseProbe(right, sizes, nothing, right.new_tensor(torch.inf), solved)
+    return probe, solved

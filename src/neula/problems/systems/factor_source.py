@@ -51,13 +51,7 @@ class FactorSource:
 
 
 class SingularMember(np.linalg.LinAlgError):
-    """One matrix of a batch has no factors.
-
-    Attributes
-    ----------
-    place : int
-    why : str
-    """
+    """One matrix of a batch has no factors."""
 
     def __init__(self, place: int, why: str) -> None:
         super().__init__(why)
@@ -167,12 +161,7 @@ def _by_substitution(lower: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def check_diagonal(a: torch.Tensor) -> None:
-    """Refuse matrices as given that are not positive definite at first sight.
-
-    Raises
-    ------
-    SingularMember
-    """
+    """Refuse matrices as given that are not positive definite at first sight."""
     diagonal = a.diagonal(dim1=1, dim2=2).real
     bad = (diagonal <= 0).nonzero()
     if len(bad):

@@ -14,10 +14,9 @@ import torch
 
 from neula.engines import FORMATS, FP64, Arithmetic
 from neula.engines.formats import FP16_COR
-from neula.pipeline.chain import Answer, Link, run_chain
-from neula.pipeline.left_to_host import host_for
-from neula.pipeline.refusals import Declined
-from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, Table, ruled
+from neula.pipeline.chain import Answer, Declined, Link, run_chain
+from neula.pipeline.solutions import host_for
+from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, Table, ruled, way
 from neula.problems.systems import ways
 from neula.problems.systems.by_core import by_core, is_for_core
 from neula.problems.systems.factor_source import SOURCES
@@ -227,10 +226,6 @@ def _core(case: SystemsCase, label: str, name: str) -> TogetherLink:
     return Link(label, partial(by_core, label=label, format=FORMATS[name]))
 
 
-def _on_host(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, _by_host)
-
-
 def _by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answer[SystemsSolutions]:
     """Solve on the host, where a few launches take longer than the solution."""
     n, k = systems.b.shape[1:]
@@ -242,10 +237,6 @@ def _by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answe
     links = chain_together(len(there), n, there.options)
     run = run_chain(links, there, judge, settled=judge.settled)
     return Answer(run.found.to(systems.device), run.label, "", run.iterations, run.history)
-
-
-def _gmres(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, ways.mixed_with_gmres, inherits=True)
 
 
 def _cholesky(case: SystemsCase, label: str, name: str) -> SingleLink:
@@ -261,14 +252,8 @@ def _mixed(case: SystemsCase, label: str, name: str) -> SingleLink:
     return Link(label, partial(ways.mixed_by_butterflies, arithmetic=Arithmetic.named(name)))
 
 
-def _in_double(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], SingleLink]:
-    return lambda case, label, name: Link(label, way)
-
-
-def _if_unsolved(case: SystemsCase, label: str, name: str) -> SingleLink:
-    return Link(label, ways.mixed_if_unsolved, inherits=True)
-
-
+_gmres = way(ways.mixed_with_gmres, inherits=True)
+_if_unsolved = way(ways.mixed_if_unsolved, inherits=True)
 LU, PIVOTED, BUTTERFLIES, CHOLESKY = "lu {}", "lu {} with pivoting", "rbt + lu {}", "cholesky {}"
 
 TABLE: Table[SystemsCase] = (
@@ -277,8 +262,8 @@ TABLE: Table[SystemsCase] = (
     Row(LU, _in(ways.lu_if_harmless), (_together, _launched, _may_be_harmless), arithmetics=_first_low),
     Row(BUTTERFLIES, _steps, (_together, _launched, _general, _single), place=LAUNCHED),
     Row(BUTTERFLIES, _gmres, (_together, _launched, _general, _single, _not_replayed), "gmres"),
-    Row(PIVOTED, _on_host, (_together, _launched, _general, _batch), place=HOST),
-    Row(CHOLESKY, _on_host, (_together, _launched, _definite, _batch), place=HOST),
+    Row(PIVOTED, way(_by_host), (_together, _launched, _general, _batch), place=HOST),
+    Row(CHOLESKY, way(_by_host), (_together, _launched, _definite, _batch), place=HOST),
     (
         Row(PIVOTED, _core, (_together, _begun, _general, _in_core), arithmetics=_library, place=CORE),
         Row(PIVOTED, _steps, (_together, _begun, _general), arithmetics=_library),
@@ -301,8 +286,8 @@ TABLE: Table[SystemsCase] = (
             arithmetics=_low_with_pivots,
         ),
     ),
-    Row(BUTTERFLIES, _in_double(ways.mixed_in_double), (_one_left, _not_begun, _default, _swaps_cost)),
-    Row(PIVOTED, _in_double(ways.by_library), (_one_left, _not_begun, _default)),
+    Row(BUTTERFLIES, way(ways.mixed_in_double), (_one_left, _not_begun, _default, _swaps_cost)),
+    Row(PIVOTED, way(ways.by_library), (_one_left, _not_begun, _default)),
     Row(BUTTERFLIES, _if_unsolved, (_one_left, _default, _is_general_or_new, _unmixed)),
 )
 """Cheapest first."""

@@ -1,9 +1,10 @@
-"""LU factorization and solution: check the input, choose, run, look for what went wrong."""
+"""LU factorization: check the input, choose, run, look for what went wrong."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterfly import TwoSided
+from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import (
     VARIANTS,
     InnerPanel,
@@ -21,30 +23,25 @@ from neula.algorithms.elimination.lu import (
     lu_factorize,
     panel_widths,
 )
-from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
-from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
-from neula.engines.formats import double_of, matching_dtype
+from neula.algorithms.krylov.lu_refinement import KeptMatrix
+from neula.engines import Engine, Format
+from neula.engines.formats import matching_dtype
 from neula.errors import check_name
 from neula.pipeline.call import Call
-from neula.pipeline.compilation import eager
 from neula.pipeline.factors import LUMethods
-from neula.pipeline.inputs import check_finite, is_variable
-from neula.pipeline.parts import complex_columns, real_columns
+from neula.pipeline.inputs import check_finite
+from neula.pipeline.operators import eager
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
-from neula.problems.signatures import Array, ArrayLike, Kind, LUKeywords, LUSolveKeywords
-from neula.problems.systems.lu_batch import RightHandSides, naming, stacked
+from neula.problems.signatures import ArrayLike, Kind, LUKeywords
 from neula.problems.systems.lu_checks import (
     check_factors,
     check_range,
     check_square,
     choose_formats,
-    growth_of_factors,
-    report_solutions,
 )
-from neula.problems.systems.lu_plan import MeasuredSubstitution, plan_of
-from neula.problems.systems.lu_refined import adjoint_of, refined, solver_of
+from neula.problems.systems.lu_plan import plan_of
 
 PIVOTING = ("partial", "none", "rbt")
 
@@ -53,7 +50,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False, or_complex=True))
+@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
 def lu_factor(
     A: ArrayLike,
     variant: str = "5.2/5.1",
@@ -166,7 +163,7 @@ def lu_factor(
     >>> F.storage_bytes
     80000
     """
-    call = Call.begin({"A": A}, engine=engine, gradients=keep_a, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine, gradients=keep_a)
     a, graph = call.first.tensor, call.first.graph
     check_square(a)
     check_name("variant", variant, VARIANTS)
@@ -179,12 +176,13 @@ def lu_factor(
     batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
-    options = _LUOptions(chosen, kept, variant, panel, inner_panel, pivot, transform, keep_a)
+    how: Any = {"variant": variant, "panel": panel, "inner_panel": inner_panel, "pivot": pivot}
+    how |= {"engine": chosen, "storage": kept, "transform": transform, "keep_a": keep_a}
     found = []
     with call.computing():
         for i, index in enumerate(indices):
             with naming(index):
-                found.append(_factorize(a[index], options, _part_of(progress, i, len(indices), n)))
+                found.append(_factorize(a[index], _part_of(progress, i, len(indices), n), **how))
     # Factors that do not keep A must not keep it alive.
     nothing = a.new_empty(0)
     like = replace(call.first, tensor=nothing, graph=nothing)
@@ -207,7 +205,7 @@ def lu_factor(
         return LUMethods(graph[index], packed, transform is not None, like, kept) if keep_a else None
 
     def one(packed: PackedLU, index: tuple[int, ...], of: _Factorized) -> LUFactors:
-        growth = growth_of_factors(packed.lu, of.largest, chosen)
+        growth = partial(growth_of, packed.lu, of.largest, chosen)
         return make(
             packed=packed, kept=of.matrix, _measure_growth=growth, _factors=methods(packed, index, of)
         )
@@ -223,167 +221,9 @@ def lu_factor(
     return make(packed=packed, members=members, _measure_growth=growths, _factors=methods(packed, (), *found))
 
 
-@overload
-def lu_solve(F: LUFactors[Any], b: Kind, **keywords: Unpack[LUSolveKeywords]) -> Kind: ...
-@overload
-def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> Any: ...
-@eager
-def lu_solve(
-    F: LUFactors, b: ArrayLike, *, trans: int = 0, refine: bool | None = None, strict: bool = False
-) -> Array:
-    """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
-
-    Returns x; the warnings say if it is not certified.
-
-    Parameters
-    ----------
-    F : LUFactors
-        From :func:`lu_factor`. Any number of threads may solve with it.
-    b : array_like, shape (n,) or (..., n, k)
-        One or several right-hand sides; not modified. It is a vector only if it is one-dimensional, and goes
-        with every matrix of a batch then; otherwise leading dimensions are broadcast with those of A, as in
-        SciPy. Complex b with real factors count as twice as many real ones.
-    trans : {0, 1, 2}, optional
-        As in SciPy: 1 solves with the transpose of A, 2 with the conjugate transpose.
-    refine : bool, optional
-        By default if F keeps A. Without refinement the solution is as accurate as the factors are: with
-        factors in fp16 three digits at best, of a matrix that is well-conditioned, and nothing is certified.
-        Substitution is then in float64 if the result is, else in float32.
-    strict : bool, optional
-        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
-
-    Returns
-    -------
-    array, shape (..., n) or (..., n, k)
-        In the library and on the device of b, in the wider of the dtypes of A and b.
-
-    Raises
-    ------
-    ValueError
-        If b does not fit, or has NaN or Inf; if A was changed since it was factorized; for ``refine=True``
-        with factors that do not keep A; for ``trans`` where a gradient is wanted.
-    TypeError
-        If F is not an LUFactors, and for sparse b.
-    OverflowError
-        If the solution is too large for its dtype.
-    AccuracyError
-        If there would be a warning and ``strict`` is set.
-
-    Warns
-    -----
-    AccuracyWarning
-        If refinement does not reach the accuracy of the dtype, even with factors in double precision, or if A
-        is so ill-conditioned that no digit of the solution is guaranteed.
-
-    See Also
-    --------
-    solve : solves a system with factors that it chooses.
-
-    Notes
-    -----
-    The factors update the solution until its backward error, computed from the true residual in double
-    precision, is that of the dtype: by classical refinement or, if that does not converge, as the
-    preconditioner of GMRES. If the factors are too inaccurate, A is factorized again in double precision with
-    pivoting, and later solves use these factors. The first solve takes as long as several later ones: it
-    estimates the condition number of A, and inverts diagonal blocks of half-precision factors, ``1024 n`` to
-    ``4096 n`` numbers in each precision used.
-
-    The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
-    From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A
-    are kept; x is refined if the estimate is too large. No digit is guaranteed if the condition number times
-    the unit roundoff of the dtype exceeds a tenth.
-
-    Examples
-    --------
-    >>> import numpy as np, neula
-    >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
-    >>> F = neula.lu_factor(A, engine="emulated")
-    >>> neula.lu_solve(F, np.array([6.0, 8.0])).round(12)
-    array([1., 2.])
-    """
-    if not isinstance(F, LUFactors):
-        raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
-    if trans not in (0, 1, 2):
-        raise ValueError(f"trans is {trans!r}: pass 0 for A, 1 for A^T, 2 for A^H")
-    if refine is not False and F._factors is not None and (F._factors.is_variable or is_variable(b)):
-        if trans:
-            turned = "A.mT" if trans == 1 else "A.mH"
-            raise ValueError(f"lu_solve with trans has no gradient: use neula.solve({turned}, b)")
-        return F.solve(b).x
-    if not trans and F._solvers.measured is not None and F.kept is not None and refine in (None, True):
-        F.kept.products()  # A is what it was
-        if (soon := F._solvers.measured(b)) is not None:
-            return soon
-    device = F.packed.lu.device
-    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict, or_complex=True)
-    if refine and not F.keeps_a:
-        raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
-    refine = F.keeps_a if refine is None else refine
-    batch, n = F.shape[:-2], F.shape[-1]
-    b = call.first.tensor
-    dtype = torch.promote_types(F.dtype, call.dtype)
-    if dtype.is_complex and not F.dtype.is_complex:
-        parts = real_columns(b.unsqueeze(-1) if b.ndim == 1 else b)
-        x = complex_columns(lu_solve(F, parts, trans=trans, refine=refine, strict=strict))
-        return call.first.wrap(x.squeeze(-1) if b.ndim == 1 else x)
-    target = format_of(dtype)
-    sides = RightHandSides.broadcast(b, batch, n)
-    work = matching_dtype(FP64.dtype if refine or target is FP64 else FP32.dtype, dtype)
-    evidence: dict[tuple[int, ...], RefinedSolution] = {}
-    x = torch.empty(sides.columns.shape, dtype=work, device=device)
-    with call.computing():
-        if x.numel():
-            check_finite(b, b.abs().amax(), "b")
-            for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
-                with naming(index):
-                    columns = sides.of_matrix(i, device, work)
-                    columns = columns.conj().resolve_conj() if trans == 1 else columns
-                    if refine:
-                        member = adjoint_of(member) if trans else member
-                        evidence[index] = refined(member, columns, target, dtype)
-                        solution = evidence[index].x
-                    else:
-                        solution = _substituted(member, columns, adjoint=trans > 0)
-                    solution = solution.conj() if trans == 1 else solution
-                    _check_solution(solution)
-                    sides.put(x, i, solution)
-    if refine and not trans:
-        F._solvers.measured = F._solvers.measured or MeasuredSubstitution.from_used(F)
-    answer = call.give_back(x.reshape(sides.shape), dtype)
-    report_solutions(evidence, answer, F, target, call)
-    return answer
-
-
-def _substituted(F: LUFactors, b: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
-    solver, transform = solver_of(F, b.dtype), F.transform
-    solve = solver.solve_transposed if adjoint else solver.solve
-    if transform is None:
-        return solve(b)
-    return (transform.mH if adjoint else transform).solve(solve, b)
-
-
-def _check_solution(x: torch.Tensor) -> None:
-    if not bool(x.isfinite().all()):
-        given, wide = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, double_of(x.dtype)))
-        advice = "scale b down, or U is numerically singular" if given == wide else f"pass b in {wide}"
-        raise OverflowError(f"the solution overflows {given}: {advice}")
-
-
 def _growths(members: tuple[LUFactors, ...], batch: tuple[int, ...], give_back: Callable[..., Any]) -> Any:
     each = torch.tensor([member.growth for member in members], dtype=torch.float64, device="cpu")
     return give_back(each.reshape(batch), torch.float64)
-
-
-@dataclass(frozen=True)
-class _LUOptions:
-    engine: Engine
-    storage: Format
-    variant: str
-    panel: int | None
-    inner_panel: InnerPanel | None
-    pivot: str
-    transform: TwoSided | None
-    keep_a: bool
 
 
 @dataclass(frozen=True)
@@ -395,32 +235,33 @@ class _Factorized:
     matrix: KeptMatrix | None
 
 
-def _factorize(a: torch.Tensor, options: _LUOptions, on_columns: Callable[[int], None] | None) -> _Factorized:
-    engine, storage = options.engine, options.storage
+def _factorize(
+    a: torch.Tensor,
+    on_columns: Callable[[int], None] | None,
+    *,
+    engine: Engine,
+    storage: Format,
+    pivot: str,
+    transform: TwoSided | None,
+    keep_a: bool,
+    **how: Any,
+) -> _Factorized:
     work = a.to(engine.device)
     if not len(a):
         nothing = PackedLU(work, torch.arange(0, device=engine.device), storage)
-        kept = KeptMatrix.from_matrix(a, 0.0, engine) if options.keep_a else None
+        kept = KeptMatrix.from_matrix(a, 0.0, engine) if keep_a else None
         return _Factorized(nothing, work.real.new_zeros(()), kept)
     largest = largest_of(work)
     if not math.isfinite(top := float(largest)):
         check_finite(work, largest, "A")
     check_range(work, top, storage)
-    kept = KeptMatrix.from_matrix(a, top, engine) if options.keep_a else None
-    if options.transform is not None:
-        work = options.transform.mixed(work, engine)
+    kept = KeptMatrix.from_matrix(a, top, engine) if keep_a else None
+    if transform is not None:
+        work = transform.mixed(work, engine)
         largest = largest_of(work)
-    packed = lu_factorize(
-        work,
-        engine,
-        variant=options.variant,
-        panel=options.panel,
-        inner_panel=options.inner_panel,
-        storage=storage,
-        pivoting=options.pivot == "partial",
-        on_columns=on_columns,
-    )
-    check_factors(packed, engine, options.pivot)
+    how |= {"storage": storage, "pivoting": pivot == "partial", "on_columns": on_columns}
+    packed = lu_factorize(work, engine, **how)
+    check_factors(packed, engine, pivot)
     return _Factorized(packed, largest, kept)
 
 
@@ -429,3 +270,30 @@ def _part_of(progress: Progress | None, i: int, count: int, n: int) -> Callable[
     if progress is None:
         return None
     return lambda done: progress("lu", (i + min(1.0, done / n)) / count)
+
+
+@contextmanager
+def naming(index: Sequence[int]) -> Iterator[None]:
+    """Add the index of a matrix in its batch to errors; the empty index is a single matrix."""
+    try:
+        yield
+    except (np.linalg.LinAlgError, ArithmeticError, ValueError) as error:
+        if not index:
+            raise
+        raise type(error)(f"A[{', '.join(map(str, index))}] of the batch: {error}") from None
+
+
+def stacked(
+    factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, like: torch.Tensor
+) -> PackedLU:
+    """Factors of the matrices of a batch in one piece of memory, each column-major as it was.
+
+    ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
+    factors, and a tensor where they are, also for a batch of none.
+    """
+    if not factors:
+        none = torch.empty(*batch, n, n, dtype=matching_dtype(storage.dtype, like.dtype), device=like.device)
+        return PackedLU(none, none.new_empty(*batch, n, dtype=torch.int64), storage)
+    lu = torch.stack([packed.lu.T for packed in factors]).unflatten(0, tuple(batch)).mT
+    permutation = torch.stack([packed.permutation for packed in factors]).unflatten(0, tuple(batch))
+    return PackedLU(lu, permutation, storage)

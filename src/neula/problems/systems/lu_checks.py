@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
-from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import PackedLU, largest_of
 from neula.algorithms.krylov.lu_refinement import RefinedSolution
 from neula.certificates.bounds import solve_bound
@@ -82,11 +79,6 @@ def check_range(a: torch.Tensor, largest: float, kept: Format) -> None:
         return
     row, column = divmod(int(a.abs().argmax()), a.shape[1])
     _refuse_overflow(f"A[{row}, {column}] is {a[row, column].item():.4g}, which", kept)
-
-
-def growth_of_factors(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> Callable[[], float]:
-    """Makes the growth of packed factors when it is requested."""
-    return partial(growth_of, lu, largest, engine)
 
 
 def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:

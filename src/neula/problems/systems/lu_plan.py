@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
+from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks, largest_of
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
@@ -26,7 +28,6 @@ from neula.problems.systems.lu_checks import (
     check_square,
     choose_formats,
     evidence_of,
-    growth_of_factors,
     limits_of,
 )
 
@@ -46,12 +47,7 @@ class LUPlanOptions(NamedTuple):
 
 
 class LUPlan:
-    """Factorizes single matrices of order n.
-
-    Parameters
-    ----------
-    options : LUPlanOptions
-    """
+    """Factorizes single matrices of order n."""
 
     def __init__(self, options: LUPlanOptions) -> None:
         self.options = options
@@ -74,14 +70,9 @@ class LUPlan:
 def factors_of(a: np.ndarray, lu: np.ndarray, pivots: np.ndarray, image: np.ndarray) -> LUFactors[Any] | None:
     """LAPACK's factors of A as :func:`neula.lu_factor` has them; None where it has none.
 
-    Parameters
-    ----------
-    a : array, shape (n, n)
-        Float64 or float32, with numbers near 1, in the memory of the user.
-    lu, pivots : array
-        As of SciPy.
-    image : array, shape (n, 1)
-        ``A v`` when it was factorized, for the fixed v of :class:`KeptMatrix`.
+    ``a``, shape (n, n): float64 or float32, with numbers near 1, in the memory of the user. ``lu`` and
+    ``pivots``: as of SciPy. ``image``, shape (n, 1): ``A v`` when it was factorized, for the fixed v of
+    :class:`KeptMatrix`.
     """
     begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.real.itemsize])
     if plan is None:
@@ -114,7 +105,7 @@ def _factors(
         storage=storage.name,
         engine=str(engine),
         dtype=lu.dtype,
-        _measure_growth=growth_of_factors(lu, largest, engine),
+        _measure_growth=partial(growth_of, lu, largest, engine),
         _give_back=like.give_back,
         _factors=None if kept is None else LUMethods(kept.a, packed, False, like, (kept,)),
         kept=kept,
@@ -134,7 +125,7 @@ def plan_of(
     **others: Any,
 ) -> LUPlan | None:
     """Plan for one matrix that LAPACK factorizes in its own precision."""
-    call = Call.begin({"A": A}, engine=engine, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine)
     a = call.first.tensor
     check_square(a)
     check_name("variant", variant, VARIANTS)
@@ -151,10 +142,7 @@ class MeasuredSubstitution:
     residual in a few operations a row. The backward error is that for perturbations of A measured in the
     Frobenius norm.
 
-    Parameters
-    ----------
-    factors : LUFactors
-        Of a matrix that is kept, and whose condition number is known.
+    ``factors``: of a matrix that is kept, and whose condition number is known.
     """
 
     def __init__(self, factors: LUFactors[Any]) -> None:

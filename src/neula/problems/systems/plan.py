@@ -31,13 +31,7 @@ UPDATES = len(SystemsSolutions.names)
 
 
 class SystemsPlan:
-    """A plan for single systems of order n with k right-hand sides.
-
-    Parameters
-    ----------
-    n, k : int
-    options : SystemsOptions
-    """
+    """A plan for single systems of order n with k right-hand sides."""
 
     def __init__(self, n: int, k: int, options: SystemsOptions) -> None:
         kernels = core()

@@ -170,10 +170,7 @@ def near_one(ends: list[float]) -> bool:
 
     Some matrices and right-hand sides are for :func:`_alike` to tell.
 
-    Parameters
-    ----------
-    ends : list of float
-        The smallest rows and columns, the largest ones, the smallest and the largest column of b.
+    ``ends``: the smallest rows and columns, the largest ones, the smallest and the largest column of b.
     """
     smallest, least, row, column, of_b, most_of_b = ends
     return (

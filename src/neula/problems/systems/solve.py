@@ -16,22 +16,22 @@ from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
 from neula.pipeline.call import Call, HostTuning
-from neula.pipeline.chain import Answer, Run, run_chain, run_each
-from neula.pipeline.compilation import with_operator
+from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
-from neula.pipeline.operators import engine_for
-from neula.pipeline.parts import by_parts, has_parts
-from neula.pipeline.pending import first_answer
+from neula.pipeline.operators import engine_for, with_operator
 from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
 from neula.pipeline.progress import Progress
-from neula.pipeline.refusals import Unanswered
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.pipeline.solutions import (
     Report,
     attached,
+    by_parts,
+    does_not_fit,
+    has_parts,
     nothing_to_do,
+    rounded_away,
     unread,
 )
 from neula.problems.operators.solutions import traced_solve
@@ -42,7 +42,6 @@ from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
 from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
-from neula.problems.systems.report import collect, why
 from neula.problems.systems.system import EquilibratedSystem
 
 STRUCTURES = ("gen", "pos")
@@ -59,7 +58,6 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
     Plans(
         lambda A, b, **keywords: _planner(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
-        or_complex=True,
     ),
 )
 def solve(
@@ -226,7 +224,6 @@ def _asked(
         bound=lambda target, shape: solve_bound(target, max(shape, default=1)),
         strict=strict,
         gradients=True,
-        or_complex=True,
     )
     if wait and pivot is None and compute is None:
         call = _by_host(call, engine, positive=assume_a == "pos")
@@ -380,7 +377,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None)
             _check_finite(systems, call)
             raise np.linalg.LinAlgError(_of_batch(error.why, error.place, batch)) from None
     else:
-        run = Run.begin(count, SystemsSolutions.missing(count, n, k, a.device, options.dtype))
+        run = Run.begin(count, SystemsSolutions.full(math.nan, count, n, k, a.device, options.dtype))
     if not len(run.open):  # no solution of numbers that are not finite is accepted
         return run
     if together:
@@ -416,3 +413,37 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
     if not batch:
         return why
     return f"A[{', '.join(map(str, np.unravel_index(place, batch)))}] of the batch: {why}"
+
+
+def why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]) -> str:
+    """Why the accuracy was missed."""
+    if not result.backward_error <= result.tolerance:
+        asked = f"asked for {result.tolerance:.1e} ({result.method})"
+        lost = rounded_away(run, result.tolerance, options.dtype)
+        singular = "" if result.forward_error <= SURE else "; A is ill-conditioned or singular"
+        return f"backward error {result.backward_error:.1e}, {asked}{lost}{singular}"
+    if not result.forward_error <= SURE:
+        return (
+            f"A is ill-conditioned or singular, no digit of x is guaranteed: condition number "
+            f"{result.condition:.1e}, forward error {result.forward_error:.1e} ({result.method})"
+        )
+    if not result.forward_error <= options.largest_error:
+        return (
+            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
+            f"condition number {result.condition:.1e} ({result.method})"
+        )
+    return (
+        f"A is so ill-conditioned that the residual of the rounded x exceeds b: condition number "
+        f"{result.condition:.1e} ({result.method})"
+    )
+
+
+def collect(report: Report) -> SolveResult:
+    """One result for the batch: the worst of its members speaks for all."""
+    options = report.options
+    if not math.isfinite(report.most("largest", 0.0)):
+        raise does_not_fit(options.dtype)
+    known = report.common()
+    known["tolerance"] = solve_bound(options.target, report.shapes.a.shape[-1])
+    known["growth"], known["method"] = report.worst.get("growth", 1.0), report.run.label
+    return SolveResult._from_fields(known)

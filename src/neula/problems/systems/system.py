@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from neula.engines import Engine, Format
 from neula.engines.formats import in_double
 from neula.kernels.few_vectors.symmetric_product import symmetric_sizes
 from neula.kernels.magnitudes import magnitudes
+from neula.pipeline.batches import SingleProblem
 from neula.problems.systems.problem import SystemsOptions
 from neula.problems.systems.scaled import ScaledSystems
 
@@ -34,7 +34,7 @@ SAFE_EXPONENT = 200
 
 
 @dataclass(frozen=True)
-class EquilibratedSystem:
+class EquilibratedSystem(SingleProblem):
     """A system in double precision."""
 
     a: torch.Tensor  # shape (n, n)
@@ -79,13 +79,8 @@ class EquilibratedSystem:
     ) -> EquilibratedSystem:
         """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy.
 
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-        b : Tensor, shape (n, k)
-        options : SystemsOptions
-        check : callable, optional
-            Called where norms are not finite: raises an error if A or b is not.
+        Shapes: a (n, n), b (n, k). ``check``: called where norms are not finite: raises an error if A or b is
+        not.
         """
         a, b = in_double(a), in_double(b)
         b_max, largest = options.engine.column_max(b), None
@@ -119,15 +114,7 @@ class EquilibratedSystem:
 
     @property
     def device(self) -> torch.device:
-        """Device of the system."""
         return self.a.device
-
-    def __len__(self) -> int:
-        return 1
-
-    def at(self, places: torch.Tensor) -> Self:
-        """Itself: there is no other."""
-        return self
 
     @property
     def smallest(self) -> float:

@@ -32,9 +32,8 @@ from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.refining import over
 from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems
 from neula.pipeline.border import Border
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
-from neula.pipeline.refusals import Declined
 from neula.problems.systems.factor_source import (
     NORMAL_EQUATIONS,
     SOURCES,
@@ -68,12 +67,8 @@ def solve_together(
 ) -> Answer[SystemsSolutions]:
     """Solve as many systems at a time as fill the machine, with factors from one source: a launch a step.
 
-    Raises
-    ------
-    SingularMember
-        If there are no factors in double precision.
-    Declined
-        If there are none in single precision.
+    Raises SingularMember if there are no factors in double precision. Raises Declined if there are none in
+    single precision.
     """
     source = SOURCES[label]
     options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
@@ -159,11 +154,8 @@ def _in_one_launch(systems: Systems) -> SolvedSystems:
 def _launched(inputs: Inputs, options: SystemsOptions, source: FactorSource, *, looks: bool) -> SolvedSystems:
     """Systems by launches alone, after the host has read at most the sizes of numbers.
 
-    Parameters
-    ----------
-    looks : bool
-        Whether it does: what scaling needs is half of everything, and mostly changes nothing. In a batch that
-        would depend on what the other systems are.
+    ``looks``: whether it does: what scaling needs is half of everything, and mostly changes nothing. In a
+    batch that would depend on what the other systems are.
     """
     given = ScaledSystems.as_given(*made(inputs)) if looks else None
     scaled = partial(ScaledSystems.from_arrays, synchronizes=False) if given is None else ScaledSystems.again
@@ -270,10 +262,7 @@ def _measured(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Solutions as they are returned, their forward errors, and :attr:`SystemsSolutions.names` of them.
 
-    Parameters
-    ----------
-    finished : bool
-        Whether those are doubtful that another step would improve.
+    ``finished``: whether those are doubtful that another step would improve.
     """
     if scaled.given and format_of(options.dtype) is FP64:
         # Of x alone, as it is returned.

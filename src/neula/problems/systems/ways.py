@@ -44,11 +44,9 @@ from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
-from neula.pipeline.refusals import Declined
-from neula.problems.systems.evidence import COSTLY, InverseProbe, SystemEvidence
-from neula.problems.systems.on_the_way import probe_on_the_way
+from neula.problems.systems.evidence import COSTLY, InverseProbe, SystemEvidence, probe_on_the_way
 from neula.problems.systems.problem import Systems, SystemsSolutions
 from neula.problems.systems.system import HARMLESS, EquilibratedSystem
 

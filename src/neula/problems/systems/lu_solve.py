@@ -1,0 +1,307 @@
+"""Solving with LU factors: right-hand sides broadcast to their matrices, refined with the A that is kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Unpack, overload
+
+import numpy as np
+import torch
+
+from neula.algorithms.elimination.lu import (
+    PackedLU,
+)
+from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
+from neula.algorithms.scaling import binary_exponents
+from neula.algorithms.triangular.substitution import Substitution
+from neula.engines import FP32, FP64, Format, format_of, select_engine
+from neula.engines.formats import double_of, in_double, matching_dtype
+from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over
+from neula.pipeline.call import Call
+from neula.pipeline.inputs import check_finite, is_variable
+from neula.pipeline.operators import eager
+from neula.pipeline.result import LUFactors
+from neula.pipeline.result.lu import KeptSolvers
+from neula.pipeline.solutions import complex_columns, real_columns
+from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords
+from neula.problems.systems.lu import naming
+from neula.problems.systems.lu_checks import (
+    evidence_of,
+    limits_of,
+    report_solutions,
+)
+from neula.problems.systems.lu_plan import MeasuredSubstitution
+
+
+@overload
+def lu_solve(F: LUFactors[Any], b: Kind, **keywords: Unpack[LUSolveKeywords]) -> Kind: ...
+
+
+@overload
+def lu_solve(F: LUFactors[Any], b: Any, **keywords: Unpack[LUSolveKeywords]) -> Any: ...
+
+
+@eager
+def lu_solve(
+    F: LUFactors, b: ArrayLike, *, trans: int = 0, refine: bool | None = None, strict: bool = False
+) -> Array:
+    """Solve ``A x = b`` with the factors of A, refined to the accuracy of the dtype.
+
+    Returns x; the warnings say if it is not certified.
+
+    Parameters
+    ----------
+    F : LUFactors
+        From :func:`lu_factor`. Any number of threads may solve with it.
+    b : array_like, shape (n,) or (..., n, k)
+        One or several right-hand sides; not modified. It is a vector only if it is one-dimensional, and goes
+        with every matrix of a batch then; otherwise leading dimensions are broadcast with those of A, as in
+        SciPy. Complex b with real factors count as twice as many real ones.
+    trans : {0, 1, 2}, optional
+        As in SciPy: 1 solves with the transpose of A, 2 with the conjugate transpose.
+    refine : bool, optional
+        By default if F keeps A. Without refinement the solution is as accurate as the factors are: with
+        factors in fp16 three digits at best, of a matrix that is well-conditioned, and nothing is certified.
+        Substitution is then in float64 if the result is, else in float32.
+    strict : bool, optional
+        Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.
+
+    Returns
+    -------
+    array, shape (..., n) or (..., n, k)
+        In the library and on the device of b, in the wider of the dtypes of A and b.
+
+    Raises
+    ------
+    ValueError
+        If b does not fit, or has NaN or Inf; if A was changed since it was factorized; for ``refine=True``
+        with factors that do not keep A; for ``trans`` where a gradient is wanted.
+    TypeError
+        If F is not an LUFactors, and for sparse b.
+    OverflowError
+        If the solution is too large for its dtype.
+    AccuracyError
+        If there would be a warning and ``strict`` is set.
+
+    Warns
+    -----
+    AccuracyWarning
+        If refinement does not reach the accuracy of the dtype, even with factors in double precision, or if A
+        is so ill-conditioned that no digit of the solution is guaranteed.
+
+    See Also
+    --------
+    solve : solves a system with factors that it chooses.
+
+    Notes
+    -----
+    The factors update the solution until its backward error, computed from the true residual in double
+    precision, is that of the dtype: by classical refinement or, if that does not converge, as the
+    preconditioner of GMRES. If the factors are too inaccurate, A is factorized again in double precision with
+    pivoting, and later solves use these factors. The first solve takes as long as several later ones: it
+    estimates the condition number of A, and inverts diagonal blocks of half-precision factors, ``1024 n`` to
+    ``4096 n`` numbers in each precision used.
+
+    The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
+    From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A
+    are kept; x is refined if the estimate is too large. No digit is guaranteed if the condition number times
+    the unit roundoff of the dtype exceeds a tenth.
+
+    Examples
+    --------
+    >>> import numpy as np, neula
+    >>> A = np.array([[4.0, 1.0], [2.0, 3.0]])
+    >>> F = neula.lu_factor(A, engine="emulated")
+    >>> neula.lu_solve(F, np.array([6.0, 8.0])).round(12)
+    array([1., 2.])
+    """
+    if not isinstance(F, LUFactors):
+        raise TypeError(f"F is a {type(F).__name__}: pass what neula.lu_factor returns")
+    if trans not in (0, 1, 2):
+        raise ValueError(f"trans is {trans!r}: pass 0 for A, 1 for A^T, 2 for A^H")
+    if refine is not False and F._factors is not None and (F._factors.is_variable or is_variable(b)):
+        if trans:
+            turned = "A.mT" if trans == 1 else "A.mH"
+            raise ValueError(f"lu_solve with trans has no gradient: use neula.solve({turned}, b)")
+        return F.solve(b).x
+    if not trans and F._solvers.measured is not None and F.kept is not None and refine in (None, True):
+        F.kept.products()  # A is what it was
+        if (soon := F._solvers.measured(b)) is not None:
+            return soon
+    device = F.packed.lu.device
+    call = Call.begin({"b": b}, engine=select_engine("auto", device), strict=strict)
+    if refine and not F.keeps_a:
+        raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
+    refine = F.keeps_a if refine is None else refine
+    batch, n = F.shape[:-2], F.shape[-1]
+    b = call.first.tensor
+    dtype = torch.promote_types(F.dtype, call.dtype)
+    if dtype.is_complex and not F.dtype.is_complex:
+        parts = real_columns(b.unsqueeze(-1) if b.ndim == 1 else b)
+        x = complex_columns(lu_solve(F, parts, trans=trans, refine=refine, strict=strict))
+        return call.first.wrap(x.squeeze(-1) if b.ndim == 1 else x)
+    target = format_of(dtype)
+    sides = RightHandSides.broadcast(b, batch, n)
+    work = matching_dtype(FP64.dtype if refine or target is FP64 else FP32.dtype, dtype)
+    evidence: dict[tuple[int, ...], RefinedSolution] = {}
+    x = torch.empty(sides.columns.shape, dtype=work, device=device)
+    with call.computing():
+        if x.numel():
+            check_finite(b, b.abs().amax(), "b")
+            for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
+                with naming(index):
+                    columns = sides.of_matrix(i, device, work)
+                    columns = columns.conj().resolve_conj() if trans == 1 else columns
+                    if refine:
+                        member = adjoint_of(member) if trans else member
+                        evidence[index] = refined(member, columns, target, dtype)
+                        solution = evidence[index].x
+                    else:
+                        solution = _substituted(member, columns, adjoint=trans > 0)
+                    solution = solution.conj() if trans == 1 else solution
+                    _check_solution(solution)
+                    sides.put(x, i, solution)
+    if refine and not trans:
+        F._solvers.measured = F._solvers.measured or MeasuredSubstitution.from_used(F)
+    answer = call.give_back(x.reshape(sides.shape), dtype)
+    report_solutions(evidence, answer, F, target, call)
+    return answer
+
+
+def _substituted(F: LUFactors, b: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
+    solver, transform = solver_of(F, b.dtype), F.transform
+    solve = solver.solve_transposed if adjoint else solver.solve
+    if transform is None:
+        return solve(b)
+    return (transform.mH if adjoint else transform).solve(solve, b)
+
+
+def _check_solution(x: torch.Tensor) -> None:
+    if not bool(x.isfinite().all()):
+        given, wide = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, double_of(x.dtype)))
+        advice = "scale b down, or U is numerically singular" if given == wide else f"pass b in {wide}"
+        raise OverflowError(f"the solution overflows {given}: {advice}")
+
+
+@dataclass(frozen=True)
+class RightHandSides:
+    """Right-hand sides, broadcast with a batch of matrices as NumPy and SciPy do."""
+
+    columns: torch.Tensor  # shape (count, n, k): all of them, each with its matrix
+    owners: torch.Tensor  # shape (count,): which matrix of the batch that is, counted through
+    shape: tuple[int, ...]  # shape of the solution
+
+    @classmethod
+    def broadcast(cls, b: torch.Tensor, batch: tuple[int, ...], n: int) -> RightHandSides:
+        """One vector if b is one-dimensional, which goes with every matrix; else matrices of shape (n, k).
+
+        Raises ValueError if b does not fit.
+        """
+        is_vector = b.ndim == 1
+        matrices = b[:, None] if is_vector else b
+        if matrices.ndim < 2 or matrices.shape[-2] != n:
+            raise _does_not_fit(b, batch, n)
+        k = matrices.shape[-1]
+        if not batch and matrices.ndim == 2:
+            return cls(matrices[None], torch.zeros(1, dtype=torch.int64, device="cpu"), tuple(b.shape))
+        try:
+            shape = tuple(torch.broadcast_shapes(batch, matrices.shape[:-2]))
+        except RuntimeError:
+            raise _does_not_fit(b, batch, n) from None
+        owners = torch.arange(int(np.prod(batch)), device="cpu").reshape(batch).expand(shape).flatten()
+        columns = matrices.expand(*shape, n, k).reshape(len(owners), n, k)
+        return cls(columns, owners, (*shape, n) if is_vector else (*shape, n, k))
+
+    def of_matrix(self, i: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """The right-hand sides of one matrix beside each other, shape (n, columns)."""
+        if len(self.columns) == 1:
+            return self.columns[0].to(device, dtype)
+        mine = self.columns[(self.owners == i).to(self.columns.device)]
+        return mine.to(device, dtype).transpose(0, 1).flatten(1)
+
+    def put(self, x: torch.Tensor, i: int, solution: torch.Tensor) -> None:
+        """The solutions of one matrix, shape (n, columns), to their places in x, shape (count, n, k)."""
+        if len(self.columns) == 1:
+            x[0] = solution
+            return
+        mine = (self.owners == i).to(x.device)
+        x[mine] = solution.unflatten(1, (-1, x.shape[-1])).transpose(0, 1)
+
+
+def _does_not_fit(b: torch.Tensor, batch: tuple[int, ...], n: int) -> ValueError:
+    leading = f"{', '.join(map(str, batch))}, " if batch else "..., "
+    hint = ""
+    if b.ndim > 1 and tuple(b.shape) == (*batch, n):
+        hint = "; only a one-dimensional b is a vector: pass b[..., None] for one vector a matrix"
+    return ValueError(
+        f"b has shape {tuple(b.shape)}, and A {'x'.join(map(str, (*batch, n, n)))}: pass b of shape ({n},), "
+        f"({n}, k) or ({leading}{n}, k), whose leading dimensions are broadcast{hint}"
+    )
+
+
+def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
+    """Refine with b scaled to near 1 if b or A is not; x is then multiplied by a power of two, unless it
+    underflows.
+    """
+    assert F.kept is not None
+    exponents = binary_exponents(b.abs().amax(0))
+    given = F.kept.scale == 1.0 and not bool((exponents.abs() > FAR).any())
+    found = _refined(F, b if given else shift(b, -exponents), target)
+    if given and format_of(dtype) is FP64:
+        return found
+    exponents = torch.zeros_like(exponents) if given else exponents + math.frexp(F.kept.scale)[1] - 1
+    x = found.x if given else shift(found.x, exponents)
+    rest = shift(in_double(x.to(dtype)), -exponents) - found.x
+    lost = float(over(rest.abs().amax(0), found.x.abs().amax(0)).max())
+    # To normal numbers x is rounded by less.
+    return replace(found, x=x, backward_error=found.backward_error + (lost if lost > target.u else 0.0))
+
+
+def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
+    """Refine with the factors; if they do not suffice, with factors in double precision, which are kept."""
+    assert F.kept is not None
+    solvers, limits = F._solvers, limits_of(target, F.shape[-1])
+    if solvers.better is not None:
+        return _refined(solvers.better, b, target)
+    found = refined_solution(F.kept, F.packed, partial(solver_of, F), F.transform, b, limits.backward_error)
+    reached = limits.accurate(evidence_of(found, target))
+    if solvers.none_better or (reached and (found.known or F.storage == "fp64")):
+        return found
+    solvers.better = better = _refactorized(F)
+    solvers.none_better = better is None
+    again = None if better is None else _refined(better, b, target)
+    lost = again is not None and reached and not limits.accurate(evidence_of(again, target))
+    return found if again is None or lost else again
+
+
+def _refactorized(F: LUFactors) -> LUFactors | None:
+    """Pivoted factors of the A that is kept, in double precision; None where a pivot vanishes."""
+    assert F.kept is not None
+    lu, pivots, info = torch.linalg.lu_factor_ex(in_double(F.kept.a.to(F.packed.lu.device)))
+    if int(info):
+        return None
+    permutation = Interchanges(pivots.cpu().long() - 1).permutation().to(lu.device)
+    packed, kept = PackedLU(lu, permutation, FP64), replace(F.kept, adjoint=False)
+    solvers = KeptSolvers(none_better=True)
+    return replace(F, packed=packed, kept=kept, transform=None, storage="fp64", _solvers=solvers)
+
+
+def adjoint_of(F: LUFactors) -> LUFactors:
+    """The factors of A as those of its conjugate transpose, made once."""
+    if F._solvers.adjoint is None:
+        assert F.kept is not None
+        F.kept.products()  # A is what it was
+        kept = KeptMatrix.from_adjoint(F.kept)
+        solvers = KeptSolvers(substitutions=F._solvers.substitutions, none_better=F._solvers.none_better)
+        F._solvers.adjoint = replace(F, kept=kept, _solvers=solvers)
+    return F._solvers.adjoint
+
+
+def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:
+    """The factors to solve with, made once: of two threads that make them, one is heard by both."""
+    kept = F._solvers.substitutions
+    return kept.get(dtype) or kept.setdefault(dtype, Substitution.prepared(F.packed, dtype))
