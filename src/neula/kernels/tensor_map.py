@@ -7,6 +7,7 @@ the 128 bytes by value, and behind them the sizes and strides.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -19,8 +20,6 @@ OLDEST = (9, 0)
 _NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
 _KINDS = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
 _BYTES, _ALIGNED = 128, 64
-MAP_WORDS = _BYTES // 8
-"""Of eight bytes in a descriptor."""
 _NOT_INTERLEAVED, _PROMOTED_TO_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
 
 
@@ -58,6 +57,11 @@ class Tiles:
         """
         x = self.tensor
         return _encoded(x.data_ptr(), x.dtype, x.shape, x.stride(), swizzle, box, library)
+
+    def begins(self, start: int) -> Iterator[int]:
+        """Where what :meth:`words` returns begins, in bytes: the descriptor, each size and each stride."""
+        yield start
+        yield from range(start + _BYTES, start + _BYTES + 16 * self.tensor.ndim, 8)
 
 
 @lru_cache

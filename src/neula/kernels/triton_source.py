@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
-from neula.kernels.tensor_map import MAP_WORDS, OLDEST, Tiles
+from neula.kernels.tensor_map import OLDEST, Tiles
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
@@ -111,15 +111,12 @@ class _Ready:
 
 
 def _begins(values: Sequence[Any]) -> Iterator[int]:
-    """Where the arguments of a kernel begin, in bytes: those of descriptors have several words."""
-    begin = 0
+    """Where the arguments of a kernel begin, in bytes."""
+    end = 0
     for x in [*values, 0, 0]:
-        yield begin
-        begin += 8
-        if isinstance(x, Tiles):  # a descriptor, and sizes and strides
-            begin += 8 * (MAP_WORDS - 1)
-            yield from range(begin, begin + 16 * x.tensor.ndim, 8)
-            begin += 16 * x.tensor.ndim
+        for begin in x.begins(end) if isinstance(x, Tiles) else (end,):
+            yield begin
+        end = begin + 8
 
 
 class TritonKernel:

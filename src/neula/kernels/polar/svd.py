@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,12 +12,6 @@ import torch
 from neula.kernels import scipy_linalg
 from neula.kernels.precision import exact_matmul
 from neula.kernels.spectra.small_eigh import small_eigh
-
-AT_ONCE = 1 << 15
-"""Matrices of a batch that cuSOLVER takes, which fails for 100,000."""
-
-TOGETHER = 32
-"""Rows and columns up to which cuSOLVER takes a batch together, by Jacobi's method."""
 
 Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -43,14 +39,11 @@ def svd(a: torch.Tensor) -> Factors:
     """
     if not a.is_cuda:
         return converged_svd(a)
-    if a.ndim == 3 and len(a) > AT_ONCE:
-        u, s, vh = map(torch.cat, zip(*map(svd, a.split(AT_ONCE)), strict=True))
-        return u, s, vh
     if a.shape[-2] < a.shape[-1]:
         v, s, uh = svd(a.mT)
         return uh.mT, s, v.mT
-    # In batches of small matrices all are together in the first, which errs by little there.
-    together = a.ndim == 3 and len(a) > 1 and max(a.shape[1:]) <= TOGETHER
+    # Up to that order cuSOLVER takes batches together by Jacobi's method, which errs by little there.
+    together = a.ndim == 3 and len(a) > 1 and max(a.shape[1:]) <= 32
     with contextlib.suppress(torch.linalg.LinAlgError):  # it may not converge
         found = _by(a, "gesvdj" if together else "gesvda")
         if _accurate(a, *found):
@@ -82,11 +75,11 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     >>> converged_eigh(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[0]
     tensor([2., 3.], dtype=torch.float64)
     """
-    if a.is_cuda and a.ndim == 3 and len(a) > AT_ONCE and not small_eigh.takes(a):
-        values, vectors = map(torch.cat, zip(*map(converged_eigh, a.split(AT_ONCE)), strict=True))
-        return values, vectors
     try:
-        return small_eigh(a)
+        if small_eigh.takes(a):
+            return small_eigh(a)
+        values, vectors = in_parts(torch.linalg.eigh, a)
+        return values, vectors
     except torch.linalg.LinAlgError:
         if not bool(a.isfinite().all()):
             raise
@@ -98,11 +91,10 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
     """The eigenvalues alone."""
-    if a.is_cuda and a.ndim == 3 and len(a) > AT_ONCE:
-        return torch.cat([converged_eigvalsh(part) for part in a.split(AT_ONCE)])
     try:
-        values: torch.Tensor = torch.linalg.eigvalsh(a)
-        return values
+        if small_eigh.takes(a):
+            return small_eigh(a)[0]
+        return in_parts(lambda part: (torch.linalg.eigvalsh(part),), a)[0]
     except torch.linalg.LinAlgError:
         return converged_eigh(a)[0]
 
@@ -141,8 +133,18 @@ def _doubled(a: torch.Tensor) -> torch.dtype:
 
 
 def _by(a: torch.Tensor, driver: str | None) -> Factors:
-    u, s, vh = torch.linalg.svd(a, full_matrices=False, driver=driver)
+    u, s, vh = in_parts(partial(torch.linalg.svd, full_matrices=False, driver=driver), a)
     return u, s, vh
+
+
+def in_parts(
+    decompose: Callable[[torch.Tensor], Sequence[torch.Tensor]], a: torch.Tensor
+) -> Sequence[torch.Tensor]:
+    """Results of a batch, of a huge one on a GPU in parts: cuSOLVER fails for 100,000 matrices."""
+    many = 1 << 15
+    if not a.is_cuda or a.ndim != 3 or len(a) <= many:
+        return decompose(a)
+    return [torch.cat(parts) for parts in zip(*map(decompose, a.split(many)), strict=True)]
 
 
 def _accurate(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> bool:

@@ -9,32 +9,29 @@ import torch
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
-TILE = 64
-"""Rows that a thread block turns; rows and columns of which it computes the change."""
 
-
-def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
+def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int, tile: int = 64) -> torch.Tensor:
     """``correction.turned`` by the kernel, queued on the current stream."""
     count, m, n = x.shape
     blocks, width = turns.shape[1:3]
-    out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, TILE)
+    out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, tile)
     with torch.cuda.device_of(x):
         _turned[(count * down * blocks,)](
-            *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), TILE, width)
+            *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), tile, width)
         )
     return out
 
 
 def correction_triton(
-    s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor
+    s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor, tile: int = 64
 ) -> torch.Tensor:
     """``correction.correction`` by the kernel, queued on the current stream."""
     s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
     count, n, _ = s.shape
-    across = ceil_div(n, TILE)
+    across = ceil_div(n, tile)
     with torch.cuda.device_of(s):
         _correction[(count * across * across,)](
-            s, w, apart.contiguous(), noise.contiguous(), out, n, across, TILE
+            s, w, apart.contiguous(), noise.contiguous(), out, n, across, tile
         )
     return out
 

@@ -10,8 +10,6 @@ from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import ceil_div
 from neula.kernels.spectra.small_eigh import MAX_ORDER
 
-THREADS = 128
-"""Of a thread block, which has several matrices, or one and more threads."""
 
 def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
     """The kernel's constants for matrices of order n."""
@@ -24,7 +22,7 @@ def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
         # Rounding errors of an inner product, as they usually are.
         "TOLERANCE": torch.finfo(dtype).eps * (order / 4) ** 0.5,
         "LARGEST_EXPONENT": 120 if dtype == torch.float32 else 1000,
-        "THREADS": max(THREADS, order // 2 * split),
+        "THREADS": max(128, order // 2 * split),  # of several matrices, or of one
     }
 
 

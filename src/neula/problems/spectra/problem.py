@@ -26,6 +26,7 @@ class SpectralTuning:
     divided_complex: float  # and of complex ones
     leaf: float  # up to which these are decomposed directly
     complex_leaf: float  # likewise
+    qr_together: float  # matrices from which on a QR that takes all steps together is the fastest basis
     neighbours: float  # eigenvectors that are corrected together
     measured_in_double: float  # up to which answers in float32 are measured in double precision
 

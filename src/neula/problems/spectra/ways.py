@@ -25,13 +25,11 @@ from neula.problems.spectra.judge import SpectralJudge
 from neula.problems.spectra.problem import (
     SpectralMatrices,
     SpectralOptions,
+    SpectralTuning,
     SpectralValues,
 )
 
 Solution = Answer[SpectralValues]
-
-MANY = 32
-"""Matrices from which on one pass of a QR that takes all steps together is the fastest basis."""
 
 Links = Callable[[int, int, SpectralOptions], Sequence[Link[SpectralMatrices, SpectralValues]]]
 """From the number of matrices, their order and options to a chain."""
@@ -123,7 +121,7 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     half, single = (options.engine.using(options.tuning.cheapest(target)) for target in (FP16, FP32))
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
-        if len(x) >= MANY and not x.is_complex():
+        if len(x) >= options.tuning[SpectralTuning].qr_together and not x.is_complex():
             return batched_qr(x)[0]
         # Accurate products, and whatever orthogonality one pass gives.
         asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)
