@@ -137,9 +137,9 @@ def _polar(tuning: Tuning, accuracy: str) -> list[Link[Any, Any]]:
 
 
 def _spectra(
-    tuning: Tuning, n: int, accuracy: str, symmetric: bool, part: tuple[int, int] | None = None
+    tuning: Tuning, count: int, n: int, accuracy: str, symmetric: bool, part: tuple[int, int] | None = None
 ) -> Sequence[Link[Any, Any]]:
-    return spectra.chain(1, n, SpectralOptions(FORMATS[accuracy], _engine(tuning), symmetric, part=part))
+    return spectra.chain(count, n, SpectralOptions(FORMATS[accuracy], _engine(tuning), symmetric, part=part))
 
 
 Cases = dict[str, tuple[Any, ...]]
@@ -191,10 +191,12 @@ EXAMPLES: dict[str, tuple[Cases, Callable[..., Sequence[Link[Any, Any]]]]] = {
     ),
     "spectra": (
         {
-            "`eigh`, order 1000, fp64": (1000, "fp64", True),
-            "`eigh`, order 1000, ten eigenvalues": (1000, "fp64", True, (0, 9)),
-            "`eigh`, order 4096, fp32": (4096, "fp32", True),
-            "`svd`, 4096 x 4096, fp32": (4096, "fp32", False),
+            "`eigh`, order 1000, fp64": (1, 1000, "fp64", True),
+            "`eigh`, order 1000, ten eigenvalues": (1, 1000, "fp64", True, (0, 9)),
+            "`eigh`, 100 of order 300, fp32": (100, 300, "fp32", True),
+            "`eigh`, order 8192, fp32": (1, 8192, "fp32", True),
+            "`svd`, 4096 x 4096, fp32": (1, 4096, "fp32", False),
+            "`svd`, 100 of 64 x 32, fp32": (100, 32, "fp32", False),
         },
         _spectra,
     ),
