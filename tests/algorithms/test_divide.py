@@ -73,6 +73,24 @@ def test_eigenvectors_of_a_batch_with_every_other_spectrum(name: str, dtype: tor
     assert lost <= 30 * n * u
 
 
+def test_a_failed_basis_stays_in_its_matrix() -> None:
+    """The QR of one matrix of a batch breaks down: the other one is decomposed, and nothing is raised."""
+    n, u = 20, 2.0**-24
+    a = torch.stack([hermitian("even", n, torch.float32, seed) for seed in range(2)])
+    engine = engine_for(torch.float32)
+
+    def failing(x: torch.Tensor) -> torch.Tensor:
+        q = orthonormal(x)
+        q[0] = torch.nan
+        return q
+
+    v = divide(a, failing, LEAF, engine, engine.using("fp16"))
+    for _ in range(2):
+        _, v = corrected(a, v, LEAF, engine)
+    assert bool(v[0].isnan().all())
+    assert errors(a[1:], v[1:])[0] <= 30 * n**0.5 * u
+
+
 def test_corrections_square_errors() -> None:
     """From 1e-4 to 1e-7 and to double precision, where eigenvalues are apart."""
     n = 24

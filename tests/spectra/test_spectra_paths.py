@@ -17,6 +17,7 @@ from tests.campaign.ratios import THRESHOLD
 
 import neula
 from neula.engines import FORMATS
+from neula.problems.spectra import ways
 
 U = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.complex64: 2.0**-24, torch.complex128: 2.0**-53}
 DTYPES = list(U)
@@ -168,3 +169,39 @@ def test_pencils(part: str, engine: str) -> None:
         assert (np.linalg.norm(a @ v - b @ v * w[:, None], axis=1) < scale).all()
         gram = v.conj().swapaxes(1, 2) @ b @ v
         assert np.abs(gram - np.eye(w.shape[1])).max() < 30 * 13 * unit * np.linalg.cond(b)
+
+
+def test_batches_of_few_columns_by_gram_matrices() -> None:
+    """Of full rank, graded down to 1e-7, dependent columns, rank one, zero: errors are within their bounds."""
+    generator = torch.Generator().manual_seed(3)
+    a = torch.randn(6, 7, 4, generator=generator)
+    a[1] *= torch.logspace(0, -7, 4)
+    a[2, :, 1] = a[2, :, 0]
+    a[3] = a[3, :, :1] @ a[3, :1]
+    a[4] = 0.0
+    result = neula.svd(a, full_matrices=False, engine="emulated")
+    assert [attempt.method for attempt in result.attempts] == ["Gram matrix fp32"]
+    exact = torch.linalg.svdvals(a.double())
+    assert bool(((result.s.double() - exact).abs() <= result.errors).all())
+    for one, u, s, vh in zip(a, *result, strict=True):
+        assert ratio(one, vh.mH, s, u, U[torch.float32]) <= THRESHOLD
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_not_accepted_is_corrected_again(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one matrix of a batch whose eigenvectors are off by more than the others' are."""
+    n = 60
+    a = torch.stack([hermitian("even", dtype, n) for _ in range(3)])
+
+    def rough(x: torch.Tensor, *_: Any) -> torch.Tensor:
+        turn = torch.linalg.qr(torch.randn(n, n, generator=torch.Generator().manual_seed(1)).to(x)).Q
+        skew = turn - turn.mT
+        sizes = torch.tensor([1e-5, 0.05, 1e-5]).to(x)[:, None, None]
+        return torch.linalg.eigh(x)[1] @ torch.linalg.matrix_exp(sizes * skew)
+
+    monkeypatch.setattr(ways, "divide", rough)
+    result = neula.eigh(a, engine="emulated")
+    assert [attempt.method.split()[0] for attempt in result.attempts] == ["divide", "corrected"]
+    assert result.converged
+    exact = torch.linalg.eigvalsh(a.double())
+    assert bool(((result.eigenvalues.double() - exact).abs() <= result.errors + n * U[dtype]).all())

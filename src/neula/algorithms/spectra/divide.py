@@ -139,7 +139,7 @@ class _Tree:
         if n <= self.width or deep == 0:
             # Beyond all eigenvalues: they come last.
             far = torch.where(inside, diagonal, 2 * two_norms(a, 1, 2)[:, None] + 1)
-            return converged_eigh(_with_diagonal(a, far))[1]
+            return _eigenvectors(_with_diagonal(a, far))
         mean = diagonal.sum(1) / sizes.clamp_min(1)
         same = two_norms(_with_diagonal(a, (diagonal - mean[:, None]) * inside), 1, 2) <= alike
         same |= sizes <= 1
@@ -297,4 +297,9 @@ def _eigenvectors_of_blocks(s: torch.Tensor, width: int, offset: int) -> torch.T
     blocks = torch.where(inside[:, :, None] & inside[:, None], blocks, 0.0)
     diagonal = blocks.diagonal(0, 2, 3)
     diagonal.copy_(torch.where(inside, diagonal, torch.where(place < 0, -far, far).to(s.dtype)))
-    return converged_eigh(blocks)[1]
+    return _eigenvectors(blocks)
+
+
+def _eigenvectors(a: torch.Tensor) -> torch.Tensor:
+    """Direct ones; any where a step before has failed, which is found out at the end."""
+    return converged_eigh(torch.where(a.isfinite(), a, 0.0))[1]

@@ -139,6 +139,9 @@ def eigh(
     theorem of Kato and Temple has a sharper bound. Sines of angles between subspaces are bounded as by Davis
     and Kahan ([1]_, chapter 11).
 
+    On a GPU batches of matrices, and large ones, are divided into invariant subspaces by products in half
+    precision ([2]_), and errors are squared by corrections until rounding errors alone are left ([3]_).
+
     Of a part of the spectrum the position of an eigenvalue rests on the backward stability of LAPACK's
     bisection: "a priori".
 
@@ -150,6 +153,10 @@ def eigh(
     References
     ----------
     .. [1] B. N. Parlett, "The Symmetric Eigenvalue Problem", SIAM, 1998.
+    .. [2] Y. Nakatsukasa, N. J. Higham, "Stable and efficient spectral divide and conquer algorithms for the
+       symmetric eigenvalue decomposition and the SVD", SIAM J. Sci. Comput. 35, 2013.
+    .. [3] T. Ogita, K. Aishima, "Iterative refinement for symmetric eigenvalue decomposition", Japan J.
+       Indust. Appl. Math. 35, 2018.
 
     Examples
     --------
