@@ -172,7 +172,7 @@ def test_pencils(part: str, engine: str) -> None:
 
 
 def test_batches_of_few_columns_by_gram_matrices() -> None:
-    """Of full rank, graded down to 1e-7, dependent columns, rank one, zero: errors are within their bounds."""
+    """Of full rank, graded to 1e-7, dependent columns, rank one, zero: errors are within their bounds."""
     generator = torch.Generator().manual_seed(3)
     a = torch.randn(6, 7, 4, generator=generator)
     a[1] *= torch.logspace(0, -7, 4)
