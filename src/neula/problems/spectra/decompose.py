@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, reduce
+from functools import cache, cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -154,8 +154,12 @@ class Decomposed:
     def _in_units(self, x: torch.Tensor) -> torch.Tensor:
         return self._known(shift(x, self.exponents[:, None]))
 
+    @cached_property
+    def _all_usable(self) -> bool:
+        return bool(self.usable.all())
+
     def _known(self, x: torch.Tensor) -> torch.Tensor:
-        if bool(self.usable.all()):
+        if self._all_usable:
             return x
         return torch.where(self.usable.reshape(-1, *(1,) * (x.ndim - 1)), x, math.nan)
 
