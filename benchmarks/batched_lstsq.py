@@ -56,12 +56,12 @@ def run(device: torch.device, repeats: int = 15) -> Results:
 
 
 def _loop(a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-    """What one writes without batches."""
+    """One call for each problem, as in code without batches."""
     return [torch.linalg.lstsq(*pair).solution for pair in zip(a, b, strict=True)]
 
 
 def _backward_error(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> float:
-    """That of the worst problem, some at a time."""
+    """Backward error of the worst problem, computed for 64 problems at a time."""
     worst = 0.0
     norm = torch.linalg.matrix_norm
     for group in zip(*(t.split(64) for t in (a, b, x)), strict=True):

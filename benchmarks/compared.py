@@ -14,7 +14,7 @@ from neula.papers.data import ExperimentData, Measurements, Row
 FOLDER = Path(__file__).parent / "data"
 
 MACHINES = {"H200": "nvidia-h200", "CPU": "amd-epyc"}
-"""What a machine is called, and the end of the names of its files."""
+"""Names of machines, and the ends of the names of their files."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Comparison:
 
 
 def comparisons(source: Source, folder: Path = FOLDER) -> list[Comparison]:
-    """What a source holds; nothing where it has not been measured."""
+    """Comparisons of a source; none where it has not been measured."""
     path = folder / f"{source.benchmark}-{MACHINES[source.machine]}.json"
     rows = ExperimentData.read(path).rows if path.exists() else Measurements()
     return [

@@ -1,4 +1,4 @@
-"""What the model of time (:mod:`benchmarks.model`) needs to know of a machine and its network, measured.
+"""Measured numbers of a machine and its network that the model of time (:mod:`benchmarks.model`) needs.
 
 Each row is one number: the rate of what a GPU does alone, or the time of an all-reduce of some bytes.
 """

@@ -35,7 +35,7 @@ SLOWER, LATER = 1.25, 0.1
 """Limits on the time of a function: a multiple of the time of its peer, or milliseconds added to that."""
 
 Call = Callable[[Any], Any]
-"""What is done with a module, neula's or the other, or with a class of it."""
+"""Computation with a module, neula's or the other, or with a class of it."""
 
 Peers = Mapping[str, tuple[Any, Any]]
 PEERS: Peers = {

@@ -1,4 +1,4 @@
-"""What a machine can do at best: rates of products and of copies, and the floor that they set."""
+"""Best rates of a machine, for products and for copies, and the floor that they set."""
 
 from __future__ import annotations
 

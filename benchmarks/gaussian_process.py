@@ -93,7 +93,7 @@ def _by_torch(x: torch.Tensor, y: torch.Tensor) -> Answer:
 
 
 def _peers(x: torch.Tensor, y: torch.Tensor) -> Iterator[tuple[str, Callable[[], Answer]]]:
-    """Those that are installed, and for the device."""
+    """Peers that are installed, and made for the device."""
     yield "torch", lambda: _by_torch(x, y)
     with suppress(ImportError):
         yield "gpytorch", _gpytorch(x, y)

@@ -154,7 +154,7 @@ def _transposed_product(device: torch.device, m: int, n: int) -> Case:
 
 
 def _plain_residual(device: torch.device, m: int, n: int) -> Case:
-    """What the library takes for one in plain float64."""
+    """``B - A X`` by torch in plain float64, for comparison."""
     a, x, y = _doubles(device, m, n)
     return Case(
         "torch: B - A X",

@@ -23,7 +23,7 @@ WITH_PEERS = 100000
 """Order beyond which there is no room for a float32 matrix and its factors."""
 
 LARGEST = 2.0**15
-"""What A is scaled to, by a power of two: the diagonal is n, which fp16 has only up to 65504."""
+"""Diagonal of A, scaled from n by a power of two where n is larger: fp16 ends at 65504."""
 
 
 def run(device: torch.device, sizes: tuple[int, ...] | None = None, repeats: int = 3) -> Results:
@@ -100,7 +100,7 @@ def _peers(a: torch.Tensor, seconds: float, on_gpu: bool, repeats: int) -> dict[
 
 
 def _measured(function: Callable[[], Any], on_gpu: bool) -> tuple[Any, float]:
-    """What a call returns, and the memory of the GPU that it took, in GB."""
+    """The result of a call, and the memory of the GPU that it took, in GB."""
     if not on_gpu:
         return function(), 0.0
     torch.cuda.empty_cache()

@@ -39,7 +39,7 @@ DRAWN = (
     ("qr float32", 1048576, 1024),
     ("qr float32", 32768, 16384),
 )
-"""What was measured, and is drawn beside the model."""
+"""Measured problems that are drawn next to the model."""
 
 PANEL = 1024
 """Columns of a panel of QR over processes."""
@@ -47,7 +47,7 @@ PANEL = 1024
 
 @dataclass(frozen=True)
 class Machine:
-    """What a GPU and the network do in a second.
+    """Rates per second, and delays, of a GPU and the network.
 
     Attributes
     ----------
@@ -250,7 +250,7 @@ MEASURED = (
 
 
 def compared(rows: Measurements, machine: Machine) -> Iterator[dict[str, Any]]:
-    """What the model says of what was measured, one row for each number of GPUs."""
+    """Measured times and those of the model, one row for each number of GPUs."""
     alone = set()
     for row in rows:
         problem = row["problem"]
@@ -280,7 +280,7 @@ def _compared(row: Mapping[str, Any], gpus: int, ms: float, time: Time, m: int) 
 
 
 def expected(machine: Machine) -> Iterator[dict[str, Any]]:
-    """What the model expects of 8, 64 and 1,024 GPUs: strong scaling of 10^6 to 10^9 rows, and weak."""
+    """Predictions for 8, 64 and 1,024 GPUs: strong scaling of 10^6 to 10^9 rows, and weak scaling."""
     for n in COLUMNS:
         for m in (1e6, 1e7, 1e8, 1e9):
             row: dict[str, Any] = {"rows": f"{m:.0e}", "n": n}

@@ -1,4 +1,4 @@
-"""What optimizers spend on orthogonal factors, for the layers of a language model of seven billion
+"""Time that optimizers spend on orthogonal factors, for the layers of a language model of seven billion
 parameters.
 """
 

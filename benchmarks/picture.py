@@ -30,7 +30,7 @@ INKS = {"light": ("#1f2328", "white"), "dark": ("#e6edf3", "none")}
 
 
 def measured(folder: Path = FOLDER) -> dict[str, list[Comparison]]:
-    """What each panel shows; those that have not been measured are left out."""
+    """Comparisons that each panel shows; panels that have not been measured are left out."""
     found = {title: by_size(comparisons(source, folder)) for title, source in PANELS.items()}
     return {title: bars for title, bars in found.items() if bars}
 

@@ -22,7 +22,7 @@ SHAPES = 1000
 
 @dataclass(frozen=True)
 class Work:
-    """What any algorithm of its kind has to do.
+    """Operations and bytes that any algorithm of its kind needs.
 
     Attributes
     ----------

@@ -66,7 +66,7 @@ def _seconds(call: Call, first_calls: bool) -> float:
 
 
 def _memory(case: Case) -> tuple[Any, float]:
-    """What a call returns, and the most memory that it took beside what was there."""
+    """The result of a call, and the most additional memory that it took, relative to the matrix."""
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

@@ -54,7 +54,7 @@ def run(device: torch.device) -> Results:
 
 
 def row(case: SpectralProblem, device: torch.device) -> dict[str, Any]:
-    """What is measured of a problem."""
+    """Times and errors of neula and of torch for a problem."""
     a = matrices(case, device)
     mine, peer, errors = FUNCTIONS[case.function](a)
     found: dict[str, Any] = {}

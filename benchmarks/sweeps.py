@@ -14,7 +14,7 @@ SWEPT = {
     "Xeon": "intel-xeon",
     "Xeon, AVX2": "intel-xeon-avx2",
 }
-"""What the columns of a machine are called, and the end of the name of its file."""
+"""Column headings of the machines, and the ends of the names of their files."""
 
 DTYPES = ("float64", "float32")
 

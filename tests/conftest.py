@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings that all tests share."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def no_plans() -> None:
 
 @pytest.fixture(autouse=True)
 def gpu_memory_goes_back(request: pytest.FixtureRequest) -> Iterator[None]:
-    """What a test has taken of a GPU's memory, for tests of other processes: torch would keep it."""
+    """Free a GPU's memory after a test, for tests of other processes: torch would keep it."""
     yield
     if "gpu" in request.keywords and torch.cuda.memory_reserved() > KEPT_BETWEEN_TESTS:
         graphs.clear()

@@ -46,6 +46,6 @@ def solved(
     compute: str = "fp32",
     plain_residuals: bool = False,
 ) -> Answer[LeastSquaresSolutions]:
-    """What the link finds."""
+    """Answer of the link that solves by a Gram matrix."""
     problems = problems_of(a[None], b[None], engine)
     return ways.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)

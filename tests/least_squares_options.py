@@ -1,4 +1,4 @@
-"""What tests ask of least squares, below the public function."""
+"""Options of least squares that tests ask for, below the public function."""
 
 from __future__ import annotations
 

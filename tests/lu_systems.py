@@ -1,4 +1,4 @@
-"""What the tests of lu_solve share: systems, and how their solutions are judged."""
+"""Systems for the tests of lu_solve, and measures of their solutions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def backward_error(A: Any, x: Any, b: Any) -> float:
 
 
 def silent(function: Callable[[], Any]) -> Any:
-    """What a function returns that may not warn."""
+    """The result of a function; warnings are errors."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return function()

@@ -1,4 +1,4 @@
-"""How much memory of a GPU a test's work takes."""
+"""Memory of a GPU that the work of a test takes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def peak_beside(work: Callable[[], T]) -> tuple[T, int]:
-    """What it returns, and the most bytes that it asks for at a time beside what there is.
+    """The result, and the most bytes that the work asks for at a time in addition to those before.
 
     Blocks that an allocator gives out may be larger by a megabyte each, by what was freed before.
     """

@@ -22,7 +22,7 @@ class WithoutSome:
         self.finder, self.hidden = finder, hidden
 
     def find_spec(self, name: str, *rest: Any) -> Any:
-        """What the finder says, but for hidden modules."""
+        """The finder's answer; None for hidden modules."""
         return None if name.partition(".")[0] in self.hidden else self.finder.find_spec(name, *rest)
 
     def __getattr__(self, name: str) -> Any:

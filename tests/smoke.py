@@ -1,4 +1,4 @@
-"""What an installation must do with the required packages alone: ``python tests/smoke.py``.
+"""Checks of an installation with the required packages alone: ``python tests/smoke.py``.
 
 Plain Python, since a new environment has no pytest. ``make dist-check`` runs it in one, ``make smoke`` where
 other packages are hidden (:mod:`tests.required_only`).
@@ -88,7 +88,7 @@ def check_what_is_missing() -> None:
 
 
 def import_error(call: Callable[[], object]) -> str | None:
-    """What an ImportError of a call says; None if there was none."""
+    """Message of the ImportError that a call raises; None if there is none."""
     try:
         call()
     except ImportError as error:

@@ -171,7 +171,7 @@ def refused_on_cuda() -> None:
 
 
 def children(**targets: Callable[[], None]) -> list[str]:
-    """What is wrong with children that start in these ways, all at once."""
+    """Errors of child processes that are started in these ways, all at once."""
     running = {method: multiprocessing.get_context(method).Process(target=f) for method, f in targets.items()}
     for child in running.values():
         child.start()
@@ -186,7 +186,7 @@ def children(**targets: Callable[[], None]) -> list[str]:
 
 
 def main(device: str) -> str:
-    """What went wrong: nothing, if it is empty."""
+    """All errors in one line; empty if there are none."""
     # Two engines, since algorithms take other ways on each.
     engines = (("auto", "cuda"),) if device == "cuda" else (("cpu", "cpu"), ("emulated", "cpu"))
     wrong = [repr(error) for error in all_at_once(engines)]

@@ -65,7 +65,7 @@ CALLS: dict[str, Callable[[Made], Any]] = {
 
 
 def parts(result: Any) -> Iterator[tuple[str, Any]]:
-    """What the user sees of a result, by name: an array, or the public fields of an object."""
+    """Public parts of a result, by name: an array, or the public fields of an object."""
     if not is_dataclass(result):
         yield "", result
         return

@@ -73,7 +73,7 @@ def test_a_wrong_triangle_is_noticed(monkeypatch) -> None:
 
 @pytest.mark.parametrize("compute", ["fp16", "fp32"])
 def test_by_a_coarse_gram_matrix(compute) -> None:
-    """What a GPU does with large ones: as good as Householder's, or given up."""
+    """R from a coarse Gram matrix, as for large ones on a GPU, is as good as Householder's, or given up."""
     coarse = EmulatedEngine().using(compute)
     for condition in (1.0, 100.0, 1e6):
         a = conditioned(200, 30, condition) * 2.0 ** torch.arange(-15, 15)

@@ -1,4 +1,4 @@
-"""What is tried on which machine, in which order: chains are data, and need neither a matrix nor a GPU."""
+"""Algorithms tried on each machine, in order: chains are data, and need neither a matrix nor a GPU."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Elsewhere(Reduction):
     ],
 )
 def test_rows_over_several_gpus(n: int, first: list[str]) -> None:
-    """What takes few looks comes first; pivots are not looked for."""
+    """Algorithms with few synchronizations come first; pivots are not looked for."""
     engine = sharded(engine_of(H200), Elsewhere())
     options = replace(least_squares_of(H200), engine=engine)
     together = lstsq_chain.chain_together(1, 100 * n, n, options)

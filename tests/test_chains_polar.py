@@ -1,4 +1,4 @@
-"""What is tried for polar factors on which machine, in which order."""
+"""Algorithms tried for polar factors on each machine, in order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would be tried on machines that need not be there: chains are data, and these are their labels."""
+"""Algorithms for QR on machines that need not be there: chains are data, compared by their labels."""
 
 from __future__ import annotations
 

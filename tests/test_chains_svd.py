@@ -1,4 +1,4 @@
-"""What is tried for low-rank approximations on which machine, in which order."""
+"""Algorithms tried for low-rank approximations on each machine, in order."""
 
 from __future__ import annotations
 

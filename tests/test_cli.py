@@ -1009,7 +1009,7 @@ def test_the_program_refuses_bad_input_without_a_traceback() -> None:
     ],
 )
 def test_answers_that_need_no_arrays_come_at_once(arguments: str, code: int) -> None:
-    """What takes long is to import NumPy and torch: a time would depend on the machine."""
+    """NumPy and torch, whose imports take long, are not imported; a time would depend on the machine."""
     script = (
         "import sys\nfrom neula.cli.main import main\n"
         f"sys.argv = ['neula', *{arguments.split()}]\n"

@@ -62,7 +62,7 @@ def _arguments(function: str) -> tuple[np.ndarray, ...]:
 @pytest.mark.parametrize("given", ["x", b"x", [], {}, 1j, object(), math.nan, np.array([1.0, 2.0])])
 @pytest.mark.parametrize(("function", "name"), [(f, name) for f, names in NUMBERS.items() for name in names])
 def test_numbers_that_are_none(function, name, given):
-    """What was given is repeated, and its keyword named, whatever it is; NaN is a factor like another."""
+    """Messages repeat the given value, whatever it is, and name its keyword; NaN is a factor like another."""
     if name == "alpha" and given is math.nan:
         return
     with pytest.raises((TypeError, ValueError)) as found:
@@ -78,7 +78,7 @@ def test_names_that_are_none(function, name, given):
 
 
 def test_numbers_of_any_library():
-    """What is a number in one library is one here: no array of one element, but of no dimension."""
+    """Numbers of all libraries are numbers: arrays of no dimension, but not arrays of one element."""
     a, b = np.eye(3), np.ones(3)
     for damp in (1, np.float32(1), np.array(1.0), torch.tensor(1.0), Fraction(1), True):
         np.testing.assert_allclose(neula.lstsq(a, b, damp=damp).x, 0.5)

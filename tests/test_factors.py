@@ -54,7 +54,7 @@ def log(x: flint.fmpq) -> float:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("n", "cond"), [(1, 1.0), (6, 1e2), (20, 1e3), (20, 1e7)])
 def test_errors_are_below_their_bounds(kind: str, n: int, cond: float, dtype: Any) -> None:
-    """Those of exact arithmetic for the numbers as they are stored."""
+    """Errors come from exact arithmetic for the numbers as they are stored."""
     if cond > 1e4 and (dtype is np.float32 or "fp16" in kind):
         pytest.skip("the matrix, as it is rounded, need not be definite")
     a = matrix(kind, n, cond, dtype)

@@ -142,7 +142,7 @@ def test_linearly_dependent_columns_have_no_finite_gradient():
 
 
 def test_the_users_autocast_does_not_round_the_gradient():
-    """What torch differentiates here are sums and powers, which it leaves alone."""
+    """Torch differentiates sums and powers here, which autocast leaves alone."""
     a = variable(40, 6, dtype=torch.float32)
     q, r = neula.qr(a)
     loss = (q**3).sum() + r.sum()

@@ -28,7 +28,7 @@ class Raw(CpuEngine):
 
 
 def meets_gates(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> bool:
-    """Those of the contest."""
+    """Whether Q and R meet the error limits of the contest."""
     a, q, r, n = a.double(), q.double(), r.double(), a.shape[-1]
     identity = torch.eye(n, dtype=q.dtype, device=q.device)
     residual = one_norm(r - q.mT @ a) <= 20 * n * EPS * one_norm(a)

@@ -125,7 +125,7 @@ def test_functions_have_few_parameters(sources: dict[str, str]) -> None:
 
 
 def imported(body: list[ast.stmt]) -> Iterator[str]:
-    """What is imported together with a module: not by its functions, and not for types alone."""
+    """Names imported together with a module: not by its functions, and not for types alone."""
     for node in body:
         if isinstance(node, ast.ImportFrom):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -161,6 +161,14 @@ def test_a_name_has_one_meaning(sources: dict[str, str]) -> None:
             elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.lstrip("_") == "of":
                 places["of"] += [path, path]
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks", "examples"])
+def test_no_docstring_begins_with_what(folder: str) -> None:
+    """Nor does a string under a constant."""
+    begins = re.compile(r'^[ \t]*r?"""\s*What ', re.MULTILINE)
+    paths = (SOURCE.parent.parent / folder).rglob("*.py")
+    assert [str(path) for path in paths if begins.search(path.read_text(encoding="utf-8"))] == []
 
 
 def test_few_entries() -> None:

@@ -1,4 +1,4 @@
-"""What comes in, from where, and what is refused before any work."""
+"""Inputs of each library, and inputs that are refused before any work."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_each_row_says_when(problem: str) -> None:
 
 
 def test_names_of_algorithms_alone_are_outside_default_chains() -> None:
-    """What only ``algorithm=`` reaches says so, and no example without a name has it."""
+    """Links that only ``algorithm=`` reaches say so, and no example without a name has them."""
     named = [
         row for row in rows_of(TABLES["least-squares"]) if any("only" in rule.words for rule in row.when)
     ]

@@ -90,7 +90,7 @@ def test_empty_matrices(pivot: str) -> None:
 @pytest.mark.parametrize("pivot", ["partial", "rbt"])
 @pytest.mark.parametrize("variant", ["5.2/5.1", "3.1"])
 def test_factors_of_a_batch(pivot: str, variant: str, rng: np.random.Generator) -> None:
-    """Those of its members, stacked."""
+    """Factors of a batch are those of its members, stacked."""
     A = rng.standard_normal((2, 3, 9, 9)).astype(np.float32)
     seen: list[float] = []
     F = factor(A, variant=variant, pivot=pivot, panel=4, progress=lambda _, done: seen.append(done))

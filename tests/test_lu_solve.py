@@ -56,7 +56,7 @@ def test_solutions_have_the_accuracy_of_the_dtype(compute: str, pivot: str, n: i
 @pytest.mark.parametrize("of_b", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("compute", ["fp16", "fp32"])
 def test_every_dtype(of_a: torch.dtype, of_b: torch.dtype, compute: str) -> None:
-    """That of the wider operand, against A as it is stored."""
+    """Solutions have the dtype of the wider operand, and are accurate for A as it is stored."""
     n = 60
     A, b = dominant(n, of_a), torch.linspace(-1, 1, n, dtype=of_b)
     x = silent(lambda: lu_solve(factor(A, compute=compute), b))

@@ -48,7 +48,7 @@ def test_qr_over_more_gpus(low: bool) -> None:
 
 
 def test_all_reduces() -> None:
-    """Those that were measured, between them on a line, and never less for more GPUs."""
+    """Measured times, between them on a line, and never less for more GPUs."""
     for size, seconds in model.H100.inside.items():
         assert model.H100.all_reduce(size, 2) == pytest.approx(seconds)
     assert model.H100.all_reduce(8, 2) == pytest.approx(23e-6)

@@ -205,7 +205,7 @@ def test_rank_of_outer_products(dtype: Any, whole: bool) -> None:
 def test_rank_one_where_divide_and_conquer_does_not_converge(
     shape: tuple[int, ...], dtype: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it does depends on the processor: QR iterations take its place."""
+    """Whether divide and conquer converges depends on the processor: QR iterations take its place."""
 
     def fails(*given: Any, **keywords: Any) -> Any:
         raise torch.linalg.LinAlgError("linalg.svd: the algorithm failed to converge")

@@ -1,4 +1,4 @@
-"""What is published says the same everywhere: versions, requirements, extras."""
+"""Versions, requirements and extras are the same everywhere that they are published."""
 
 from __future__ import annotations
 

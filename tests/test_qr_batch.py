@@ -190,7 +190,7 @@ def test_an_r_that_overflows_is_not_accepted(accuracy: Any, engine: str) -> None
 
 
 def test_an_r_that_overflows_is_not_accepted_where_nobody_looks() -> None:
-    """What the first links have found, and what comes of it."""
+    """Neither the asynchronous first links nor the factorization after them accept an R that overflows."""
     a = torch.rand(2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     a[1] = torch.finfo(torch.float64).max
     begun = begin(a, QROptions(target=FP32, engine=ENGINE))

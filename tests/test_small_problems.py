@@ -44,7 +44,7 @@ def test_errors_of_systems_are_bounded(positive: bool, order: Any, rng: np.rando
 def test_larger_problems_with_more_threads(
     shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked of a machine with several threads holds on any."""
+    """Results for several threads agree with those for one thread, on any machine."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(*shape, generator=generator, dtype=dtype) for _ in range(2))
     b = b[:, :2]

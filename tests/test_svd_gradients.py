@@ -27,7 +27,7 @@ def of_singular_values(*s: float) -> torch.Tensor:
 
 
 def without_signs(u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> Triplets:
-    """What does not depend on the signs of singular vectors."""
+    """Quantities that do not depend on the signs of singular vectors."""
     return s, u**2, vh**2, (u * s.cos().unsqueeze(-2)) @ vh
 
 

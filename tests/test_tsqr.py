@@ -75,7 +75,7 @@ def certified_bound(u: float, m: int, n: int) -> float:
 
 
 def mode_bound(compute: str, m: int, n: int) -> float:
-    """What a mode may err by in theory, at any size.
+    """Theoretical error bound of a mode, for any size.
 
     On each of ``1 + log2(m / n)`` levels, at most: ``4 (n + sqrt(m) + 4) u`` column by column, and for each
     block of 16 columns its reflector there and back, three products with ``|V|^2 = 2``. A product errs by 2

@@ -181,7 +181,7 @@ def test_both_ways_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LikeAGpu(EmulatedEngine):
-    """What a GPU would try, in plain torch."""
+    """A GPU's choices, in plain torch."""
 
     tuning = cuda_tuning((9, 0), corrected=False, tournament_width=0)
 

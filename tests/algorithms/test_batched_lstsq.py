@@ -75,13 +75,13 @@ def normalized(a: torch.Tensor) -> torch.Tensor:
 
 
 def condition(a: torch.Tensor) -> torch.Tensor:
-    """That of B, shape (batch, 1)."""
+    """Condition number of B, shape (batch, 1)."""
     return torch.linalg.cond(normalized(a))[:, None]
 
 
 def doubled_noise(a: torch.Tensor, b: torch.Tensor, found: DoubledSolution) -> torch.Tensor:
-    """What errors of doubled products make of the forward error: through ``B^+`` those of the residual,
-    through ``(B^T B)^-1`` those of the gradient. Schatten norms exceed each norm by ``n^(1/4)`` at most.
+    """Forward error due to rounding in doubled products: errors of the residual times ``B^+``, and those of
+    the gradient times ``(B^T B)^-1``. Schatten norms exceed each norm by ``n^(1/4)`` at most.
     """
     m, n = a.shape[1:]
     size = torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1)[..., None] * found.x, dim=1)

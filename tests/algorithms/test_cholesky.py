@@ -73,7 +73,7 @@ def test_a_batch_is_factorized_as_its_members_are(name: str) -> None:
 
 
 def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept:
-    """What a GPU has."""
+    """Storage for operands in parts, as on a GPU."""
     return Kept.room(rows, columns, largest)
 
 
@@ -120,7 +120,7 @@ def a_few_rows(m: int, n: int) -> Iterator[tuple[slice, slice]]:
 
 
 def the_other_way_round(launch: Callable[[], None], other: Callable[[], None]) -> None:
-    """What runs beside something else may be behind it, too."""
+    """Call ``other`` first: concurrent work may come in either order."""
     other()
     launch()
 
@@ -169,7 +169,7 @@ def test_diagonal_blocks_by_a_kernel_are_rounded_once(
 
 
 def test_operands_in_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a GPU does, whose corrected products take one matrix at a time: each column is split once."""
+    """A GPU's corrected products take one matrix at a time, and each column is split once."""
     engine = EmulatedEngine(format="fp32")
     monkeypatch.setattr(engine, "kept", room)
     monkeypatch.setattr(EmulatedEngine, "tuning", replace(engine.tuning, corrected_from=32))

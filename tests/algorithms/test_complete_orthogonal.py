@@ -28,7 +28,7 @@ def with_singular_values(s: list[float], m: int, n: int) -> torch.Tensor:
 def solved(
     a: torch.Tensor, b: torch.Tensor, rcond: float, weights: torch.Tensor | None = None
 ) -> tuple[MinimumNorm | str, ScaledProblems, torch.Tensor]:
-    """What is found, the problem in numbers near 1, and x in the units of A and b."""
+    """The solution or a reason, the problem scaled to numbers near 1, and x in the units of A and b."""
     problems = ScaledProblems.from_arrays(a[None], b[None], weights, 0.0)
     found = complete_orthogonal(problems, rcond, FP64, width=3)
     x = b.new_empty(0) if isinstance(found, str) else problems.unscale(found.y / problems.norms.mT)[0]

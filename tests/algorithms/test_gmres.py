@@ -73,7 +73,7 @@ def test_each_right_hand_side_has_its_own_tolerance() -> None:
 
 @pytest.mark.parametrize("difference", [0.0, 1e-12, 1e-6, 1e-2])
 def test_right_hand_sides_that_depend_on_one_another(difference: float) -> None:
-    """What a difference of 1e-12 leaves unsolved is below the rounding errors of half of the digits."""
+    """For a difference of 1e-12 the remaining residual is below the rounding errors of half of the digits."""
     a, b = system(50, 3)
     b[:, 2] = b[:, 0] - 2 * b[:, 1] + difference * b[:, 2]
     x, iterations = gmres(lambda z: a @ z, b, tolerance=1e-11, max_iterations=50)

@@ -236,7 +236,7 @@ def test_companions_save_iterations_and_are_not_returned() -> None:
 
 
 def test_cg_multiplies_and_solves_for_others_on_the_way() -> None:
-    """What comes of two solves with the factors joins the right-hand sides."""
+    """Results of two solves with the factors join the right-hand sides."""
     n = 80
     g = companions(n, n)
     a = g @ g.T / n + 0.1 * torch.eye(n, dtype=torch.float64)

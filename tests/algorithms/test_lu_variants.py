@@ -330,7 +330,7 @@ def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> CpuEngine:
 
 
 class Half(CpuEngine):
-    """What a GPU does, on a CPU: fp16 matrices, products of which are summed in float32."""
+    """A GPU's arithmetic on a CPU: fp16 matrices, products of which are summed in float32."""
 
     formats = ("fp16", "fp32")  # type: ignore[assignment]
 
@@ -515,7 +515,7 @@ def test_peak_memory_on_a_gpu(variant: str) -> None:
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
 @pytest.mark.parametrize(("n", "r"), [(100, 512), (1500, 512), (2048, 256), (3001, 1024)])
 def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
-    """What a GPU takes by default, with the kernels, and products that run beside them."""
+    """A GPU's default, with the kernels and with concurrent products, meets the error bound."""
     engine, a = CudaEngine("cuda", format), hpl_ai_matrix(n)
     s = engine.tuning.lu_inner_panel
     assert kernels_take(engine.operand_dtype, engine.device, s)
@@ -531,7 +531,7 @@ def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
 @pytest.mark.parametrize(("n", "r"), [(100, 512), (700, 96), (1500, 512), (2048, 256), (3001, 512)])
 def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
-    """What a GPU takes by default with pivoting: called for the first time, recorded, and played back."""
+    """With a GPU's default pivoting, first call, recording and replay give the same accurate factors."""
     engine, a = CudaEngine("cuda", format), random_matrix("normal", n, n, seed=n)
     assert engine.tuning.tournaments
     assert engine.tuning.pivoted_inner_panel == tournament.WIDTH
@@ -573,7 +573,7 @@ def test_peak_memory_by_blocks_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_streams_are_joined_again() -> None:
-    """What runs beside is done before anything that is queued afterwards; the same numbers each time."""
+    """Concurrent work is done before anything that is queued afterwards; the same numbers each time."""
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(2000, dtype=torch.float32, device="cuda")
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):

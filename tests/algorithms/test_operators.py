@@ -160,7 +160,7 @@ def test_rows_that_a_weight_rescues() -> None:
 def test_an_r_in_half_precision_comes_from_a_matrix_in_half_precision(
     damp: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is factorized is stored so, rounded once; in other formats it is in the working storage."""
+    """The matrix to factorize is stored in fp16, rounded once; for other formats, in the working storage."""
     a, b = random_matrix("normal", 330, 150, seed=1), random_matrix("normal", 330, 2, seed=2)
     found: list[torch.Tensor] = []
 

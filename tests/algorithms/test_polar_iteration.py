@@ -17,7 +17,7 @@ DOUBLE = EmulatedEngine("cpu", "fp64")
 @pytest.mark.parametrize("smallest", [0.9, 0.1, 1e-3, 7e-4, 3e-8, 1e-16])
 @pytest.mark.parametrize(("error", "margin"), [(5.5e-3, 2.0**-6), (2.0**-24, 2.0**-9), (2.0**-53, 2.0**-9)])
 def test_composition(smallest: float, error: float, margin: float) -> None:
-    """What takes an interval near 1 also keeps large numbers large on the way, and below 1 by the margin."""
+    """Steps that bring an interval near 1 keep large numbers large on the way, and below 1 by the margin."""
     x = np.concatenate([np.geomspace(smallest, 1, 20_000), np.linspace(smallest, 1, 20_000)])
     steps = composition(smallest, error, margin)
     for step in steps:

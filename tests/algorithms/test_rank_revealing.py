@@ -70,7 +70,7 @@ def sizes(a: torch.Tensor) -> torch.Tensor:
 )
 @pytest.mark.parametrize("k", [1, 3])
 def test_solution_of_minimum_norm(m: int, n: int, rank: int, k: int) -> None:
-    """That of NumPy's pseudoinverse; a well-conditioned problem, so both err by a multiple of n u."""
+    """The solution is that of NumPy's pseudoinverse, up to multiples of n u: A is well conditioned."""
     a, b = deficient(m, n, rank), random_matrix("normal", m, k, seed=2)
     before = a.clone(), b.clone()
     found, x = solved(a, b, rcond=max(m, n) * 2.0**-52)

@@ -40,7 +40,7 @@ def refined(
     problem: ScaledProblems,
     start: Refined | None = None,
 ) -> tuple[Refined, torch.Tensor]:
-    """What the chain does: bring x to its backward error, then the forward error down."""
+    """Refine as the chain does: reduce the backward error of x first, then its forward error."""
     sizes = torch.linalg.vector_norm(operator.dense(), dim=0)
     largest, smallest = extreme_singular_values(r / sizes, r / sizes).tolist()
     # By how much R may be wrong.

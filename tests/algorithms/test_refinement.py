@@ -357,8 +357,8 @@ def test_it_stays_converged_however_many_iterations_are_allowed(
 
 
 def test_plain_cgls_drifts_and_refinement_does_not() -> None:
-    """What the restart is for: the residual that CGLS carries along is no longer ``b - A x``, so its x stops
-    improving where the first solve ends; the second one, on the true residual, is better.
+    """Restarts help: the residual that CGLS carries along is no longer ``b - A x``, so its x stops improving
+    where the first solve ends; the second one, on the true residual, is better.
     """
     a = random_matrix("arithmetic", 600, 129, cond=1e3, seed=1)
     problem = Problem(a)

@@ -80,7 +80,7 @@ def test_triplets(spectrum: str, dtype: torch.dtype, m: int) -> None:
 @pytest.mark.parametrize("scale", [1e-15, 1.0, 1e6])
 @pytest.mark.parametrize("spectrum", ["geometric", "roots", "gap"])
 def test_subspaces_may_come_from_half_precision(spectrum: str, scale: float) -> None:
-    """What they are good for is measured in float32: errors of singular values are of second order."""
+    """Half-precision subspaces are measured in float32: errors of singular values are of second order."""
     k = 8
     s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double() * scale
     a = with_spectrum(s, 300).float()

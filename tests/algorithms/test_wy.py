@@ -67,7 +67,7 @@ def deviation(q: torch.Tensor) -> float:
 
 
 def steps(name: str, n: int, width: int) -> float:
-    """How many steps rounding errors add up over.
+    """Number of steps over which rounding errors add up.
 
     Recursive: a level for each doubling of the panel, and the product that forms Q. Blocked: the root of the
     number of panels, because a reflector acts within the range of its own Y, and errors of both signs in

@@ -10,8 +10,8 @@ U = 2.0**-53
 
 
 def violation(A, b, x, lower, upper) -> float:
-    """What of the gradient no bound forbids to follow, relative to columns of norm 1 and all that was added
-    up.
+    """Largest component of the gradient that no bound blocks, relative to columns of norm 1 and to the sum of
+    all magnitudes.
 
     Rounding errors of a solution that is backward stable are of the order of u.
     """

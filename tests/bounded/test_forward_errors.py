@@ -1,4 +1,4 @@
-"""What solutions within bounds say of their errors, beside exact ones."""
+"""Forward errors of solutions within bounds, compared with exact solutions."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from .recipes import Example, Recipe, bounds_of, keywords, trans_of
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call has returned or raised, its warnings, and the seconds it took."""
+    """The result or error of a call, its warnings, and the seconds it took."""
 
     result: Any
     error: Exception | None

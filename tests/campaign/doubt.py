@@ -23,7 +23,7 @@ SURE = 1e3
 
 @dataclass(frozen=True)
 class Dropped:
-    """What B makes of the directions that a rank drops.
+    """Directions that a rank drops, and their images under B.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Dropped:
 
     @classmethod
     def of(cls, truth: LeastSquares, rank: int, unit: float) -> Dropped | None:
-        """That of a problem stored with a unit roundoff; None of full rank.
+        """Dropped directions of a problem stored with a unit roundoff; None for full rank.
 
         A real A has real singular vectors: each part of a complex b has an F test with as many rows as A.
         """

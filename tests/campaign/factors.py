@@ -19,7 +19,7 @@ from .recipes import Example, keywords, trans_of
 from .verdict import Verdict, is_default, limits_of, spacing_of, unit_roundoff
 
 OTHERS = ("pivoted", "cholesky", "polar", "pinv")
-"""What is judged elsewhere."""
+"""Problems whose results :mod:`tests.campaign.more` judges."""
 
 MAY_OVERFLOW = 2.0**1000
 """From elements of this size on norms of columns may exceed float64."""

@@ -60,7 +60,7 @@ LITERAL = 400
 
 @dataclass
 class Tally:
-    """What a run has found."""
+    """Counts and reports of the findings of a run."""
 
     examples: int = 0
     slowest: tuple[float, int] = (0.0, 0)
@@ -264,7 +264,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _names() -> dict[str, Any]:
-    """What a recipe that was printed may name."""
+    """Names that a printed recipe may use, with their values."""
     return {name: value for module in (recipes, *AREAS.values()) for name, value in vars(module).items()}
 
 

@@ -33,7 +33,7 @@ class Spectrum:
 
     @classmethod
     def of(cls, a: Balls) -> Spectrum:
-        """That of a matrix whose largest element is near one."""
+        """Spectrum of a matrix whose largest element is near one."""
         with ctx.workprec(BITS):
             if not any(a.entries()):
                 return cls([arb()] * a.nrows(), _like(a, identity(a.nrows()).tolist()))

@@ -46,7 +46,7 @@ NO_DIGIT = 0.1
 """A ``forward_error`` from which on a warning for a batch is meant for this member of it."""
 
 ESTIMATED_WITHIN = 10.0
-"""How far from the true one ``condition`` may be."""
+"""Factor by which ``condition`` may differ from the true one."""
 
 
 def judge(example: Example, answer: Answer) -> Verdict:

@@ -63,7 +63,7 @@ def adjoint(a: np.ndarray) -> np.ndarray:
 
 
 def exponent_of(a: np.ndarray) -> int:
-    """That of the largest number, or of the largest part of one."""
+    """Binary exponent of the largest number, or of the largest part of a complex one."""
     largest = max(np.abs(a.real).max(initial=0.0), np.abs(a.imag).max(initial=0.0))
     return int(np.frexp(float(largest))[1])
 

@@ -28,7 +28,7 @@ KNOWN = 0.01
 """Condition number, in units of ``1 / (n u)``, below which the numerical rank is not in question."""
 
 REVEALING = 10.0
-"""What is left below the rank, in units of ``sqrt(n)`` singular values (``neula.qr``)."""
+"""Limit on the block of R below the rank, in units of ``sqrt(n)`` singular values (``neula.qr``)."""
 
 
 def ratios_of(example: Example, result: Any) -> Iterator[tuple[str, float]]:

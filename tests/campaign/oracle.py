@@ -148,7 +148,7 @@ class LeastSquares:
 
     @cached_property
     def singular_values(self) -> np.ndarray:
-        """Those of B, relative to the largest one (zeros if A is zero), descending, to five digits."""
+        """Singular values of B relative to the largest (zeros if A is zero), descending, to five digits."""
         rank = self._a.rank() // self.fold
         s = np.zeros(min(self.shape))
         if rank:
@@ -348,7 +348,7 @@ class LeastSquares:
         return found
 
     def underflow(self, rank: int, spacing: int) -> np.ndarray:
-        """What rounding x* to multiples of ``2^spacing``, the smallest number, may cost: relative to x*."""
+        """Error from rounding x* to multiples of ``2^spacing``, the smallest number, relative to x*."""
         bits, exact = self._solution(rank)
         with ctx.workprec(bits):
             step = norm(self._norms(bits)) * arb((1, spacing + self._a_exponent - self._b_exponent - 1))

@@ -72,7 +72,7 @@ def orthogonality_2norm(q: np.ndarray) -> float:
 
 
 def _certified_2norm(q: np.ndarray, found: QRCertificate, rounding: float, measured_with: float) -> float:
-    """What is left of ``||I - Q^H Q||_2``, over twice the number that a certificate has for it.
+    """Test ratio of the true ``||I - Q^H Q||_2`` to twice the number in the certificate.
 
     Rounding Q to its dtype and measuring it adds ``2 sqrt(n) u`` and ``2 sqrt(m) u``, each with its u.
     """

@@ -1,4 +1,4 @@
-"""What an example is: drawn from a seed, or by Hypothesis, and built the same way from either."""
+"""Examples: drawn from a seed, or by Hypothesis, and built the same way from either."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Scope:
-    """What is drawn from.
+    """Values from which recipes are drawn.
 
     Attributes
     ----------

@@ -31,7 +31,7 @@ ILL_CONDITIONED = Recipe("solve", 12, 12, 1, (Member("hilbert"),), seed=3)
 
 @dataclass(frozen=True)
 class Result:
-    """What a solver says."""
+    """Result of a solver, with the numbers that the judge reads."""
 
     x: np.ndarray
     forward_errors: np.ndarray

@@ -1,4 +1,4 @@
-"""What a verdict consists of, and what judges ask of an example."""
+"""Findings and verdicts, and facts about an example that judges need."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """What is wrong with an answer, and the numbers of every member of the batch.
+    """Findings about an answer, and the numbers of every member of the batch.
 
     Attributes
     ----------

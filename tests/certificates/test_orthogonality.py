@@ -77,7 +77,7 @@ def test_the_power_method_fails_as_rarely_as_it_says(n: int) -> None:
 
 @pytest.mark.parametrize("n", [100, 4096, 30000])
 def test_the_power_method_from_the_worst_start_that_is_allowed(n: int) -> None:
-    """That part along the eigenvector, all else where it hides it best: half of the norm, and no less."""
+    """The least part along the eigenvector, with the rest where it hides it best, gives half of the norm."""
     q = products_needed(n)
     rho, small = 3 * q * (4 * q / (q - 1)) ** (q - 1), math.sqrt((q - 1) / (4 * q))
     e = torch.tensor([[1.0], [small]], dtype=torch.float64)
@@ -157,7 +157,7 @@ def certificates(result: Any) -> list[neula.QRCertificate]:
 
 
 def check(result: Any, noise: float) -> None:
-    """What is certified of each Q is at least half of the exact norm, and accepted by it."""
+    """Each certified 2-norm is at least half of the exact one, and each certificate accepts its Q."""
     norms = np.atleast_1d(exact(result.Q))
     for norm, one in zip(norms.ravel(), certificates(result), strict=True):
         assert norm <= 2 * one.orthogonality_2norm + noise

@@ -292,7 +292,7 @@ def test_tensors_in_parts() -> None:
 
 @pytest.mark.parametrize("weights", [None, 2.0, "some"])
 def test_constant_columns_get_no_coefficient(weights) -> None:
-    """What rounding leaves of their deviations is no data, however small all that is beside other columns."""
+    """Deviations that are only rounding errors are not data, however they compare with other columns."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         m = int(rng.integers(5, 30))

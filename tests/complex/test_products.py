@@ -187,7 +187,7 @@ def test_nan_and_inf_stay_in_their_row():
 
 
 def test_the_plain_definition_of_a_corrected_product():
-    """What a GPU computes in kernels, in three products of their definitions."""
+    """Three corrected products by their definition, which kernels compute on a GPU, meet the error bound."""
     a, b = matrix("complex", 9, 200), matrix("complex", 200, 7, seed=1)
     from neula.engines.complex import three_products
 

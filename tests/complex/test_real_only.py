@@ -1,4 +1,4 @@
-"""What takes real numbers only says so for every argument, and never drops an imaginary part."""
+"""Functions for real numbers refuse complex ones in every argument, and never drop an imaginary part."""
 
 from __future__ import annotations
 

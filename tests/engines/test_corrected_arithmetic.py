@@ -65,7 +65,7 @@ def test_gram_matrices_have_single_precision(m: int, n: int) -> None:
 def test_which_products_are_corrected(
     monkeypatch: pytest.MonkeyPatch, m: int, n: int, corrected: bool
 ) -> None:
-    """Those of large dimensions, and of narrower ones if there is much to multiply."""
+    """Products of large dimensions are corrected, and narrower ones if there is much to multiply."""
     taken = []
 
     def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What is said to cuBLAS about matrices in memory, with a library that does on a CPU what it is told."""
+"""Arguments that cuBLAS receives for matrices in memory, with a library that obeys them on a CPU."""
 
 from __future__ import annotations
 

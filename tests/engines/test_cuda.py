@@ -35,7 +35,7 @@ def device() -> torch.device:
 
 @pytest.fixture(params=["ieee", "tf32"])
 def users_precision(request: pytest.FixtureRequest) -> Iterator[str]:
-    """What the user chose for float32 products of his own."""
+    """Precision that the user chose for float32 products of his own."""
     switch = torch.backends.cuda.matmul
     before = switch.fp32_precision
     switch.fp32_precision = request.param
@@ -151,7 +151,7 @@ def test_gemm_without_c_makes_one(format: str, alpha: float, device: torch.devic
 def test_gemm_on_views_of_column_major_storage(
     format: str, alpha: float, beta: float, device: torch.device
 ) -> None:
-    """What the recursion does: transposed left operand, blocks of columns, neighbours untouched."""
+    """Products as in the recursion: transposed left operand, blocks of columns, neighbours untouched."""
     engine = CudaEngine(device, format)
     store, target = normal(129, 40, 4, engine), normal(33, 30, 5, engine)
     a, b, c = store[:, 3:20], store[:, 20:27], target[4:21, 11:18]
@@ -529,7 +529,7 @@ def test_random_matrices_on_the_device(kind: str, device: torch.device) -> None:
 
 
 def test_plain_products_are_not_made_of_parts() -> None:
-    """What is called fp32 is float32, whatever the size."""
+    """Products in fp32 are computed in float32, whatever the size."""
     engine = CudaEngine("cpu", "fp32")
     large = torch.empty(1, 1).expand(5000, 5000)
     assert not engine._corrects(large, large)

@@ -92,7 +92,7 @@ def gemm_bound(
 
 
 def rounded(engine: Engine, x: torch.Tensor) -> torch.Tensor:
-    """What the unit reads, in float64."""
+    """The operand as the unit reads it, in float64."""
     return round_to(x.to(engine.storage), engine.format).double()
 
 
@@ -130,7 +130,7 @@ def test_gemm_without_c_makes_one(engine: Engine, m: int, k: int, n: int, alpha:
 
 @EACH
 def test_gemm_on_views_of_column_major_storage(engine: Engine) -> None:
-    """What the recursion does: transposed left operand, blocks of columns, neighbours untouched."""
+    """Products as in the recursion: transposed left operand, blocks of columns, neighbours untouched."""
     store = working(engine, 129, 40, 4)
     target = working(engine, 33, 30, 5)
     a, b, c = store[:, 3:20], store[:, 20:27], target[4:21, 11:18]

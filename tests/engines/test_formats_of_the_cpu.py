@@ -139,7 +139,7 @@ print(*seen[0][0])
 
 
 def formats_of_a_process(**caps: str) -> list[str]:
-    """What 16 threads see whose first use of the engine is at the same time."""
+    """Formats in a process whose 16 threads first use the engine at the same time."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM], env=os.environ | caps, capture_output=True, text=True, check=False
     )

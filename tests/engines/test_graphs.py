@@ -1,4 +1,4 @@
-"""What CUDA graphs play back is what would have been computed."""
+"""CUDA graphs replay the results that their functions would compute."""
 
 from __future__ import annotations
 

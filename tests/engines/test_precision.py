@@ -23,7 +23,7 @@ SWITCHES = (
 
 
 class OnGpu:
-    """What :func:`exactly` asks of an operand, without a GPU."""
+    """An operand with the attributes that :func:`exactly` reads, without a GPU."""
 
     is_cuda, dtype = True, torch.float32
 

@@ -1,4 +1,4 @@
-"""What recordings leave behind, with graphs and streams that only note what is done to them."""
+"""State that recordings leave behind, with graphs and streams that only log what is done to them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_graphs_of_a_stream_share_memory() -> None:
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError, RuntimeError])
 @pytest.mark.parametrize("broken", [True, False])
 def test_a_recording_that_breaks_off_has_an_end(error: type[BaseException], broken: bool) -> None:
-    """What the user, or the function, has raised comes through; what torch says about recordings does not."""
+    """Errors of the user, or of the function, are raised; those of torch about recordings are not."""
     calls = []
 
     def breaks_off(x: torch.Tensor) -> tuple[torch.Tensor, ...]:

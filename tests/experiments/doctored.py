@@ -1,4 +1,4 @@
-"""What the tests of all figures do: data that a judge must not be taken in by, and pictures."""
+"""Helpers for the tests of all figures: data that a judge must not be taken in by, and pictures."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def iterations() -> Measurements:
 
 
 def as_in_the_paper(m: int, n: int, kind: str, cond: float | None) -> list[Row]:
-    """What the paper reports: the taller the faster, many iterations only where the spectrum is geometric."""
+    """Rows as in the paper: the taller the faster, many iterations only where the spectrum is geometric."""
     stress, slow = (kind, cond) == ls.STRESS, (kind, cond) == ls.GEOMETRIC
     speedup = 0.8 if stress else 2.0 + math.log2(m / n)
     about = {"matrix": kind, "cond": cond, "m": m, "n": n}
@@ -176,7 +176,7 @@ def test_a_direct_solution_that_is_worse_but_not_by_two_orders_is_so_in_part(
 
 
 def papers_stress() -> Measurements:
-    """What section 4.2.2 reports, for two sizes."""
+    """Rows as in section 4.2.2, for two sizes."""
     rows = Measurements()
     for m, n in ((65536, 8192), (32768, 16384)):
         head = {"m": m, "n": n}

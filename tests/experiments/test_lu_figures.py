@@ -79,7 +79,7 @@ ORDERS = (1024, 4096, 32768)
 
 
 def made_up_errors(n: int, names: tuple[str, ...]) -> list[Row]:
-    """Those of the real unit, and twice as large ones of the emulated one."""
+    """Errors of the real unit, and twice as large ones of the emulated one."""
     return [
         {
             "n": n,

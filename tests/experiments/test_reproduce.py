@@ -318,7 +318,7 @@ PAPER = Paper(
 
 
 def run(out: Path, name: str = "all", paper: Paper = PAPER, redraw: bool = False) -> str:
-    """What is printed."""
+    """Reproduce figures, and return the printed text."""
     screen = io.StringIO()
     console = Console(file=screen, width=100)
     reproduce(

@@ -257,7 +257,7 @@ def test_equal_rates_give_that_rate(rate: float) -> None:
 
 
 def test_products_for_nothing() -> None:
-    """What is left are the panels: B/n of all operations of RGSQRF, 2/(n/B + 2) of formula (4)."""
+    """Only the panels take time: B/n of all operations of RGSQRF, 2/(n/B + 2) of formula (4)."""
     free = {2**k: math.inf for k in range(4, 15)}
     for block in (128, 1024):
         assert models.predicted_rgsqrf(N, block, {block: 1.0}, free) == pytest.approx(N / block)

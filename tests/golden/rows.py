@@ -41,7 +41,7 @@ SHARE = 25
 
 @dataclass(frozen=True)
 class Row:
-    """What came out.
+    """Outcome of a recipe.
 
     Attributes
     ----------
@@ -51,7 +51,7 @@ class Row:
         Of the recipe as text: the same number is another recipe if the campaign draws differently.
     problem : str
     findings : list of str
-        What is unsound, or a broken promise.
+        Unsound answers, and broken promises.
     raised : str
         Class of the error, if there was one.
     ambiguous : bool

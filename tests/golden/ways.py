@@ -38,7 +38,7 @@ SMALL_BLOCKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """How recipes are run.
+    """Settings with which recipes are run.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ WAYS = {
 
 
 def instructions(way: Way) -> str:
-    """What rows of a way depend on beside it: the instruction sets that torch takes, or the GPU."""
+    """Hardware that the rows of a way depend on: the instruction sets that torch takes, or the GPU."""
     if way.device == "cuda":
         return "cuda"
     capped = way.environment.get("ATEN_CPU_CAPABILITY", torch.backends.cpu.get_cpu_capability())

@@ -118,9 +118,9 @@ def _builtins_of(package: object) -> list[str]:
 
 
 def _patch_builtin(package: object, *rest: object) -> None:
-    """What Triton's function of this name does, which goes through all members at each call in a kernel.
+    """Faster form of Triton's function of this name, which goes through all members at each call in a kernel.
 
-    That takes longer than what the kernel computes, and there is nothing to do but for the first call.
+    That takes longer than the computation of the kernel, and only the first call has anything to do.
     """
     from triton.language.core import is_builtin
     from triton.runtime.interpreter import _patch_attr

@@ -18,7 +18,7 @@ from neula.kernels.whole_file import cache_folder, keep, read_checked
 
 
 class Nvrtc:
-    """What is called of NVRTC: machine code is the source in capitals."""
+    """Stand-in for the functions of NVRTC that are called: machine code is the source in capitals."""
 
     def __init__(self) -> None:
         self.sources: list[bytes] = []

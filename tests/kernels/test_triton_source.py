@@ -110,7 +110,7 @@ def test_compiled_without_a_gpu_and_kept(tmp_path: Path) -> None:
 
 
 class Driver:
-    """What is called of CUDA's driver."""
+    """Stand-in for the functions of CUDA's driver that are called."""
 
     def __init__(self, result: int = 0) -> None:
         self.result, self.given = result, []

@@ -27,7 +27,7 @@ DEFICIENT = "complete orthogonal fp64"
 
 
 class Queued(CpuEngine):
-    """What a GPU does with problems that are too large to be played back."""
+    """A GPU's choices for problems that are too large to be replayed, on a CPU."""
 
     tuning = replace(
         cuda_tuning((9, 0), corrected=False, tournament_width=0),

@@ -70,7 +70,7 @@ def test_dependent_constraints() -> None:
 
 
 def test_nearly_dependent_constraints() -> None:
-    """What they lose in digits is said."""
+    """The forward error includes the digits that nearly dependent constraints lose."""
     A, _, C, _ = problem(30, 8, 2)
     exact = np.random.default_rng(1).standard_normal(8)
     for distance in (1e-4, 1e-8):

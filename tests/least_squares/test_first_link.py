@@ -1,4 +1,4 @@
-"""What the first link of a device does not solve goes on, and what it solves has gradients."""
+"""Problems that the first link of a device does not solve go on; those that it solves have gradients."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def normal(*shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.fixture
 def dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Those of matrices that are prepared."""
+    """Dtypes of matrices that are prepared."""
     found: list[torch.dtype] = []
     from_arrays = PreparedProblem.from_arrays
 

@@ -221,7 +221,7 @@ def test_gradients_that_are_zero_beyond_doubt(last: float, weighs: bool) -> None
 
 
 def test_doubts_about_zero_gradients() -> None:
-    """What underflows, and what is not finite."""
+    """Gradients that underflow, or are not finite, are not taken for zero."""
     a = torch.tensor([[[1.0], [1.0], [1e-320]]], dtype=torch.float64)
     b = torch.tensor([[[1.0, 1.0], [-1.0, -1.0], [1.0, torch.nan]]], dtype=torch.float64)
     assert not gradient_is_zero(a, b, None).any()

@@ -1,4 +1,4 @@
-"""What processes are asked to do in tests."""
+"""Tasks that tests give to processes."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def refused_product(rank: int, group: Any) -> Any:
 
 
 def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tensor, asked: Any) -> Any:
-    """What a function makes of the rows of each process on its GPU, gathered, and as tensors of the CPU."""
+    """Result of a function for the rows of each process on its GPU, gathered, and as tensors of the CPU."""
     size = distributed.get_world_size(group)
     rows = [neula.distributed.rows(mine(x, group, size).cuda(), group) for x in (a, b)]
     taken: list[Any] = rows if function == "lstsq" else rows[:1]
@@ -281,7 +281,7 @@ def triangle(rank: int, group: Any, n: int) -> torch.Tensor:
 
 
 def whole(rank: int, group: Any, name: str) -> Any:
-    """What takes no matrices over processes."""
+    """Call a function that takes no matrices over processes."""
     return getattr(neula, name)(neula.distributed.rows(torch.ones(3, 2), group))
 
 
@@ -293,7 +293,7 @@ def triplets(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> A
 
 
 def covariance(rank: int, group: Any, a: Any, b: Any) -> Any:
-    """That of the parameters."""
+    """Covariance of the parameters."""
     return solution(rank, group, a, b, None, {}).covariance()
 
 

@@ -15,7 +15,7 @@ from over_processes.processes import Failure, Processes
 
 
 def the_same_error(found: list[object]) -> Failure:
-    """That of all processes."""
+    """The error that all processes have raised."""
     assert all(isinstance(x, Failure) for x in found), found
     assert len({repr(x) for x in found}) == 1, found
     return found[0]  # type: ignore[return-value]

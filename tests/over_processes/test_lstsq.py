@@ -182,7 +182,7 @@ def test_zeros(processes: Processes) -> None:
 
 
 def test_nearly_singular(processes: Processes) -> None:
-    """What no process is sure of none accepts."""
+    """If no process is sure of a solution, no process accepts it."""
     a = matrix(*LARGE, "geometric", 1e14)
     assert not compare(processes, 3, a, noise(LARGE[0], 1)).converged
 

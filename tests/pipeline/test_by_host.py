@@ -37,7 +37,7 @@ class Launching(EmulatedEngine):
 
 @pytest.fixture
 def launching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``engine="auto"`` takes."""
+    """Let ``engine="auto"`` select :class:`Launching`."""
     monkeypatch.setattr(
         call,
         "select_engine",
@@ -104,7 +104,7 @@ def with_kernel(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that it is for."""
+    """The kernel takes the problems that it is made for."""
     here = str(Launching("cpu"))
     expected = select_engine("cpu", torch.device("cpu")) if seminormal_host.available() else here
     assert neula.lstsq(normal(400, 30), normal(400)).engine == str(expected)
@@ -170,7 +170,7 @@ def test_what_the_host_finds_has_gradients(launching: None) -> None:
 
 
 def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it makes is accepted by its measures; else the host begins."""
+    """Factors by the kernel are accepted by their measures; otherwise the host begins."""
     monkeypatch.setattr(
         Launching, "tuning", replace(EMULATED, by_host=50 * 20 * 20, batched_elements=1 << 16)
     )

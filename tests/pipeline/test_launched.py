@@ -135,7 +135,7 @@ def test_the_first_link_is_launched_once(module: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("engine", [CpuEngine("cpu"), ENGINE])
 def test_operands_of_a_device(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the host solves sooner are fetched, and results are tensors where the operands are."""
+    """Operands that the host solves sooner are fetched, and results are tensors where the operands are."""
 
     def given(args: Any, begun: float, copies: bool, dtypes: Any) -> plans.Given:
         return plans.Given(args, lambda x: torch.from_numpy(x).clone(), begun, lambda x: x, args)

@@ -1,4 +1,4 @@
-"""What the first link of a GPU leaves of small problems goes to the host, and nothing else does."""
+"""Small problems that the first link of a GPU does not solve go to the host, and no others do."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ b = np.ones(3)
 
 
 class Frame:
-    """What a data frame has, of pandas or of Polars."""
+    """Stand-in for a data frame, of pandas or of Polars."""
 
     def __init__(self, **columns: Any) -> None:
         self._columns = {name: np.asarray(values) for name, values in columns.items()}

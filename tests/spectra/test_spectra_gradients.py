@@ -34,7 +34,7 @@ def symmetric(x: torch.Tensor) -> torch.Tensor:
 
 
 def without_phases(w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """What does not depend on the phases of eigenvectors."""
+    """Quantities that do not depend on the phases of eigenvectors."""
     return w, v.abs() ** 2, (v * w.cos().unsqueeze(-2)) @ v.mH
 
 

@@ -1,4 +1,4 @@
-"""What a fit that is held open says of its errors, beside exact solutions."""
+"""Forward errors of incremental least squares, compared with exact solutions."""
 
 from __future__ import annotations
 

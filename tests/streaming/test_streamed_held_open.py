@@ -99,7 +99,7 @@ def test_rows_that_leave(rng: np.random.Generator) -> None:
 
 
 def test_rows_that_may_not_leave(rng: np.random.Generator) -> None:
-    """What is unstable is refused, and changes nothing."""
+    """Removals that would be unstable are refused, and change nothing."""
     a, b = data(rng)
     fit = of_all(a, b)
     before = fit.solve().x

@@ -1,4 +1,4 @@
-"""What can be read in blocks of rows."""
+"""Sources that can be read in blocks of rows."""
 
 from __future__ import annotations
 

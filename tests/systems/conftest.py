@@ -1,4 +1,4 @@
-"""What tests of linear systems share."""
+"""Fixtures that tests of linear systems share."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def growing(n: int) -> np.ndarray:
 
 
 HOPELESS = ("a column of zeros", "infinite", "nan", "zero")
-"""What no solution is accepted for."""
+"""Matrices for which no solution is accepted."""
 
 
 def hard(n: int) -> dict[str, np.ndarray]:
@@ -91,7 +91,7 @@ def accepted_of(found: compiled.CompiledSolutions, n: int, target: Format = FP64
 
 
 def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> None:
-    """What is accepted is as accurate as it says."""
+    """Accepted solutions are as accurate as their errors say."""
     accepted = accepted_of(found, a.shape[1], FP32)
     for i in np.flatnonzero(accepted):
         errors = System(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
@@ -154,7 +154,7 @@ def definite(n: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40, 133])
 @pytest.mark.parametrize("alone", [False, True])
 def test_hard_definite_systems(n: int, alone: bool, instructions: None) -> None:
-    """What is not symmetric, or not definite, is not accepted however well it is solved."""
+    """If A is not symmetric, or not definite, a solution is not accepted, however accurate it is."""
     matrices = definite(n)
     a, b = np.stack(list(matrices.values())), sides(matrices.values())
     accepted: list[bool] = []

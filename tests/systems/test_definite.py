@@ -145,7 +145,7 @@ def test_conjugate_gradients_end_by_the_backward_error(
 
 
 def test_conjugate_gradients_do_not_end_before_others_have_joined() -> None:
-    """What is known of the smallest eigenvalue comes with them."""
+    """Late right-hand sides bring the information about the smallest eigenvalue."""
     a = torch.diag(torch.tensor([1.0, 1.0, 1e-3], dtype=torch.float64))
     b = torch.eye(3, dtype=torch.float64)
     waiting = [(b[:, :0], 1e-3), (b[:, :0], 1e-3), (b[:, 2:], 1e-3)]

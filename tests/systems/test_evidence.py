@@ -1,4 +1,4 @@
-"""What factors in low precision say of the condition and the forward error of a system."""
+"""Condition and forward error of a system, from factors in low precision."""
 
 from __future__ import annotations
 
@@ -151,9 +151,9 @@ def test_what_factors_do_not_enlarge_is_not_overlooked() -> None:
 @pytest.mark.parametrize("kind", ["one small", "even", "two sizes"])
 @pytest.mark.parametrize(("n", "count"), [(4, 20), (20, 10), (70, 3)])
 def test_norms_of_inverses_are_not_underestimated(n: int, count: int, kind: str, format: str) -> None:
-    """What the forward error multiplies is at least the norm of the inverse, or A is not called regular.
+    """The factor in the forward error is at least the norm of the inverse, or A is not called regular.
 
-    To 1e12 it is called so where the inverse was made, and close.
+    Up to condition 1e12 A is called regular where the inverse was computed, and the factor is close.
     """
     rng = np.random.default_rng([n, count])
     for cond in 10.0 ** rng.uniform(3, 18, count):
@@ -242,7 +242,7 @@ def test_poor_factors_are_noticed_before_gmres(
 
 
 def test_nothing_more_is_solved_for_where_large_systems_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What GMRES would say of the inverse, after as many iterations for each vector, nobody would believe."""
+    """GMRES is not run for the norm of the inverse: as many iterations a vector, and an unreliable result."""
     for module in (evidence, ways):
         monkeypatch.setattr(module, "COSTLY", 100)
     monkeypatch.setattr(evidence, "_by_preconditioned_gmres", lambda *_: pytest.fail("for nothing"))

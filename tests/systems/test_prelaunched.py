@@ -288,7 +288,7 @@ def nearly_singular(n: int, noise: float = 1e-9) -> torch.Tensor:
 
 
 def test_gmres_goes_on_where_refinement_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one small singular value makes of errors that elimination has magnified has one direction."""
+    """One small singular value gives errors magnified by elimination one direction, which GMRES removes."""
     a, x = nearly_singular(160), torch.linspace(1, 2, 160, dtype=torch.float64)
     monkeypatch.setattr(OnAGPU, "tuning", replace(ENGINE.tuning, bordered=0, replayed_bytes=1 << 10))
     found = neula.solve(a, a @ x, engine=ENGINE)
@@ -339,7 +339,7 @@ def test_when_the_host_reads(
     tuning: dict[str, int],
     paces: list[Pace],
 ) -> None:
-    """What is too large for a graph is read after the steps that most systems take; nothing else is."""
+    """The host reads after the steps that most systems take only where systems are too large for a graph."""
     assert paces_of(monkeypatch, engine, count, asked, tuning) == paces
 
 
@@ -355,7 +355,7 @@ def paces_of(
     tuning: dict[str, int],
     size: float = 1.0,
 ) -> list[Pace]:
-    """Those of some definite systems, one after the other."""
+    """Paces of the solves of some definite systems, one after the other."""
     seen: list[Pace] = []
     solved = together._solved
 

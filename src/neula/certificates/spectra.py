@@ -57,7 +57,7 @@ class SpectralBounds:
 
     @classmethod
     def for_order(cls, target: Format, n: int, *, symmetric: bool) -> SpectralBounds:
-        """Those of n eigenvalues, or else of singular values, to the accuracy of a format."""
+        """Bounds for n eigenvalues, or else for singular values, to the accuracy of a format."""
         neglected = 0.0 if symmetric else min(max(target.u**-0.125, 10.0), 100.0)
         residual = (CONSTANT * max(n, 1) ** 0.5 + neglected) * target.u
         return cls(residual, orthogonality_2norm_bound(target, max(n, 1)))

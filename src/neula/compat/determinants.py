@@ -26,7 +26,7 @@ LAPACKS = {"f": "s", "d": "d", "F": "c", "D": "z"}
 
 UNSURE = """IllConditionedWarning
     If no digit of a determinant is guaranteed."""
-"""What drop-ins for determinants warn of, in their docstrings."""
+"""Warnings that the docstrings of drop-ins for determinants list."""
 
 
 class Determinants(NamedTuple):

@@ -45,7 +45,7 @@ tensors without readable numbers (under ``vmap``, or on the device "meta").
 
 UNCERTIFIED = """AccuracyWarning
     If the answer is not certified."""
-"""What most drop-ins warn of, in their docstrings."""
+"""Warnings that the docstrings of most drop-ins list."""
 
 
 def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P, T]], Callable[P, T]]:

@@ -1,4 +1,4 @@
-"""How accurate least squares and pseudoinverses of other libraries are, and better ones of the same rank."""
+"""Accuracy of least squares and pseudoinverses of other libraries, and better ones of the same rank."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def layouts_of(inputs: Inputs) -> list[Layout]:
 
 
 def nbytes_of(inputs: Inputs) -> int:
-    """How much they take."""
+    """Bytes that the inputs take."""
     if isinstance(inputs, Written):
         return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in inputs.layouts())
     return sum(x.nbytes for x in inputs)

@@ -16,7 +16,7 @@ import torch
 from neula.engines.graphs import kept, records
 
 MOST, MOST_BYTES = 128, 1 << 26
-"""How many are kept, and their bytes together."""
+"""Largest number of arrays that are kept, and of their bytes together."""
 
 _lock = threading.Lock()
 _vectors: OrderedDict[Hashable, torch.Tensor] = OrderedDict()

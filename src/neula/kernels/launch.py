@@ -1,4 +1,4 @@
-"""How the work of a kernel is dealt out to thread blocks: what several launches have in common."""
+"""Distribution of a kernel's work over thread blocks: functions that several launches share."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ class Tiles:
         return TensorDescriptor.from_tensor(self.tensor, list(self.block))
 
     def words(self, swizzle: int, box: tuple[int, ...], library: Any) -> tuple[int, ...]:
-        """What a kernel reads, eight bytes each: the descriptor, sizes and strides.
+        """The words that a kernel reads, eight bytes each: the descriptor, sizes and strides.
 
         Parameters
         ----------

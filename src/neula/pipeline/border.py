@@ -22,7 +22,7 @@ LEAST_ROWS, LEAST_COLUMNS = 32, 8
 
 @dataclass(frozen=True)
 class Border:
-    """How a problem is bordered."""
+    """Rows and columns that border a problem."""
 
     # rows, columns: how many are added.
     rows: int = 0

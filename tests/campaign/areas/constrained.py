@@ -367,7 +367,7 @@ def _judge_error(verdict: Verdict, recipe: ConstrainedRecipe, truth: Truth, erro
 
 
 def _expected(recipe: ConstrainedRecipe, truth: Truth) -> np.ndarray:
-    """What perturbations of the size of rounding errors make of the solution, and underflow."""
+    """Expected relative error of x from perturbations of the size of rounding errors, and from underflow."""
     rng, n = np.random.default_rng(recipe.seed), truth.gram.nrows()
     given = _of_parts(build(recipe))
     size = float(np.abs(build(recipe)["A"]).max(initial=0.0))

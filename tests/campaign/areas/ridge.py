@@ -32,7 +32,7 @@ ROUNDING = 2.0**-46
 """Of the numbers that are compared here."""
 
 SOLVABLE = 1e-3
-"""What a perturbation of rounding size may change at most where a warning is a false alarm."""
+"""Largest change by a perturbation of rounding size for which a warning is a false alarm."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ HALF = ("float16", "bfloat16")
 
 POWERS = (0.5, -0.5, -0.25, 0.3, 2.0, 1.0, -1.0, 3.0, 0.0)
 ACCURACIES = (None, None, None, None, "fp64", "fp32", "fp16", 1e-3)
-"""Those that are finer than the dtype are left out."""
+"""Requested accuracies; those that are finer than the dtype are left out."""
 
 
 # --- matrices ---
@@ -650,7 +650,7 @@ def _norm(exact: Balls) -> arb:
 
 
 def _places(keywords: dict[str, Any], truth: Spectrum, k: int, exponent: int) -> np.ndarray | None:
-    """Those of the eigenvalues that are asked for; None where rounding errors decide."""
+    """Indices of the eigenvalues that are asked for; None where rounding errors decide."""
     n = len(truth.values)
     if "subset_by_index" in keywords:
         first, last = keywords["subset_by_index"]

@@ -121,7 +121,7 @@ def test_the_first_minor_that_is_not_positive(factor: Factor, index: int, pivot:
 
 
 class Taken:
-    """What takes single matrices, by the reference."""
+    """Stand-in for a kernel of single matrices, which calls the reference."""
 
     @staticmethod
     def takes(a: torch.Tensor, width: int) -> bool:

@@ -65,7 +65,7 @@ def test_the_kernel_agrees_with_the_reference(kernel, m: int, n: int, dtype: tor
 def test_blocks_of_rows_that_a_program_goes_through(
     kernel, m: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What matrices of many rows get, by the same bound."""
+    """Matrices of many rows, which are read in blocks, meet the same bound."""
     from neula.kernels.few_vectors import probes_triton
 
     monkeypatch.setattr(probes_triton, "TALL", 1)

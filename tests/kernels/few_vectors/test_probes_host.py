@@ -1,4 +1,4 @@
-"""What the kernel for the host sees of QR factorizations, against the definition in plain torch."""
+"""Errors of QR factorizations by the kernel for the host, compared with the definition in plain torch."""
 
 from __future__ import annotations
 

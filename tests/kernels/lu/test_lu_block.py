@@ -204,7 +204,7 @@ def dominant(r: int, seed: int = 0) -> torch.Tensor:
 
 
 def tiny(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """What is lost in products of elements that are subnormal: half the smallest number of each."""
+    """Underflow in products of subnormal elements: half the smallest number for each element."""
     return 2.0**-25 * (2 + left.abs().sum(1, keepdim=True) + right.abs().sum(0))
 
 

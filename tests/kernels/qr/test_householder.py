@@ -226,7 +226,7 @@ def test_new_memory_is_written_before_it_is_read(tiles: Tiles) -> None:
 
 
 def test_float64_and_tall_tiles() -> None:
-    """What no kernel takes: callable products, and taller tiles with named ones."""
+    """Callable products, and taller tiles with named ones, which no kernel takes, meet the same bounds."""
     a = uniform(2, 300, 40, torch.float64)
     reflectors, r = factor_tiles(a, 200, torch.matmul)
     q = apply_tiles(reflectors, identities(reflectors), torch.matmul)

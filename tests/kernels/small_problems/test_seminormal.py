@@ -389,7 +389,7 @@ def test_more_rows_than_there_is_room_for(
 
 @pytest.mark.gpu
 def test_limits_in_a_graph_of_the_caller() -> None:
-    """What is recorded copies nothing from the host."""
+    """A recorded call copies nothing from the host."""
     a, b = matrices(1, 90, 40).to(DEVICE), noise(1, 90, 1).to(DEVICE)
     limits = replace(LIMITS, max_steps=2)
     seminormal_cuda.seminormal_cuda(a, b, torch.float64, LIMITS)

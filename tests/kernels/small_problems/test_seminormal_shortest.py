@@ -39,7 +39,7 @@ def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 def by_kernel(
     a: np.ndarray, b: np.ndarray, rcond: float | None = None, *, probes: bool = True, count: int = 8
 ) -> tuple[SeminormalHostSolutions, dict[str, np.ndarray]]:
-    """What it says of a batch, or of one problem."""
+    """Solutions and evidence of the kernel for a batch, or for one problem."""
     m, n = a.shape[-2:]
     rcond = max(m, n) * 2 * U if rcond is None else rcond
     vectors = np.random.default_rng(1).standard_normal((n, count)) / count**0.5

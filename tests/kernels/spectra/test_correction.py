@@ -1,4 +1,4 @@
-"""What corrects eigenvectors: kernels give what the references do."""
+"""Kernels that correct eigenvectors agree with their references."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class _CGLSState(NamedTuple):
     done: torch.Tensor
 
     def step_length(self, squares: torch.Tensor) -> torch.Tensor:
-        """How far to go, given ``||A d||^2``."""
+        """Step lengths, given ``||A d||^2``."""
         return ratio(self.gamma, squares).masked_fill(self.done, 0.0)
 
     def moved(

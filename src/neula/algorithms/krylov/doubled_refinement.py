@@ -42,7 +42,7 @@ OnStep = Callable[[torch.Tensor, torch.Tensor], None]
 
 
 class Unknowns(Protocol):
-    """How far a refinement has come: ``high + low``, bounds on their errors, and which columns continue."""
+    """State of a refinement: ``high + low``, bounds on their errors, and the columns that continue."""
 
     high: torch.Tensor
     low: torch.Tensor
@@ -104,7 +104,7 @@ class FactoredProblems(Protocol):
     def evaluate(
         self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
     ) -> DoubledEvaluation | Trusting:
-        """How good ``high + low`` is, and what makes it better."""
+        """Measures of ``high + low``, and an update that improves it."""
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor

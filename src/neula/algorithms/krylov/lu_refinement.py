@@ -68,7 +68,7 @@ class ScaledOperator:
 
 @dataclass(frozen=True)
 class Conditioning:
-    """How A is scaled, and how sensitive solutions are; found out once for all right-hand sides."""
+    """Scalings of A and sensitivity of solutions, found once for all right-hand sides."""
 
     # Scalings of backward errors: that of A, and of A with equilibrated rows and columns if these differ
     # much.
@@ -172,7 +172,7 @@ class KeptMatrix:
             )
 
     def conditioned(self, factors: Factorization) -> Conditioning:
-        """How A is scaled and how sensitive solutions are, measured with its factors the first time."""
+        """Scalings of A and sensitivity of solutions, measured with its factors the first time."""
         self.conditioning = self.conditioning or _conditioning(self, self.products(), factors)
         return self.conditioning
 

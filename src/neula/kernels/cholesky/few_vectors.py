@@ -17,7 +17,7 @@ digits of that square."""
 
 
 class Steps(NamedTuple):
-    """How vectors become orthonormal."""
+    """Triangular factors that make vectors orthonormal."""
 
     # Shape (k, k): upper triangular: vectors times this are nearly orthonormal; those that may depend on
     # others are only made orthogonal to them.

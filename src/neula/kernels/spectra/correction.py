@@ -1,5 +1,5 @@
-"""What corrects approximate eigenvectors of Hermitian matrices, beside products: blocks of neighbours, and
-first-order changes (:mod:`neula.algorithms.spectra.divide`).
+"""Corrections of approximate eigenvectors of Hermitian matrices, apart from dense products: block diagonal
+transformations of neighbours, and first-order changes (:mod:`neula.algorithms.spectra.divide`).
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
         return found
 
     def leverage(self) -> ArrayT:
-        """How much each observation draws the model to itself, between 0 and 1, shape (*batch, m).
+        """Leverage of each observation, between 0 and 1, shape (*batch, m).
 
         The squared norms of the rows of ``J R^-1``, in blocks of rows; up to 2 of complex observations.
 

@@ -89,7 +89,7 @@ class Preconditioner:
 
 @dataclass(frozen=True)
 class Limit:
-    """How bad an R in a low precision may be, where a better one can be had."""
+    """Limits on an R in low precision, where a better one can be had."""
 
     condition: float
     iterations: int  # of the first solve with an R of a larger condition number

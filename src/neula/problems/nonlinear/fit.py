@@ -89,7 +89,7 @@ class NonlinearFit:
 
 
 class Watched(NamedTuple):
-    """What is told of the steps of a fit."""
+    """Options for reporting the steps of a fit."""
 
     callback: Callable[..., Any] | None
     verbose: int

@@ -25,7 +25,7 @@ TORCH = "torch"
 
 @dataclass
 class Points:
-    """How points come to the caller, and residuals back."""
+    """Conversion of points for the caller's function, and of its residuals back."""
 
     batch: tuple[int, ...]  # leading dimensions of x
     wrap: Callable[[torch.Tensor], Any]  # makes an array of the caller's library

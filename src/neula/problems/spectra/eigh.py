@@ -260,7 +260,7 @@ def _plan(
     strict: bool = False,
     **others: Any,
 ) -> SpectralPlan | None:
-    """That of a single matrix on a CPU, all of whose eigenvalues are asked for."""
+    """Plan for a single matrix on a CPU, all of whose eigenvalues are asked for."""
     if any(x is not None for x in others.values()):
         return None
     call = begin({"A": A}, accuracy=accuracy, engine=engine, gradients=False)
@@ -395,7 +395,7 @@ def _collect(
 
 
 def _part_of(errors: SpectralErrors, kept: slice) -> SpectralErrors:
-    """Those of some eigenvalues; no subspace is determined of a cluster of which only a part is kept."""
+    """Errors of some eigenvalues; no subspace is determined of a cluster of which only a part is kept."""
     clusters = errors.clusters
     outside = torch.ones_like(clusters)
     outside[:, kept] = 0

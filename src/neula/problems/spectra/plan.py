@@ -54,7 +54,7 @@ class SpectralPlan:
 
     @classmethod
     def for_matrix(cls, a: torch.Tensor, options: SpectralOptions, **others: bool) -> SpectralPlan | None:
-        """That for matrices like A; None where LAPACK is not the first link in the precision of A."""
+        """Plan for matrices like A; None where LAPACK is not the first link in the precision of A."""
         alone = a.ndim == 2 and a.numel() > 0 and options.progress is None
         host = options.engine.device.type == "cpu" and options.tuning.lapack
         if not (alone and host and a.dtype.to_real() == options.work.dtype):

@@ -206,7 +206,7 @@ def _plan(
     progress: Progress | None = None,
     strict: bool = False,
 ) -> SpectralPlan | None:
-    """That of a single matrix on a CPU."""
+    """Plan for a single matrix on a CPU."""
     check_name("certify", certify, CERTIFIED, optional=True)
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, or_complex=True)
     a = call.first.tensor
