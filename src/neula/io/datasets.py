@@ -6,7 +6,7 @@ import csv
 import json
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import lru_cache
 from importlib.resources import as_file, files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -374,7 +374,7 @@ def _known(name: str, kind: str, names: tuple[str, ...]) -> str:
     return key
 
 
-@cache
+@lru_cache(maxsize=4)
 def _certified(folder: str) -> dict[str, dict[str, Any]]:
     text = (_data() / folder / "certified.json").read_text(encoding="utf-8")
     return {name.lower(): entry for name, entry in json.loads(text).items()}

@@ -112,8 +112,8 @@ def singular_values(a: torch.Tensor) -> torch.Tensor:
 
     Examples
     --------
-    >>> singular_values(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))
-    tensor([3., 2.], dtype=torch.float64)
+    >>> singular_values(torch.tensor([[0.0, 0.0], [0.0, 3.0]], dtype=torch.float64)).round(decimals=12)
+    tensor([3., 0.], dtype=torch.float64)
     """
     if not a.is_cuda or a.dtype.to_real() == torch.float64:
         values: torch.Tensor = torch.linalg.svdvals(a)
