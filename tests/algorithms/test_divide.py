@@ -24,6 +24,9 @@ SPECTRA: dict[str, Callable[[int], torch.Tensor]] = {
     "one value": torch.ones,
     "rank one": lambda n: torch.cat([torch.ones(1), torch.zeros(n - 1)]),
     "zero": torch.zeros,
+    "far from zero": lambda n: torch.cat([torch.ones(n // 2), torch.full((n - n // 2,), 1.004)]),
+    "near one": lambda n: 1 + 1e-3 * torch.linspace(-1, 1, n),
+    "few large": lambda n: torch.cat([torch.tensor([1.0, 3e-3, 1e-4]), 1e-5 * torch.linspace(0.5, 1, n - 3)]),
     "one negative": lambda n: torch.cat([-torch.ones(1), torch.linspace(1, 2, n - 1)]),
 }
 

@@ -212,7 +212,7 @@ class CudaEngine(Engine):
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
         if self._part_count == 2 or (symmetric and self._part_count):
             return batched_product(a, b, wide=True, symmetric=symmetric)[0]
-        return super().wide(a, b)
+        return super().wide(a, b, symmetric=symmetric)
 
     def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         if self.operand_dtype != self.storage or self.format is TF32:

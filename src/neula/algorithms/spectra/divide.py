@@ -140,16 +140,17 @@ class _Tree:
             # Beyond all eigenvalues: they come last.
             far = torch.where(inside, diagonal, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return _eigenvectors(_with_diagonal(a, far))
-        mean = diagonal.sum(1) / sizes.clamp_min(1)
-        same = two_norms(_with_diagonal(a, (diagonal - mean[:, None]) * inside), 1, 2) <= alike
-        same |= sizes <= 1
+        # About zero: of a cluster elsewhere products would have more rounding errors, and Lanczos no digits.
+        diagonal = torch.where(inside, diagonal - (diagonal.sum(1) / sizes.clamp_min(1))[:, None], 0.0)
+        a = _with_diagonal(a, diagonal)
+        same = (two_norms(a, 1, 2) <= alike) | (sizes <= 1)
         if bool(same.all()):
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
         parts = self.exact.parts(a)
         sigma, size = (x[:, None].to(diagonal.dtype) for x in _middle(parts, inside, self.exact))
         # Rows beyond the block have the sign +1. Of a multiple of the identity any subspace is invariant.
         shifted = torch.where(inside, diagonal - sigma, size)
-        size = torch.where(same[:, None], diagonal.abs().amax(1, keepdim=True) + 1e-30, size)
+        size = torch.where(same[:, None], alike[:, None] / torch.finfo(a.dtype).eps + 1e-30, size)
         shifted = torch.where(same[:, None], torch.where(place < (sizes // 2)[:, None], -size, size), shifted)
         bases, ranks = self._split(_with_diagonal(a, shifted), size[:, 0], inside, sizes)
         return self._conquered(_congruent(bases, parts, self.exact), bases, ranks, sizes, alike, deep)
@@ -165,20 +166,28 @@ class _Tree:
     ) -> torch.Tensor:
         """Eigenvectors from bases in which matrices fall into two blocks, the first ones of these orders."""
         count, n, _ = inner.shape
-        place, half = torch.arange(n, device=inner.device), int(torch.maximum(ranks, sizes - ranks).max())
+        place, orders = torch.arange(n, device=inner.device), torch.stack([ranks, sizes - ranks])
+        most = orders.amax(1).tolist()
+        if min(most) > self.width:  # both are split together; else the lesser ones need not be as large
+            most = [max(most)] * 2
         # The second block of each matrix, and its columns, are moved to the front.
-        moved = (place[:half] + ranks[:, None]).clamp(max=n - 1)
+        moved = (place[: most[1]] + ranks[:, None]).clamp(max=n - 1)
         second = inner.gather(1, moved[:, :, None].expand(-1, -1, n))
-        second = second.gather(2, moved[:, None].expand(-1, half, -1))
-        blocks, orders = torch.cat([inner[:, :half, :half], second]), torch.cat([ranks, sizes - ranks])
-        within = place[:half] < orders[:, None]
-        blocks = torch.where(within[:, :, None] & within[:, None], blocks, 0.0)
-        below, above = self.vectors(blocks, orders, torch.cat([alike, alike]), deep - 1).split(count)
-        below = product(bases[:, :, :half], below, self.exact)
+        second = second.gather(2, moved[:, None].expand(-1, most[1], -1))
+        blocks = []
+        for block, order in zip((inner[:, : most[0], : most[0]], second), orders, strict=True):
+            within = place[: block.shape[1]] < order[:, None]
+            blocks.append(torch.where(within[:, :, None] & within[:, None], block, 0.0))
+        if most[0] == most[1]:
+            both = torch.cat(blocks), orders.flatten(), torch.cat([alike, alike])
+            below, above = self.vectors(*both, deep - 1).split(count)
+        else:
+            below, above = (self.vectors(*each, alike, deep - 1) for each in zip(blocks, orders, strict=True))
+        below = product(bases[:, :, : most[0]], below, self.exact)
         above = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), above, self.exact)
-        back = (place - ranks[:, None]).clamp(0, half - 1)
+        back = (place - ranks[:, None]).clamp(0, most[1] - 1)
         above = above.gather(2, back[:, None].expand(-1, n, -1))
-        below = torch.nn.functional.pad(below, (0, n - half))
+        below = torch.nn.functional.pad(below, (0, n - most[0]))
         return torch.where((place < ranks[:, None])[:, None], below, above)
 
     def _split(
@@ -230,7 +239,11 @@ def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> tuple[
     diagonal, beside = (x.double().nan_to_num(0.0) for x in found)
     lower = torch.diag_embed(beside[:, :-1], -1)
     nodes, vectors = converged_eigh(torch.diag_embed(diagonal) + lower + lower.mT)
-    below, gaps = vectors[:, 0].square().cumsum(1)[:, :-1], nodes.diff(dim=1)
+    weights = vectors[:, 0].square()
+    # Those without weight are none: the Lanczos vectors had ended.
+    nodes = torch.where(weights > 0, nodes, nodes.gather(1, weights.argmax(1, keepdim=True)))
+    nodes, order = nodes.sort(1)
+    below, gaps = weights.gather(1, order).cumsum(1)[:, :-1], nodes.diff(dim=1)
     # Eigenvalues that are too near for the first polynomials would take more of them.
     clear = gaps >= (0.008 * (nodes[:, -1:] - nodes[:, :1])).minimum(gaps.amax(1, keepdim=True))
     best = torch.where(clear, (below - 0.5).abs(), 1.0).argmin(1, keepdim=True)
@@ -289,13 +302,12 @@ def _eigenvectors_of_blocks(s: torch.Tensor, width: int, offset: int) -> torch.T
     n = s.shape[1]
     before = -offset % width
     after = -(before + n) % width
-    far = (4 * width * s.abs().amax((1, 2)) + 1)[:, None, None]
     place = torch.arange(-before, n + after, device=s.device).view(-1, width)
     inside = (place >= 0) & (place < n)
     index = place.clamp(0, n - 1)
     blocks = s[:, index[:, :, None], index[:, None]]
     blocks = torch.where(inside[:, :, None] & inside[:, None], blocks, 0.0)
-    diagonal = blocks.diagonal(0, 2, 3)
+    far, diagonal = (2 * two_norms(blocks, 2, 3) + 1e-30)[:, :, None], blocks.diagonal(0, 2, 3)
     diagonal.copy_(torch.where(inside, diagonal, torch.where(place < 0, -far, far).to(s.dtype)))
     return _eigenvectors(blocks)
 

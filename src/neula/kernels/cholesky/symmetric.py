@@ -22,8 +22,8 @@ def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
     tensor([[1., 2.],
             [2., 3.]])
     """
-    lower = a.tril(-1)
-    return lower + lower.mH + torch.diag_embed(a.diagonal(0, -2, -1).real)
+    whole = a.tril() + a.tril(-1).mH
+    return whole - 1j * torch.diag_embed(whole.diagonal(0, -2, -1).imag) if a.is_complex() else whole
 
 
 @trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")

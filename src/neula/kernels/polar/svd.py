@@ -68,7 +68,8 @@ def converged_svd(a: torch.Tensor) -> Factors:
 
 
 def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices, shape (..., n, n), likewise.
+    """Eigenvalues and eigenvectors of symmetric or Hermitian matrices, shape (..., n, n), likewise; both
+    triangles are read.
 
     Examples
     --------
@@ -116,8 +117,7 @@ def singular_values(a: torch.Tensor) -> torch.Tensor:
     tensor([3., 0.], dtype=torch.float64)
     """
     if not a.is_cuda or a.dtype.to_real() == torch.float64:
-        values: torch.Tensor = torch.linalg.svdvals(a)
-        return values
+        return in_parts(lambda part: (torch.linalg.svdvals(part),), a)[0]
     return _roots_of_gram(a)
 
 

@@ -116,7 +116,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_eigh(
     const REAL scale = scalbn(REAL(1), -exponent);
 #pragma unroll
     for (int i = 0; i < ROWS; ++i) x[i] *= scale, y[i] *= scale;
-    // The root of ||A^T A||_F bounds the 2-norm, for random matrices within a factor of 1.7. All pairs meet, as below.
+    // The root of ||A^T A||_F bounds the 2-norm, for random matrices within a factor of 2. All pairs meet, as below.
     const REAL xx = sum_over_lanes(dot(x, x), SPLIT), yy = sum_over_lanes(dot(y, y), SPLIT);
     REAL squares = xx * xx + yy * yy;
 #pragma unroll 1

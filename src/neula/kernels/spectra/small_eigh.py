@@ -1,4 +1,4 @@
-"""Eigenvalues and eigenvectors of batches of small symmetric matrices, each by a part of a warp of a GPU."""
+"""Eigenvalues and eigenvectors of batches of small symmetric matrices, each in registers of a GPU."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 
 MAX_ORDER = {torch.float32: 128, torch.float64: 64}
-"""Of matrices that the registers of a few warps hold; up to half of it a thread has two whole columns."""
+"""Largest order that registers hold; up to half of it a thread has two whole columns."""
 
 
 @trial("The kernel for small eigenvalue problems", "the library's takes its place")
-def _tried(device: torch.device) -> None:
-    small_eigh.kernel(torch.eye(2, dtype=torch.float32, device=device)[None])
+def _tried(device: torch.device, order: int) -> None:
+    dtype = torch.float32 if order > 0 else torch.float64
+    small_eigh.kernel(torch.eye(abs(order), dtype=dtype, device=device)[None])
+
+
+def order_for(n: int) -> int:
+    """Order that the kernel is compiled for, to decompose matrices of order n."""
+    return max(4, 1 << (n - 1).bit_length())
 
 
 @kernel(
     "neula.kernels.spectra.small_eigh_cuda:small_eigh_cuda",
     trial=_tried,
     when=lambda a: a.numel() > 0 and a.shape[-1] <= MAX_ORDER.get(a.dtype, 0),
+    variant=lambda a: order_for(a.shape[-1]) * (1 if a.dtype == torch.float32 else -1),
 )
 def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``A = V diag(w) V^T`` of symmetric matrices; on a GPU by Jacobi rotations, elsewhere by LAPACK.
@@ -26,7 +33,7 @@ def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Parameters
     ----------
     a : Tensor, shape (..., n, n)
-        float32 or float64; symmetric, whichever triangle is read.
+        float32 or float64; symmetric: the kernel reads both triangles, LAPACK the lower one.
 
     Returns
     -------

@@ -8,19 +8,19 @@ import torch
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.launch import ceil_div
-from neula.kernels.spectra.small_eigh import MAX_ORDER
+from neula.kernels.spectra.small_eigh import MAX_ORDER, order_for
 
 
 def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
     """The kernel's constants for matrices of order n."""
-    order = max(4, 1 << (n - 1).bit_length())
+    order = order_for(n)
     split = 1 if 2 * order <= MAX_ORDER[dtype] else 4  # threads that share two columns
     return {
         "ORDER": order,
         "SPLIT": split,
         "REAL": "float" if dtype == torch.float32 else "double",
-        # Rounding errors of an inner product, as they usually are.
-        "TOLERANCE": torch.finfo(dtype).eps * (order / 4) ** 0.5,
+        # Of rounding errors of an inner product, as they usually are.
+        "TOLERANCE": torch.finfo(dtype).eps * max(1.0, order**0.5 / 8),
         "LARGEST_EXPONENT": 120 if dtype == torch.float32 else 1000,
         "THREADS": max(128, order // 2 * split),  # of several matrices, or of one
     }

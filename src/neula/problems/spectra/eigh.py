@@ -17,6 +17,7 @@ from neula.certificates.spectra import SpectralBounds, SpectralErrors
 from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.pipeline.call import Call
@@ -329,7 +330,7 @@ def _in_interval(matrices: torch.Tensor, given: torch.Tensor, interval: Any, n: 
         raise ValueError(
             f"subset_by_value must be (lowest, highest), the first below the second, got {interval}"
         )
-    read = matrices[0].tril().to(torch.promote_types(matrices.dtype, torch.float32))
+    read = hermitian_from_lower(matrices[0].to(torch.promote_types(matrices.dtype, torch.float32)))
     if n == 0 or not bool(read.isfinite().all()):
         return 0, n - 1
     scale = power_of_two_scales(largest_magnitude(read, (0, 1)))

@@ -15,7 +15,7 @@ from neula.engines.formats import in_double
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer, Link, run_chain
+from neula.pipeline.chain import Answer, Declined, Link, run_chain
 from neula.pipeline.progress import stage
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions
@@ -114,8 +114,8 @@ def by_gram_matrix(
 def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
     """Spectral divide and conquer as accurate as float32, signs in half precision; then corrections.
 
-    Each squares errors, from 1e-3 on, until rounding errors alone are left: after two in single precision,
-    and three more in double precision.
+    Each squares errors, from 1e-3 on, until rounding errors alone are left: after two in single precision, or
+    one and three more in double precision.
     """
     options = matrices.options
     half, single = (options.engine.using(options.tuning.cheapest(target)) for target in (FP16, FP32))
@@ -138,7 +138,8 @@ def by_more_corrections(
     matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
 ) -> Solution:
     """Two more corrections of eigenvectors that were not accepted."""
-    assert before is not None
+    if before is None:  # the division had too little memory
+        raise Declined
     return _corrected(matrices, before.values.v, 2, label, format)
 
 
