@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from neula.algorithms.krylov.doubled_refinement import (
     MAX_STEPS,
     DoubledEvaluation,
+    Pace,
     add_to_pair,
     refine_doubled,
 )
-from neula.algorithms.krylov.pace import Pace
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
 

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from neula.certificates.bounds import measurement_error, residual_bound
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.engines import Format
 from neula.kernels.few_vectors.symmetric_residual import factor_residuals
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.certificates.orthogonality import DIRECTIONS, directions
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import DIRECTIONS, PROBES, directions, gaussian_probes
 from neula.certificates.qr import units
 from neula.engines.formats import in_double
 from neula.kernels.few_vectors.probes import norms, spectral_norms

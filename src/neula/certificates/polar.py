@@ -24,7 +24,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.forward_error import where
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.formats import in_double

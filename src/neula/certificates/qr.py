@@ -22,8 +22,7 @@ from neula.certificates.bounds import (
     probing_error,
     residual_bound,
 )
-from neula.certificates.orthogonality import directions, margin, measured_again
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, directions, gaussian_probes, margin, measured_again
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, FP64, Format

@@ -19,8 +19,7 @@ import torch
 
 from neula.engines.cuda import LARGE
 from neula.engines.engine import Engine, Named
-from neula.engines.formats import Format
-from neula.engines.inputs import Inputs, Tensors
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.sharded import sharded
 from neula.engines.tuning import Tuning
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
@@ -62,10 +61,6 @@ class ComplexEngine(Engine):
     @property
     def formats(self) -> tuple[str, ...]:
         return self.real.formats
-
-    @property
-    def format(self) -> Format:
-        return self.real.format
 
     @property
     def tuning(self) -> Tuning:

@@ -39,19 +39,12 @@ class CpuEngine(Engine):
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return onednn_matmul(a, b) if a.dtype == torch.float32 and a.ndim == 2 else a @ b
 
-    def gemm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+    def _gemm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor:
-        if c is None:
-            return super().gemm(a, b, c, alpha, beta)
         columns = max(MIN_COLUMNS, PRODUCT_ELEMENTS // max(1, a.shape[0]))
         for b_block, c_block in zip(b.split(columns, 1), c.split(columns, 1), strict=True):
-            super().gemm(a, b_block, c_block, alpha, beta)
+            super()._gemm(a, b_block, c_block, alpha, beta)
         return c
 
     def image(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -130,6 +130,12 @@ def in_double(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.complex128) if x.is_complex() else x.double()
 
 
+def double_gram(x: torch.Tensor) -> torch.Tensor:
+    """``X^H X`` in double precision."""
+    wide = in_double(x)
+    return wide.mH @ wide
+
+
 def double_of(dtype: torch.dtype) -> torch.dtype:
     """float64, or complex128 for a complex dtype."""
     return matching_dtype(torch.float64, dtype)

@@ -31,7 +31,7 @@ import torch
 from torch import distributed
 
 from neula.engines.engine import Engine, Named
-from neula.engines.inputs import Inputs, Tensors
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
 from neula.kernels.doubled.doubled import two_sum
@@ -79,9 +79,6 @@ class RowsOfGroup(Reduction):
 
     # --- sums and maxima ---
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
-        return self.totals(x)[0]
-
     def totals(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._packed(parts, lambda message: self.all_reduce(message, distributed.ReduceOp.SUM))
 
@@ -103,9 +100,6 @@ class RowsOfGroup(Reduction):
 
     def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._packed(replicated, self.broadcast)
-
-    def agree(self, x: torch.Tensor) -> torch.Tensor:
-        return self.agreed(x)[0]
 
     def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
         """Blocks of columns down to the diagonal: of what is below it, all zeros, little is sent."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neula.algorithms.elimination.compiled import CompiledSolutions, setting_of
-from neula.algorithms.elimination.in_place import cholesky_in_place, lu_in_place
+from neula.algorithms.elimination.lu import cholesky_in_place, lu_in_place
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.kernels.core import core, empty
 

@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from neula.algorithms.elimination.calu import by_pivoted_blocks
-from neula.algorithms.elimination.in_place import lu_in_place
 from neula.algorithms.elimination.lu_panels import (
     Panel,
     Workspace,
@@ -267,6 +266,28 @@ def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
         matrix.copy_(matrix.tril(-1).add_(matrix.triu().mul_(2.0**-power)))
     interchanges = Interchanges(pivots.long())
     return PackedLU(matrix, interchanges.permutation(), kept, interchanges)
+
+
+def lu_in_place(a: torch.Tensor, pivots: torch.Tensor) -> bool:
+    """LU with partial pivoting; False where a pivot vanishes.
+
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+    pivots : Tensor, shape (n,)
+        int32, which is written to: in the form of SciPy, counted from 0.
+    """
+    info = torch.empty((), dtype=torch.int32, device="cpu")
+    torch.linalg.lu_factor_ex(a, out=(a, pivots, info))
+    pivots -= 1
+    return not int(info)
+
+
+def cholesky_in_place(a: torch.Tensor) -> bool:
+    """Cholesky's L in the place of the lower triangle; False where there is none."""
+    info = torch.empty((), dtype=torch.int32, device="cpu")
+    torch.linalg.cholesky_ex(a, out=(a, info))
+    return not int(info)
 
 
 def largest_of(a: torch.Tensor) -> torch.Tensor:

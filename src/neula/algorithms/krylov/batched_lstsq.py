@@ -14,10 +14,11 @@ Whether a step does so is measured on random vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems
 from neula.algorithms.krylov.passes import (
     doubled_gradient,
     in_one_pass,
@@ -28,14 +29,16 @@ from neula.algorithms.krylov.passes import (
 )
 from neula.algorithms.krylov.triangles import Triangles, solved, solved_transposed
 from neula.certificates.backward_error import Measures, Norms
-from neula.certificates.forward_error import ESTIMATED, MAX_RATE
-from neula.certificates.residuals import residual_noise
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE
+from neula.certificates.residuals import DOUBLED, residual_noise
+from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.doubled.doubled_normal import doubled_normal
 from neula.kernels.small_problems.refining import uncertainty
+from neula.kernels.small_problems.seminormal import RefinementLimits
 
 PROBES = 8
 """Random vectors that show ``||I - W^H W||_F``; with up to as many columns they are the unit vectors, which
@@ -66,7 +69,7 @@ MARGINS = {PROBES: MARGIN, FEW: 10.0}
 """By the number of vectors; an estimate from four is below a tenth as rarely as two in ten thousand."""
 
 
-class FactoredTallMatrices:
+class FactoredTallMatrices(FactoredProblems):
     """A batch of tall matrices T with R of each.
 
     Parameters
@@ -223,9 +226,6 @@ class Overdetermined(FactoredTallMatrices):
             x = x + self.solve(self.coordinates(gradient))
         return self.over_rows.agree(x)
 
-    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return unknowns
-
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.columns * unknowns)
 
@@ -360,3 +360,18 @@ def probes(
     if unit and n <= PROBES:
         return torch.eye(n, dtype=dtype, device=device)
     return gaussian(max(SHARED, n), count, dtype, device, seed=1)[:n] / count**0.5
+
+
+@lru_cache(maxsize=64)
+def limits_of(tolerance: float, max_steps: int) -> RefinementLimits:
+    """Limits of a refinement in one launch, equal to those of the refinement step by step."""
+    return RefinementLimits(
+        tolerance=tolerance,
+        max_steps=max_steps,
+        max_rate=MAX_RATE,
+        rounding=ROUNDING,
+        noise=DOUBLED,
+        floor=FLOOR,
+        stagnation=STAGNATION,
+        computed=COMPUTED,
+    )

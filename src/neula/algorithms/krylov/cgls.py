@@ -22,7 +22,7 @@ from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.formats import double_of
-from neula.engines.inputs import Replay, Tensors
+from neula.engines.graphs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.magnitudes import squares
 from neula.kernels.polar.svd import converged_eigvalsh

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
-from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import enlarged, least_squares_error
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.kernels.small_problems.refining import over

@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
 from neula.certificates.stagnation import FLOOR, STAGNATION
@@ -41,13 +41,60 @@ OnStep = Callable[[torch.Tensor, torch.Tensor], None]
 """Called with the unknowns before each update, and their residuals."""
 
 
-class Unknowns(Protocol):
-    """How far a refinement has come: ``high + low``, bounds on their errors, and which columns continue."""
+@dataclass(frozen=True)
+class LaunchTuning:
+    """Steps that are launched for small problems before the host reads a number."""
 
-    high: torch.Tensor
-    low: torch.Tensor
-    left: torch.Tensor
-    active: torch.Tensor
+    # Steps with an R in float32, enough for condition numbers up to 1e4; 0: the host reads after each step.
+    prelaunched_steps: int
+    prelaunched_again: int  # m n^2 up to which a second R is replayed, too, with more steps
+    asynchronous_steps: int  # steps of a problem that is too large to be replayed
+    one_launch: int  # elements of A times right-hand sides up to which one kernel solves and measures
+    bordered: int  # m n^2 up to which a problem gets a border, so that one graph serves many shapes
+
+
+class HostSync(Enum):
+    """How far the launches of a device run ahead of the first result that the host reads."""
+
+    SYNCHRONOUS = "the host reads after every step whether another one is needed"
+    ASYNCHRONOUS = "some steps are launched before the host reads anything, then it reads after every step"
+    PRELAUNCHED = "all steps are launched, and the host reads nothing between them"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When the host synchronizes with the device during iterative refinement."""
+
+    sync: HostSync = HostSync.SYNCHRONOUS
+    # Steps that are launched before the host reads whether to continue; all of them if prelaunched.
+    steps: int = 1
+
+    @classmethod
+    def asynchronous(cls, steps: int) -> Pace:
+        """So many steps before the first read."""
+        return cls(HostSync.ASYNCHRONOUS, steps)
+
+    @classmethod
+    def prelaunched(cls, steps: int) -> Pace:
+        """So many steps and no read."""
+        return cls(HostSync.PRELAUNCHED, steps)
+
+    @property
+    def is_prelaunched(self) -> bool:
+        """Whether the host reads nothing, so that a CUDA graph can replay all launches."""
+        return self.sync is HostSync.PRELAUNCHED
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether the first read comes after steps and their evidence have been launched."""
+        return self.sync is HostSync.ASYNCHRONOUS
+
+    def limit(self, max_steps: int) -> int:
+        """The largest number of steps, of at most ``max_steps``."""
+        return min(self.steps, max_steps) if self.is_prelaunched else max_steps
+
+
+SYNCHRONOUS = Pace()
 
 
 @dataclass(frozen=True)
@@ -63,14 +110,13 @@ class DoubledEvaluation:
     # smaller.
     floor: torch.Tensor | float = 0.0
 
-    def stepped(
-        self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
-    ) -> Stepped:
+    def stepped(self, before: Refinement) -> Stepped:
         """Add the update to the unknowns, and decide which problems continue."""
         high, low, update = added(before.high, before.low, self.update, before.active)
         # Not relative to x: first updates may be far too long, and those errors then stay at 1.
         left, active = progress(
-            *(before.active, self.left, before.left, self.floor, size(high), tolerance, STAGNATION, FLOOR)
+            *(before.active, self.left, before.left, self.floor, before.system.size(high)),
+            *(before.tolerance, STAGNATION, FLOOR),
         )
         return Stepped(high, low, update, left, active)
 
@@ -84,12 +130,10 @@ class Trusting:
     residual: torch.Tensor
     trust: Trust
 
-    def stepped(
-        self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
-    ) -> Stepped:
+    def stepped(self, before: Refinement) -> Stepped:
         """As :meth:`DoubledEvaluation.stepped`."""
         vectors = before.high, before.low, self.update
-        return stepped(*vectors, before.active, before.left, self.trust, tolerance, STAGNATION, FLOOR)
+        return stepped(*vectors, before.active, before.left, self.trust, before.tolerance, STAGNATION, FLOOR)
 
 
 class FactoredProblems(Protocol):
@@ -114,7 +158,8 @@ class FactoredProblems(Protocol):
         """
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        """The x among the unknowns."""
+        """The x among the unknowns, by default all of them."""
+        return unknowns
 
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         """``||D x||``, shape (batch, k)."""
@@ -227,9 +272,7 @@ class Refinement:
         """Take one, without synchronizing; returns the residuals before it."""
         self.steps += 1
         found = self.system.evaluate(self.b, self.high, self.low)
-        self.high, self.low, self.update, self.left, self.active = found.stepped(
-            self, self.system.size, self.tolerance
-        )
+        self.high, self.low, self.update, self.left, self.active = found.stepped(self)
         self.residual = found.residual
         return found.residual
 

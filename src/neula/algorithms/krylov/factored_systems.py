@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
-from neula.algorithms.krylov.doubled_refinement import Trusting
+from neula.algorithms.krylov.doubled_refinement import FactoredProblems, Trusting
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import ESTIMATED
@@ -54,7 +54,7 @@ class Images(NamedTuple):
         return cls(z, *norm_of(a, sizes, beside=z))
 
 
-class FactoredSystems:
+class FactoredSystems(FactoredProblems):
     """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
 
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
@@ -117,9 +117,6 @@ class FactoredSystems:
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         return self._start
-
-    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return unknowns
 
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.sizes * unknowns)

@@ -20,7 +20,7 @@ from torch.nn import functional
 from neula.algorithms.krylov.streamed_lstsq import HouseholderSums
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import Pair, two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal

@@ -18,9 +18,14 @@ import torch
 
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
-from neula.algorithms.elimination.factorization import Factorization, MixedLU, Multiplied, Transposed
+from neula.algorithms.elimination.factorization import (
+    Factorization,
+    MixedLU,
+    Multiplied,
+    Recorded,
+    Transposed,
+)
 from neula.algorithms.elimination.lu import PackedLU
-from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.iterative_refinement import classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales

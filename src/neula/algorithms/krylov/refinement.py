@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -24,21 +23,8 @@ from neula.certificates.stagnation import improves
 INNER_REDUCTION = 1e-8
 """Reduction by one inner solve: the square root of double precision, before CGLS drifts."""
 
-
-class InnerSolver(Protocol):
-    """CGLS or LSQR."""
-
-    def __call__(
-        self,
-        operator: LeastSquaresOperator,
-        r: UpperTriangular,
-        b: torch.Tensor,
-        *,
-        stop: Stop,
-        max_iterations: int,
-        gradient: torch.Tensor | None = None,
-    ) -> InnerSolution:
-        """Solve for an update."""
+InnerSolver = Callable[..., InnerSolution]
+"""CGLS or LSQR: solves for an update."""
 
 
 def refine(

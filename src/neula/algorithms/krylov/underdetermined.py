@@ -9,7 +9,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import FactoredTallMatrices, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import left_by_update
 from neula.certificates.residuals import residual_noise

@@ -139,3 +139,13 @@ def _damped_factor(
     stack[:, :n, :n], stack[:, :n, n] = b, c
     stack[:, n:, :n].diagonal(dim1=1, dim2=2).copy_(damping.sqrt()[:, None].expand(-1, n))
     return triangle(stack)
+
+
+def picked(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """The entries of the problems ``which``; x itself if these are all."""
+    return x if which.shape[0] == x.shape[0] else x[which]
+
+
+def placed(x: torch.Tensor, which: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A tensor like x with other values for problems ``which``; of all of them the values themselves."""
+    return values if which.shape[0] == x.shape[0] else x.index_copy(0, which, values)

@@ -7,6 +7,7 @@ alone. So one tangent or one difference serves all problems of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,29 +121,19 @@ def _in_chunks(
     """Derivatives along every unit vector, one basis for all problems, shape (k, batch, count)."""
     batch, count = shape
     basis = torch.eye(count, dtype=out.dtype, device=out.device)
-    if out.numel() >= LARGE:
-        derivative = _with_one_matrix(derivative)
     start, width = 0, chunk(count, out[:, :, 0].nbytes, out.device)
     while start < count:
         part = slice(start, min(start + width, count))
         try:
-            write(derivative(basis[part, None].expand(-1, batch, -1)), part)
+            with _OneMatrix() if out.numel() >= LARGE else nullcontext():
+                found = derivative(basis[part, None].expand(-1, batch, -1))
+            write(found, part)
         except torch.OutOfMemoryError:  # what a function holds is a guess
             if width == 1:
                 raise
             width = -(-width // 2)
             continue
         start += width
-
-
-def _with_one_matrix(derivative: Derivative) -> Derivative:
-    """Merge the products of one matrix with many vectors into one product."""
-
-    def one(basis: torch.Tensor) -> torch.Tensor:
-        with _OneMatrix():
-            return derivative(basis)
-
-    return one
 
 
 class _OneMatrix(TorchDispatchMode):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.nonlinear.damped import norm, upper_solve
+from neula.algorithms.nonlinear.damped import norm, picked, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, LinearizableResiduals, move
-from neula.algorithms.nonlinear.some import picked
 from neula.certificates.residuals import X
 from neula.kernels.small_problems.refining import over
 

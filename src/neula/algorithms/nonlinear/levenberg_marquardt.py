@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.nonlinear.damped import norm
+from neula.algorithms.nonlinear.damped import norm, picked, placed
 from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps
-from neula.algorithms.nonlinear.some import picked, placed
 
 WORTH = 1e-4
 """Part of the promised decrease with which a step is taken."""

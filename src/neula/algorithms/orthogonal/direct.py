@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan
 from neula.algorithms.spectra.condition import solve_normal, solve_r
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
@@ -43,6 +43,5 @@ def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[
         The Cholesky factor; both are NaN where ``A^H A`` is not numerically positive definite.
     """
     operand = engine.operand(a)
-    r, info = upper_cholesky(engine.inner(operand, operand))
-    r = r.masked_fill(info > 0, torch.nan)
+    r = factor_or_nan(engine.inner(operand, operand))
     return solve_normal(r, engine.over_rows.total(exact_matmul(a.mH, b))), r

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.elimination.double_cholesky import inverted_cholesky
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.elimination.cholesky import inverted_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan, upper_cholesky
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
@@ -83,8 +83,7 @@ def batched_cholesky_qr(
         gram = q.mH @ q
         if shifted and place == 0:
             gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, a.shape[1])[:, None])
-        step, order = upper_cholesky(gram)
-        step = step.masked_fill((order > 0)[:, None, None], torch.nan)
+        step = factor_or_nan(gram)
         q = q @ triangular_inverse(step, upper=True)
         r = step if r is None else step @ r
     assert r is not None
@@ -98,7 +97,7 @@ def _more_passes(
     for left in reversed(range(passes)):
         gram = lower_gram(q[None])
         if exact and left:
-            q, step = _substituted(q, _triangle(*upper_cholesky(gram)))
+            q, step = _substituted(q, factor_or_nan(gram)[0])
         else:
             q, step = _multiplied(q, gram, engine)
         r = step if r is None else exact_matmul(step, r)
@@ -119,10 +118,6 @@ def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, t
     return q, factor.t[0].tril().mH.masked_fill(q[:1, :1].isnan(), torch.nan)
 
 
-def _triangle(r: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    return r[0].masked_fill(order > 0, torch.nan)
-
-
 def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """R of ``A^H A + s I``, s being what the rounding errors of Gram matrix and factor amount to.
 
@@ -131,7 +126,7 @@ def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """
     m, n = a.shape
     shift = _shift(gram, m)[:, None, None]
-    return _triangle(*upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device)))
+    return factor_or_nan(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))[0]
 
 
 def _shift(gram: torch.Tensor, m: int) -> torch.Tensor:

@@ -27,10 +27,13 @@ import torch
 from neula.algorithms.elimination.calu import eliminate_rows
 from neula.algorithms.elimination.lu import WHOLE, LUTuning
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, gram64, upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr, upper_cholesky
+from neula.algorithms.orthogonal.r_only import lower_gram
+from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.engines import FP64, Engine
-from neula.engines.formats import in_double
+from neula.engines.formats import double_gram, in_double
 from neula.kernels import scipy_linalg
+from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky, pivots_on_device
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.phases import with_nonnegative_diagonal
 from neula.kernels.precision import exact_matmul
@@ -206,7 +209,7 @@ def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
         U.
     """
     sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
-    r = upper_cholesky(gram64((upper / sizes).mT))[0]
+    r = upper_cholesky(double_gram((upper / sizes).mT))[0]
     identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
     inverse = triangular_inverse((lower.tril(-1) + identity)[None], upper=False)[0]
     triangle = torch.linalg.solve_triangular(r, in_double((inverse / sizes).T), upper=True, left=False)
@@ -346,3 +349,74 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     )
     q = q if outer is None else outer @ q
     return *with_nonnegative_diagonal(q, r), order.long()
+
+
+GRAM_ROUNDING = 4.0
+"""Unit roundoffs, times the root of the rows, that a Gram matrix is off by, relative to its norm."""
+
+CERTAIN = 100.0
+"""Times its rounding errors a pivot of a Gram matrix is one."""
+
+ROUNDS = 8
+"""Gram matrices of what is left: each has three or four digits of the singular values."""
+
+
+def gram_noise(rows: int, norm: float) -> float:
+    """Bound on the rounding errors of the elements of a Gram matrix, given its Frobenius norm."""
+    return GRAM_ROUNDING * rows**0.5 * FP64.u * norm
+
+
+def column_basis(a: torch.Tensor, tolerance: float, engine: Engine, width: int) -> torch.Tensor:
+    """Orthonormal basis of the columns, except for remainders below a fraction of the longest.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n)
+    tolerance : float
+        That part.
+    engine : Engine
+        Multiplies, in float64.
+    width : int
+        Columns of a block of pivots.
+    """
+    basis = basis_by_gram(a, tolerance)
+    if basis is None:
+        work = engine.empty(*a.shape).copy_(a)
+        basis = work[:, : sketched_pivots(work, engine, width, tolerance)[1]]
+    return basis
+
+
+def basis_by_gram(b_matrix: torch.Tensor, tolerance: float) -> torch.Tensor | None:
+    """Basis of the numerical range from Gram matrices; None if there is no kernel, or it does not finish.
+
+    Pivots of a Cholesky factorization of ``A^T A`` with diagonal pivoting are those of QR of A with column
+    pivoting, down to the root of rounding errors. Their columns are projected out, and the remainder has a
+    Gram matrix with smaller errors. Nearly all operations are products, and one look at a block of pivots
+    does: least squares with a Gaussian kernel of 8000 x 4000 take an H200 210 ms, and 258 by sketches.
+    """
+    m, n = b_matrix.shape
+    if m < n or not pivots_on_device(b_matrix):
+        return None
+    basis, rest, least = b_matrix[:, :0], b_matrix, 0.0
+    for _ in range(ROUNDS):
+        gram = lower_gram(rest[None])[0]
+        gram = gram.tril() + gram.tril(-1).mH
+        norms = torch.stack([gram.diagonal().amax(), torch.linalg.matrix_norm(gram)])
+        largest, size = norms.tolist()
+        least = least or tolerance**2 * largest
+        if not largest > least:
+            return basis
+        noise = gram_noise(m, size)
+        r, pivots, _ = pivoted_cholesky(gram, max(least, CERTAIN * noise))
+        if not len(r):
+            return None
+        q = torch.linalg.solve_triangular(r[:, pivots], rest[:, pivots], upper=True, left=False)
+        q = refine_qr(q)[0]
+        if basis.shape[1]:  # of which rounding errors of small columns have parts
+            q = refine_qr(q - basis @ (basis.mH @ q))[0]
+        for _ in range(2):
+            rest = rest - q @ (q.mH @ rest)
+        basis = torch.cat([basis, q], 1)
+        if basis.shape[1] >= n:
+            return basis[:, :n]
+    return None

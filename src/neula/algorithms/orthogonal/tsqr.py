@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan, upper_inverse
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
@@ -107,11 +107,8 @@ def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.T
         In double precision.
     """
     gram = over_rows.total(tall_gram(a))
-    factor, info = upper_cholesky(gram)
-    r = factor.masked_fill(info > 0, torch.nan)
-    identity = torch.eye(a.shape[1], dtype=r.dtype, device=r.device)
-    inverse = torch.linalg.solve_triangular(r.mT, identity, upper=False).mT
-    return tall_product(a, inverse, gram.diagonal().real.sqrt()), r
+    r = factor_or_nan(gram)
+    return tall_product(a, upper_inverse(r), gram.diagonal().real.sqrt()), r
 
 
 def cholesky_tsqr32(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, probes
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.algorithms.orthogonal.gram_pivots import column_basis, gram_noise
+from neula.algorithms.orthogonal.pivots import column_basis, gram_noise
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.scaled_problems import ScaledProblems

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import GRAM_PARTS, upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import GRAM_PARTS, factor_or_nan
 from neula.engines import Engine
 
 
@@ -64,5 +63,4 @@ def gram_r(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = 
     Tensor, shape (n, n)
         Upper triangular; NaN where the Gram matrix is not numerically positive definite.
     """
-    r, info = upper_cholesky(gram(operand, engine, scales))
-    return r.masked_fill(info > 0, math.nan)
+    return factor_or_nan(gram(operand, engine, scales))
