@@ -69,12 +69,7 @@ class ScaledProblems(ScaledUnknowns):
     ) -> Self:
         """Tall problems whose norms neither overflow nor underflow as they are, not scaled.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, m, n), m >= n
-        b : Tensor, shape (batch, m, k)
-        narrow : bool
-            Whether A stays in its dtype, for products that widen it as they read it.
+        If ``narrow``, A stays in its dtype, for products that widen it as they read it.
         """
         a = a if narrow else in_double(a)
         zero = torch.zeros((), dtype=torch.int64, device=a.device)

@@ -197,11 +197,8 @@ class EqualityFactors:
 
 
 def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:
-    """Problems in batches of about as many free variables; those without any are left out.
-
-    Parameters
-    ----------
-    free : Tensor of bool, shape (C, n)
+    """Problems in batches of about as many free variables, a mask of shape (C, n); those without any are left
+    out.
     """
     group = _shared_sets(problems, free) if len(free) >= SHARED else None
     rest = torch.arange(len(free), device=free.device)
@@ -283,15 +280,7 @@ class FreeSetMinimum:
 def minimize(
     problems: Reduced, x: torch.Tensor, free: torch.Tensor, factorize: Factorize = by_cholesky
 ) -> FreeSetMinimum:
-    """Minimize over the free variables.
-
-    Parameters
-    ----------
-    x : Tensor, shape (C, n)
-        Where to start.
-    free : Tensor of bool, shape (C, n)
-    factorize : callable
-    """
+    """Minimize over the free variables, a mask of shape (C, n), from x, shape (C, n)."""
     x, singular = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     residual, equalities = problems.residual(x), problems.equalities
     multipliers = x.new_zeros(len(x), 0 if equalities is None else equalities.count)

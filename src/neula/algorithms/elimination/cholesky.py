@@ -51,10 +51,7 @@ TINY = 1e-30
 class FallingPivotsError(ArithmeticError):
     """Pivots fall so fast that factors in a format will hold nothing but rounding errors in some direction.
 
-    Attributes
-    ----------
-    smallest : float
-        The smallest eigenvalue as it seems, of the matrix with a diagonal of ones.
+    ``smallest`` is the smallest eigenvalue as it seems, of the matrix with a diagonal of ones.
     """
 
     def __init__(self, smallest: float) -> None:
@@ -63,26 +60,14 @@ class FallingPivotsError(ArithmeticError):
 
 
 def foresee(pivots: torch.Tensor, n: int, smallest: float) -> None:
-    """Give up where rounding errors will exceed the smallest eigenvalue, as pivots foretell.
+    """Give up, by a FallingPivotsError, where an eigenvalue will be below ``smallest``, as the first pivots
+    foretell.
 
-    In a matrix whose eigenvalues fall geometrically and whose eigenvectors are random, the logarithm of the
-    smallest pivot so far is about quadratic in the number of rows, and for all of them about that of the
-    smallest eigenvalue: for condition numbers from 1e2 to 1e12 within a factor of four by half of the rows.
-    Where a multiple of the identity is added, pivots do not fall below that.
-
-    Parameters
-    ----------
-    pivots : Tensor, shape (done,)
-        Those so far, of the matrix with a diagonal of ones.
-    n : int
-        Order of the matrix.
-    smallest : float
-        Lower bound wanted for the eigenvalues.
-
-    Raises
-    ------
-    FallingPivotsError
-        If one seems to be.
+    Pivots are those of the matrix of order n with a diagonal of ones. If its eigenvalues fall geometrically
+    and its eigenvectors are random, the logarithm of the smallest pivot so far is about quadratic in the
+    number of rows, and for all of them about that of the smallest eigenvalue: for condition numbers from 1e2
+    to 1e12 within a factor of four by half of the rows. Where a multiple of the identity is added, pivots do
+    not fall below that.
     """
     done = len(pivots)
     smallest_so_far = torch.stack([pivots[: done // 2].amin(), pivots.amin()])
@@ -231,15 +216,10 @@ class _BlockedCholesky:
         return torch.where(first == most, 0, first)
 
     def by_columns(self, width: int, *, give_up: bool) -> None:
-        """Factorize the whole matrix in blocks of columns.
+        """Factorize the whole matrix in blocks of columns; if asked to give up, by a FallingPivotsError.
 
         A diagonal block keeps few units busy for a long time. Beside it the next columns are updated by all
         that is done, so that afterwards these alone are left for them.
-
-        Raises
-        ------
-        FallingPivotsError
-            If asked to give up.
         """
         n = self.a.shape[1]
         if give_up and len(self.a) == 1 and self.low is not self.a:
@@ -477,12 +457,8 @@ def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
 def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
     """L of matrices that may turn out not to be definite, to solve with: then solutions are NaN.
 
-    All of L is one block that is inverted where a product takes less time than launches of several do.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        In double precision; the lower triangles are read. May be overwritten where :func:`blocks_pay`.
+    The lower triangles, in double precision, are read, and may be overwritten where :func:`blocks_pay`. All
+    of L is one block that is inverted where a product takes less time than launches of several do.
     """
     n, tuning = a.shape[-1], engine.tuning
     width = n if n <= tuning[InvertedTuning].inverted_whole else tuning[InvertedTuning].width(n)

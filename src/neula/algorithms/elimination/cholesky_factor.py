@@ -34,12 +34,8 @@ class LeadingColumns:
     def from_columns(cls, columns: torch.Tensor, sizes: torch.Tensor) -> Self | None:
         """Columns that are done, if they stand for most of the diagonal; the host waits for them.
 
-        Parameters
-        ----------
-        columns : Tensor, shape (n, w)
-            float32, lower triangular; elements above the diagonal are arbitrary.
-        sizes : Tensor, shape (n,)
-            Square roots of the diagonal of A.
+        They are float32, with anything above the diagonal; ``sizes`` are the square roots of the diagonal of
+        A.
         """
         n, w = columns.shape
         explained = (columns[w:] / sizes[w:, None]).square().sum(1).mean()
@@ -74,12 +70,8 @@ class CholeskyFactorization(NamedTuple):
 
 
 class NotPositiveDefiniteError(ArithmeticError):
-    """A pivot is not positive: A, as it was rounded, is not positive definite.
-
-    Attributes
-    ----------
-    order : int
-        Of the leading minor that is not positive.
+    """The pivot of the leading minor of some order is not positive: A, as it was rounded, is not positive
+    definite.
     """
 
     def __init__(self, order: int) -> None:

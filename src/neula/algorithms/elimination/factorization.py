@@ -96,13 +96,7 @@ class Multiplied(Wrapped):
 
 
 class SingularMatrixError(ArithmeticError):
-    """A pivot is zero, so that there are no factors to solve with.
-
-    Attributes
-    ----------
-    index : int
-        Of the pivot, from 0.
-    """
+    """The pivot ``index``, from 0, is zero, so that there are no factors to solve with."""
 
     def __init__(self, index: int) -> None:
         super().__init__(f"pivot {index} is exactly zero")
@@ -148,17 +142,8 @@ def mixed_lu(
     wide as the sums of its products, there is nothing to round, and a buffer would only cost its copies:
     Algorithm 2.2.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        Column-major in the engine's operand type or in its storage precision; overwritten.
-    on_columns : callable, optional
-        As in :func:`neula.algorithms.elimination.lu.lu_factorize`.
-
-    Returns
-    -------
-    MixedLU
-        With NaN or Inf, and a growth that is not finite, where a pivot vanishes or the format overflows.
+    A is column-major in the engine's operand type or in its storage precision, and is overwritten. Where a
+    pivot vanishes or the format overflows, there are NaN or Inf, and a growth that is not finite.
     """
     largest = engine.column_max(a.T).amax()
     # Factors of a complex matrix stay in the storage precision: parts of operands are rounded in products,
@@ -210,18 +195,9 @@ class LibraryLU:
 
 
 def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:
-    """Gaussian elimination with partial pivoting as the library has it.
+    """Gaussian elimination with partial pivoting as the library has it; the engine only measures the growth.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-    engine : Engine
-        Measures the growth; nothing is multiplied in its format.
-
-    Raises
-    ------
-    SingularMatrixError
-        At the first pivot that is exactly zero.
+    Raises a SingularMatrixError at the first pivot that is exactly zero.
     """
     lu, pivots, info = torch.linalg.lu_factor_ex(a)
     if int(info) > 0:
@@ -233,11 +209,7 @@ def library_lu(a: torch.Tensor, engine: Engine) -> LibraryLU:
 def inverted_lu(lu: torch.Tensor, pivots: torch.Tensor, tuning: Tuning) -> InvertedLU | None:
     """The library's factors to solve with by products, where these are faster than its substitution.
 
-    Parameters
-    ----------
-    lu : Tensor, shape (..., n, n)
-    pivots : Tensor, shape (..., n)
-        As LAPACK records them, from 1; read on the host.
+    Pivots, shape (..., n), are as LAPACK records them, from 1, and are read on the host.
     """
     width = tuning[InvertedTuning].width(lu.shape[-1])
     if width == 0 or lu.numel() == 0:
@@ -247,14 +219,9 @@ def inverted_lu(lu: torch.Tensor, pivots: torch.Tensor, tuning: Tuning) -> Inver
 
 
 def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:
-    """Largest element of U, stored in the upper triangle of ``lu``, by the largest element of A.
+    """Largest element of U, in the upper triangle of a column-major ``lu``, by the largest element of A.
 
-    Parameters
-    ----------
-    lu : Tensor, shape (n, n)
-        Column-major.
-    largest : Tensor, shape ()
-        Largest magnitude in A; where it is zero, the growth is 1, and also where there is nothing.
+    Where that is zero, the growth is 1, and also where there is nothing.
     """
     if lu.numel() == 0:
         return 1.0

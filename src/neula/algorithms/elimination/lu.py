@@ -271,11 +271,7 @@ def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
 def lu_in_place(a: torch.Tensor, pivots: torch.Tensor) -> bool:
     """LU with partial pivoting; False where a pivot vanishes.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-    pivots : Tensor, shape (n,)
-        int32, which is written to: in the form of SciPy, counted from 0.
+    Pivots, int32, are written to: in the form of SciPy, counted from 0.
     """
     info = torch.empty((), dtype=torch.int32, device="cpu")
     torch.linalg.lu_factor_ex(a, out=(a, pivots, info))
@@ -333,13 +329,7 @@ def by_blocks(
     and the columns to its right are updated, and these are solved for afterwards: each element comes from the
     same operations as in :func:`neula.algorithms.elimination.lu_panels.left_looking`.
 
-    Parameters
-    ----------
-    matrix : Tensor, shape (n, n)
-        Column-major in the engine's low format; overwritten.
-    r, s : int
-        Widths of the panels.
-    on_columns : callable, optional
+    The matrix is column-major in the engine's low format; r and s are the widths of the panels.
     """
     for k in blocks(slice(0, matrix.shape[0]), r):
         done, rest = slice(0, k.start), slice(k.stop, None)
@@ -383,16 +373,8 @@ def panel_widths(
 ) -> tuple[int, InnerPanel | None]:
     """The widths r and s of a variant: what is given, what suits the engine where nothing is.
 
-    Returns
-    -------
-    r : int
-    s : int, tuple of int, or None
-        None where the algorithm has no inner panels.
-
-    Raises
-    ------
-    ValueError
-        For widths that do not fit; the message says what fits.
+    There is no s where the algorithm has no inner panels. A ValueError about widths that do not fit says what
+    fits.
     """
     inner = inner_panel if isinstance(inner_panel, tuple) else (inner_panel,)
     for name, width in (("panel", panel), *(("inner_panel", width) for width in inner)):

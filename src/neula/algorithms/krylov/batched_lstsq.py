@@ -347,15 +347,10 @@ def probes(
     unit: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors if they are few, or Gaussian.
+    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors if they are few, or ``count``
+    Gaussian ones.
 
-    Parameters
-    ----------
-    count : int
-        Of Gaussian vectors.
-    unit : bool
-        Whether they may be unit vectors: not where A times those is what was factorized, rounding errors
-        included.
+    They are no unit vectors where A times those is what was factorized, rounding errors included.
     """
     if unit and n <= PROBES:
         return torch.eye(n, dtype=dtype, device=device)

@@ -69,22 +69,12 @@ class Coordinates:
         unit: float,
         scales: torch.Tensor | None = None,
     ) -> Coordinates:
-        """Coordinates from an R of any rank; singular values of ``R D^-1`` below a part are zero.
+        """Coordinates from an R, shape (n, n), of any rank; singular values of ``R D^-1`` below a part
+        ``rcond`` are zero.
 
-        Parameters
-        ----------
-        r : Tensor, shape (n, n)
-        right : Tensor, shape (n, k), and Tensor, shape (l, k)
-            Of ``Q^H b`` the part that belongs to R, and what has the length of the rest.
-        rcond : float
-            That part.
-        count : int
-            Rows of A.
-        unit : float
-            Unit roundoff of the format in which A is stored.
-        scales : Tensor, shape (n,), optional
-            Powers of two by which the columns of A were multiplied: the minimum-norm solution is that without
-            them.
+        ``right`` is the part of ``Q^H b`` that belongs to R, and what has the length of the rest, in as many
+        columns. A has ``count`` rows, in a format of unit roundoff ``unit``. Its columns were multiplied by
+        powers of two, the ``scales``, shape (n,): the minimum-norm solution is that without them.
         """
         norms = torch.linalg.vector_norm(r, dim=0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
@@ -137,13 +127,10 @@ class Coordinates:
     def error(
         self, x: torch.Tensor, measured: torch.Tensor, backward_error: torch.Tensor, ratio: torch.Tensor
     ) -> torch.Tensor:
-        """Bound on ``||D (x - x*)|| / ||D x*||`` for a solution whose error in the range of C was measured.
+        """Bound on ``||D (x - x*)|| / ||D x*||`` for a solution whose error in the range of C was
+        ``measured``.
 
-        Parameters
-        ----------
-        x : Tensor, shape (n, k)
-        measured, backward_error, ratio : Tensor, shape (k,)
-            The last is ``||r|| / (||B|| ||D x||)``.
+        X has the shape (n, k), all others (k,); ``ratio`` is ``||r|| / (||B|| ||D x||)``.
         """
         if not self.rank:
             return torch.zeros_like(measured)

@@ -38,17 +38,10 @@ class Images(NamedTuple):
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, unit: bool) -> Images:
-        """Multiply matrices, given the sizes of their columns, by random vectors.
+        """Multiply matrices, shape (batch, n, n), given the sizes of their columns, by some random vectors.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, n, n)
-        sizes : Tensor, shape (batch, n, 1)
-        vectors : int
-            How many random ones there are.
-        unit : bool
-            Whether they may be unit vectors: not where A times these is made of what was factorized, rounding
-            errors included, as ``A^T A`` is.
+        These are no unit vectors where A times those is made of what was factorized, rounding errors
+        included, as ``A^T A`` is.
         """
         z = probes(a.shape[-1], a.device, vectors, unit=unit, dtype=a.dtype).expand(len(a), -1, -1)
         return cls(z, *norm_of(a, sizes, beside=z))

@@ -85,19 +85,9 @@ def doubled_gradient(
     b_low: torch.Tensor | None = None,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``r = b - A x`` and ``A^H r``, computed in twice the working precision.
+    """``r = b - A x`` and ``A^H r``, computed in twice the working precision, of batches.
 
-    Parameters
-    ----------
-    doubled : Doubled
-        A, shape (batch, m, n).
-    b : Tensor, shape (batch, m, k)
-    x, x_low : Tensor, shape (batch, n, k)
-        An unevaluated sum.
-    a_low, b_low : Tensor, optional
-        Rounding errors of A and b.
-    over_rows : Reduction
-        Where other rows are.
+    ``x + x_low`` is an unevaluated sum; ``a_low`` and ``b_low`` are rounding errors of A and b.
     """
     residual, rest = doubled.residual(x, b, x_low)
     if a_low is not None:

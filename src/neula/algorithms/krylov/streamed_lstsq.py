@@ -120,17 +120,8 @@ class HouseholderSums:
 
 @dataclass
 class RefinementSums:
-    """Sums of one pass that measure a solution: its residual, the gradient, and the quality of C.
-
-    Parameters
-    ----------
-    coordinates : Coordinates
-    x, x_low : Tensor, shape (n, k)
-        The solution as an unevaluated sum.
-    doubled : bool
-        Whether residuals and gradients are in twice the working precision, for A with columns of a size.
-    rounded : bool
-        Whether elements of A and b were rounded on the way, as by weights.
+    """Sums of one pass that measure a solution, an unevaluated sum: its residual, the gradient, and the
+    quality of C.
     """
 
     coordinates: Coordinates
@@ -204,24 +195,11 @@ class SummedGradient(NamedTuple):
 class SummedProblem(FactoredProblems):
     """A problem that is refined by sums over its rows: a batch of one.
 
-    Steps are those of :mod:`neula.algorithms.krylov.batched_lstsq`.
-
-    Right-hand sides are given by their coordinates, ``Q^H b`` or ``R^-H A^H b``. Each step is one evaluation
-    of the sums, from which all that is known after the update follows, too. All right-hand sides are updated
-    by each step, as with a tolerance of 0.
-
-    Parameters
-    ----------
-    coordinates : Coordinates
-    sums : callable
-        Maps x, an unevaluated sum of two tensors of shape (n, k), to a :class:`SummedGradient`.
-
-    Attributes
-    ----------
-    rate : Tensor, shape (1,)
-        Infinite before the first step, which measures it.
-    found : SummedGradient
-        That of the last step.
+    Steps are those of :mod:`neula.algorithms.krylov.batched_lstsq`. Right-hand sides are given by their
+    coordinates, ``Q^H b`` or ``R^-H A^H b``. Each step is one evaluation of the ``sums``, which map x, an
+    unevaluated sum of two tensors of shape (n, k), to a :class:`SummedGradient`; from ``found``, the last
+    one, all that is known after the update follows, too. All right-hand sides are updated by each step, as
+    with a tolerance of 0. The ``rate``, shape (1,), is infinite before the first step, which measures it.
     """
 
     def __init__(

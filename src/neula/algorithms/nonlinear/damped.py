@@ -25,24 +25,9 @@ def damped_steps(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Minimize ``||R p + c||`` subject to ``||D p|| <= radius``, for each problem of a batch.
 
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-        Upper triangular, may be singular.
-    c : Tensor, shape (batch, n)
-    scale : Tensor, shape (batch, n)
-        The diagonal of D, positive.
-    radius : Tensor, shape (batch,)
-        Positive.
-    damping : Tensor, shape (batch,)
-        Initial guess.
-
-    Returns
-    -------
-    p : Tensor, shape (batch, n)
-        Within 1.1 times the radius.
-    damping : Tensor, shape (batch,)
-        Zero where the Gauss-Newton step is short enough.
+    R is upper triangular, and may be singular; ``scale`` is the diagonal of D, and ``damping`` an initial
+    guess. Returns p, within 1.1 times the radius, and the damping: zero where the Gauss-Newton step is short
+    enough.
 
     Examples
     --------

@@ -31,14 +31,9 @@ NEAR = 0.1
 def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gauss-Newton steps of the variables that are not held by bounds, and their lengths relative to x.
 
-    Lengths are measured in the norms of the columns of the Jacobian. Where x is zero they are relative to
-    where the step leads, and so 1: absolute ones would depend on the units of the residuals.
-
-    Returns
-    -------
-    p : Tensor, shape (batch, n)
-    length : Tensor, shape (batch,)
-        Inf where J is singular.
+    Lengths are measured in the norms of the columns of the Jacobian, and infinite where J is singular. Where
+    x is zero they are relative to where the step leads, and so 1: absolute ones would depend on the units of
+    the residuals.
     """
     near, x = at.near.at(which), picked(at.x, which).double()
     held = bounds.at(which).held(x, -near.gradient)
@@ -53,17 +48,8 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
 def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: torch.Tensor) -> torch.Tensor:
     """Continue from where the trust region has stopped, while steps shrink and the cost does not rise.
 
-    Parameters
-    ----------
-    at : Iterates
-        Changes.
-    which : Tensor of int
-        Problems that have come to a minimum.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        By what steps shrink, of all problems; zero where nothing was left to gain.
+    ``which`` are problems that have come to a minimum; ``at`` changes. Returns by what steps shrink, of all
+    problems; zero where nothing was left to gain.
     """
     rate = torch.zeros_like(at.cost)
     p, length = newton_steps(at, bounds, which)
@@ -111,14 +97,8 @@ def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:
 def rounded_step(far: X, size: X, least: X, eps: float) -> X:
     """Length of a step that rounding errors of the residuals may be all of, from below.
 
-    Parameters
-    ----------
-    far : float, ndarray or Tensor
-        ``||D x||``, D being the norms of the columns.
-    size : float, ndarray or Tensor
-        Of the residuals.
-    least : float, ndarray or Tensor
-        The smallest diagonal element of R with columns of norm 1.
+    ``far`` is ``||D x||``, D being the norms of the columns, ``size`` that of the residuals, and ``least``
+    the smallest diagonal element of R with columns of norm 1.
     """
     return ROUNDINGS * eps * (far + size) / least
 

@@ -30,29 +30,21 @@ GRAM_PARTS = 4
 
 # item: Q mixed CholQR
 def cholesky_qr(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass with the Gram matrix in float64, without synchronizing.
+    """One pass for a tall A with the Gram matrix in float64, without synchronizing.
 
     Orthogonal to the storage precision times ``cond(A)`` up to a condition of about 1e7. Where the Gram
     matrix is not positive definite, Q and R are NaN: the caller's certificate notices.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
     """
     r = factor_or_nan(engine.over_rows.total(double_gram(a)))
     return _apply_inverse(a, r, engine), r.to(a.dtype)
 
 
 def cholesky_qr32(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass with everything as accurate as in float32, which on a GPU is a few kernels.
+    """One pass for a tall A with everything as accurate as in float32, which on a GPU is a few kernels.
 
     Orthogonal to ``u cond(A)^2``. Beyond a condition of about ``u**-0.5`` some columns of Q are too short,
-    and A is QR all the same (``cholesky``); or, where that kernel does not run or there are too
-    many columns for it, Q and R are NaN. In float64 :func:`cholesky_qr`.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
+    and A is QR all the same (``cholesky``); or, where that kernel does not run or there are too many columns
+    for it, Q and R are NaN. In float64 :func:`cholesky_qr`.
     """
     if a.dtype != torch.float32:
         return cholesky_qr(a, engine)
@@ -119,7 +111,7 @@ def _multiply(a: torch.Tensor, factors: CholeskyFactors, low: torch.Tensor | Non
 def wide_cholesky_qr32_in_place(
     a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None
 ) -> None:
-    """Q in place of a float32 A, and rounded to a narrower type in ``low``.
+    """Q in place of a float32 A, and rounded to a narrower type in ``low``; all are column-major.
 
     Over processes a panel waits for the others, so there is one message for some hundred columns. The Gram
     matrix is factorized by blocks of the 128 columns that the kernel takes. The work before and after the
@@ -128,15 +120,6 @@ def wide_cholesky_qr32_in_place(
 
     Orthogonal to ``u cond(A)^2``; beyond a condition of about ``u**-0.5`` columns of Q may be too short, or
     NaN.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        Column-major.
-    r : Tensor, shape (n, n)
-        Room for R.
-    low : Tensor, shape (m, n), optional
-        An operand of the engine, column-major.
     """
 
     def multiplied(a: torch.Tensor, gram: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -163,12 +146,7 @@ def _factors(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> CholeskyFactors:
     """``kernels.cholesky.cholesky.cholesky_inverse`` by blocks of some columns, without synchronizing.
 
-    Parameters
-    ----------
-    gram : Tensor, shape (n, n)
-        float32, of which the upper triangle is read.
-    width : int
-        Of the blocks.
+    The Gram matrix is float32, and its upper triangle is read.
 
     Examples
     --------
@@ -218,17 +196,11 @@ def _invert_from(r: torch.Tensor, inverse: torch.Tensor, width: int) -> None:
 def cholesky_qr_low(
     a: torch.Tensor, engine: Engine, columns: int | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass with both products in the engine's low format; without synchronizing.
+    """One pass for a tall operand of the engine, both products in its low format; without synchronizing.
 
     As accurate as a pass of recursive Gram-Schmidt in that format up to a condition number of about 10, and
-    twice as fast where A is so tall that its Cholesky factor costs nothing; NaN beyond ``u**-0.5``.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        An operand of the engine (:meth:`neula.engines.Engine.operand`).
-    columns : int, optional
-        Those to factorize, if the others are zeros: products may be faster with them.
+    twice as fast where A is so tall that its Cholesky factor costs nothing; NaN beyond ``u**-0.5``. Columns
+    beyond ``columns`` are zeros, with which products may be faster.
     """
     n = a.shape[1] if columns is None else columns
     r = factor_or_nan(engine.inner(a, a)[:n, :n])
@@ -238,16 +210,11 @@ def cholesky_qr_low(
 
 
 def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """Two passes with the Gram matrix as the engine likes it.
+    """Two passes for a tall A with the Gram matrix as the engine likes it.
 
-    Where that breaks down, three passes with it in float64, the first one shifted if it must be.
-
-    Orthogonal to the storage precision up to a condition of about ``u**-0.5``, and with the shift up to
-    about ``1/u`` (paper above, algorithms 2.1 and 4.2).
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
+    Where that breaks down, three passes with it in float64, the first one shifted if it must be. Orthogonal
+    to the storage precision up to a condition of about ``u**-0.5``, and with the shift up to about ``1/u``
+    (paper above, algorithms 2.1 and 4.2).
     """
     first, info = upper_cholesky(engine.gram(a))
     if bool(engine.over_rows.agree((info > 0) | _is_graded(first, a.dtype))):
@@ -258,21 +225,12 @@ def cholesky_qr2(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.T
 
 
 def solved_cholesky_qr(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor | None:
-    """One pass by calls of the library in the precision of A, after which Q is solved for.
+    """One pass for a tall A by calls of the library in its precision, after which Q is solved for, in
+    ``out``.
 
-    Its rows are found by substitution, so that the residual is that of reflections whatever the condition
-    number; orthogonality is lost to ``u cond(A)^2``.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-    out : Tensor, shape (m, n)
-        Room for Q; it may be A.
-
-    Returns
-    -------
-    r : Tensor, shape (n, n), or None
-        None where a pivot shows that orthogonality is lost, or that something is not finite.
+    That may be A. Rows of Q are found by substitution, so that the residual is that of reflections whatever
+    the condition number; orthogonality is lost to ``u cond(A)^2``. Returns R, or None where a pivot shows
+    that orthogonality is lost, or that something is not finite.
 
     Examples
     --------

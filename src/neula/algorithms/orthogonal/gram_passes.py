@@ -23,21 +23,11 @@ from neula.kernels.triangular_inverse import triangular_inverse
 def gram_passes(
     a: torch.Tensor, engine: Engine, *, passes: int, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q and R; NaN where a Gram matrix is not positive definite.
+    """Q and R of a tall A, in double precision, columns of one size; NaN where a Gram matrix is not definite.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        In double precision, columns of one size.
-    exact : bool
-        Whether rows of Q are found by substitution until they are nearly orthonormal, which leaves the
-        residual of reflections. A product with an inverse leaves the condition number times as much: less
-        than a coarser format rounds.
-
-    Returns
-    -------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
+    If ``exact``, rows of Q are found by substitution until they are nearly orthonormal, which leaves the
+    residual of reflections. A product with an inverse leaves the condition number times as much: less than a
+    coarser format rounds.
     """
     return _more_passes(a, None, engine, passes, exact=exact)
 
@@ -70,13 +60,8 @@ def batched_cholesky_qr(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Q and R of each matrix of a batch, by a few launches for all of them; NaN where one has broken down.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n
-        In double precision, columns of one size.
-    passes : int
-    shifted : bool, optional
-        Whether the diagonal of the first Gram matrix is enlarged, as for nearly dependent columns.
+    Tall matrices are in double precision, with columns of one size. If ``shifted``, the diagonal of the first
+    Gram matrix is enlarged, as for nearly dependent columns.
     """
     q, r = a, None
     for place in range(passes):

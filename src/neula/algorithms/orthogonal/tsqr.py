@@ -91,20 +91,11 @@ def tsqr(
 
 
 def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass of Cholesky QR with products as accurate as those of float32; without synchronizing.
+    """One pass of Cholesky QR for a tall A with products as accurate as those of float32; without
+    synchronizing.
 
-    Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        At least in single precision. Squares of the elements should neither overflow nor underflow.
-
-    Returns
-    -------
-    Q : Tensor, shape (m, n)
-    R : Tensor, shape (n, n)
-        In double precision.
+    Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite. A is at least in single
+    precision, and squares of its elements should neither overflow nor underflow. R is in double precision.
     """
     gram = over_rows.total(tall_gram(a))
     r = factor_or_nan(gram)

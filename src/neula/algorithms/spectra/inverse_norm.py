@@ -37,21 +37,10 @@ def inverse_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``||diag(left) A^-1 diag(right)||_2``, within a factor of three, and a vector that shows it.
 
-    Parameters
-    ----------
-    solve, solve_transposed : callable
-        ``A^-1 x`` and ``A^-H x`` for the columns of x, shape (..., n, k).
-    left, right : Tensor, shape (..., n, 1)
-        The right one is an identity by default.
-    dtype : torch.dtype
-        Of x.
-
-    Returns
-    -------
-    norm : Tensor, shape (...)
-        For n up to :data:`EXPLICIT` from above, else by the power method from below.
-    vector : Tensor, shape (..., n, 1)
-        Of norm 1: ``diag(left) A^-1 diag(right)`` applied to it has nearly that norm.
+    The solvers find ``A^-1 x`` and ``A^-H x`` for the columns of x, shape (..., n, k); both diagonals have
+    the shape (..., n, 1), the right one being an identity by default. For n up to :data:`EXPLICIT` the norm
+    is from above, else by the power method from below. Of the vector, of norm 1, the product has nearly that
+    norm.
     """
     n = left.shape[-2]
     if n <= EXPLICIT:
@@ -69,13 +58,7 @@ def inverse_norm(
 
 
 def norm_of_triangle(r: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """``||R diag(columns)^-1||_2`` by the power method, from below, shape (batch, 1).
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-    columns : Tensor, shape (batch, n, 1)
-    """
+    """``||R diag(columns)^-1||_2`` of a batch by the power method, from below, shape (batch, 1)."""
     v = gaussian(r.shape[-1], 1, r.dtype, r.device, seed=20180417).expand_as(columns)
     for _ in range(NORM_STEPS):
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
@@ -227,14 +210,8 @@ def sampled_inverse_norm(z: torch.Tensor) -> float:
 def norm_of(
     a: torch.Tensor, columns: torch.Tensor, beside: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``||A diag(columns)^-1||_2``, estimated, shape (batch,), and ``A X`` for other vectors.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-    columns : Tensor, shape (batch, n, 1)
-    beside : Tensor, shape (batch, n, k), optional
-        X; no vectors by default.
+    """``||A diag(columns)^-1||_2``, estimated, shape (batch,), and ``A X`` for other vectors, if any, in
+    ``beside``.
     """
     n, x = a.shape[-1], columns[..., :0] if beside is None else beside
     if n <= EXPLICIT:
@@ -255,14 +232,9 @@ def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def schatten_bounds(a: torch.Tensor, *, upper: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
     """``||A||_2`` from below and from above, shape (batch, 1), by one product.
 
-    With the Schatten 4-norm ``||A||_4`` they are ``||A||_4^2 / ||A||_F``, at least
-    ``sqrt(2 / (1 + sqrt(n)))`` of it, and ``||A||_4``, at most ``n^(1/4)`` times as large.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-    upper : bool
-        Whether all of them are upper triangular, which large ones make use of.
+    With the Schatten 4-norm ``||A||_4`` they are ``||A||_4^2 / ||A||_F``, at least ``sqrt(2 / (1 +
+    sqrt(n)))`` of it, and ``||A||_4``, at most ``n^(1/4)`` times as large. Large upper triangular matrices
+    take fewer operations.
     """
     size = torch.linalg.matrix_norm(a)[:, None, None]
     scaled = a / torch.where(size > 0, size, 1.0)
@@ -271,14 +243,10 @@ def schatten_bounds(a: torch.Tensor, *, upper: bool = False) -> tuple[torch.Tens
 
 
 def schatten_bounds_of_gram(gram: torch.Tensor, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Schatten bounds of ``A D^-1`` from the Gram matrix of A, in a few operations an element.
+    """Schatten bounds of ``A D^-1`` from the lower triangle of the Gram matrix of A, in a few operations an
+    element.
 
-    Parameters
-    ----------
-    gram : Tensor, shape (batch, n, n)
-        Of which the lower triangle is read.
-    sizes : Tensor, shape (batch, n, 1)
-        The diagonal of D.
+    ``sizes``, shape (batch, n, 1), are the diagonal of D.
     """
     norm = torch.linalg.vector_norm
     scaled = (gram / sizes / sizes.mT).tril_()

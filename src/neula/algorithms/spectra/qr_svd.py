@@ -17,16 +17,8 @@ LARGEST_RATIO = 1e4
 
 
 def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
-    """Number of singular values to keep.
-
-    Parameters
-    ----------
-    s : Tensor, shape (n,)
-        Singular values, descending.
-    rank : int or None
-        Keep this many.
-    tol : float or None
-        Keep the fewest for which the rest is at most ``tol`` times the whole, in the Frobenius norm.
+    """Number of singular values to keep, of descending ones: ``rank``, or, if that is None, the fewest for
+    which the rest is at most ``tol`` times the whole, in the Frobenius norm.
     """
     if rank is not None:
         return min(rank, s.numel())
@@ -45,22 +37,8 @@ def qr_svd(
     tol: float | None = None,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``A = Q R``, ``R = U S V^H``, hence ``A = (Q U) S V^H``, truncated.
-
-    Parameters
-    ----------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
-    rank, tol : optional
-        See :func:`truncate`.
-    over_rows : Reduction
-        Where other rows of Q are.
-
-    Returns
-    -------
-    U : Tensor, shape (m, k)
-    s : Tensor, shape (k,)
-    Vh : Tensor, shape (k, n)
+    """``A = Q R``, ``R = U S V^H``, hence ``A = (Q U) S V^H``, truncated as :func:`truncate` says: U, s and
+    ``V^H``.
     """
     u, s, vh, *_ = svd_of_r(r, rank=rank, tol=tol, over_rows=over_rows)
     return exact_matmul(q, u), s, vh
@@ -78,15 +56,9 @@ class SVDOfR(NamedTuple):
 
 
 def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows: Reduction = HERE) -> SVDOfR:
-    """The singular value decomposition of a square matrix, truncated and measured.
+    """The singular value decomposition of a square matrix, truncated (:func:`truncate`) and measured.
 
-    Parameters
-    ----------
-    r : Tensor, shape (n, n)
-    rank, tol : optional
-        See :func:`truncate`.
-    over_rows : Reduction
-        All processes have the same R, and find the same.
+    All processes of ``over_rows`` have the same R, and find the same.
     """
     found = None if over_rows.spread else _svd_from_gram(r, rank, tol)
     # Singular vectors are not unique: all processes take those of the first.

@@ -214,24 +214,13 @@ def _refined(
 
 
 class RowSpace:
-    """The row space of the part of A that counts: where the minimum-norm x is.
+    """The row space of the part of A that counts, of orthonormal basis v, shape (n, rank): where the
+    minimum-norm x is.
 
-    With ``M = D V`` it is ``x = M (M^H M)^-1 c`` for the coefficients c of ``D x`` in V.
-
-    Parameters
-    ----------
-    v : Tensor, shape (n, rank)
-        Orthonormal columns.
-    sizes : Tensor, shape (n,)
-        The diagonal of D.
-    sure : bool
-        Whether to guarantee as many digits of x as possible. Householder's QR with pivots, which they take
-        where sizes differ, is LAPACK's on the host, and takes longer than all the rest.
-
-    Attributes
-    ----------
-    spread : float
-        By how much the sizes differ.
+    With ``M = D V`` it is ``x = M (M^H M)^-1 c`` for the coefficients c of ``D x`` in V. The diagonal of D
+    are the ``sizes``, shape (n,), which differ by the factor ``spread``. Householder's QR with pivots, which
+    as many guaranteed digits of x as possible take where sizes differ, is LAPACK's on the host, and takes
+    longer than all the rest: if not ``sure``, it is left out.
     """
 
     def __init__(self, v: torch.Tensor, sizes: torch.Tensor, *, sure: bool = True) -> None:
