@@ -98,12 +98,7 @@ def by_power_method(
 ) -> torch.Tensor:
     """``||E||_2`` of a matrix or a batch, right within a factor of 2, without synchronizing.
 
-    Parameters
-    ----------
-    image : Tensor, shape (..., n, DIRECTIONS)
-        ``E H`` for the vectors of :func:`directions`.
-    multiply : callable
-        E times vectors.
+    ``image`` is ``E H`` for the vectors of :func:`directions`; ``multiply`` multiplies E by vectors.
     """
     for _ in range(products_needed(n) - 1):
         size = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
@@ -126,11 +121,7 @@ def gram_defect(q: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
 def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) -> torch.Tensor:
     """``||I - Q^H Q||_2`` where a first upper estimate was too large, shape (batch,); the host waits.
 
-    Parameters
-    ----------
-    q : Tensor, shape (batch, m, n)
-    enough : float
-        An upper estimate of no more is returned as it is.
+    An upper estimate of no more than ``enough`` is returned as it is.
     """
     n = q.shape[2]
     if n <= COLUMNS:

@@ -110,14 +110,9 @@ def _decided() -> str:
 def obstacle_to_bf16(flags: Mapping[str, object], environment: Mapping[str, str], system: str) -> str:
     """The reason why oneDNN cannot multiply bf16 in a matrix unit; empty if it can.
 
-    Parameters
-    ----------
-    flags : mapping
-        The processor's, as in ``torch.cpu.get_capabilities()``; what is not there is not known.
-    environment : mapping
-        Environment variables, of which oneDNN and torch read some as caps.
-    system : str
-        As in ``sys.platform``. Builds for Arm are known to reach the unit on Linux only.
+    Flags are the processor's, as in ``torch.cpu.get_capabilities()``; what is not there is not known. Of
+    environment variables oneDNN and torch read some as caps. Builds for Arm are known to reach the unit on
+    the system ``"linux"`` only.
     """
     arm = system == "linux" and flags.get("bf16")
     if not (arm or any(flags.get(unit) for unit in BF16_UNITS)):

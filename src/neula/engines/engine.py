@@ -290,15 +290,10 @@ class Engine(ABC):
         return c.sub_(self.bmm(a, b))
 
     def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
-        """Room for an operand that is multiplied again and again, where it is converted once for all of
-        that.
+        """Room for an operand that is multiplied again and again, where it is converted once for all of that.
 
-        Parameters
-        ----------
-        largest : Tensor, shape (rows,)
-            Upper bounds on the magnitudes in each row.
-        exact : bool
-            Whether products are to be as accurate as in float32, whatever the arithmetic.
+        ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be as
+        accurate as in float32, whatever the arithmetic.
         """
         return None
 
