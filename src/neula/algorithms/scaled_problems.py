@@ -344,16 +344,12 @@ def _weighted(
     weights = weights.to(x.device, torch.float64)[:, None]
     # By significands and exponents: neither the product nor its factors overflow.
     exponent, shifts = binary_exponents(x.detach()), binary_exponents(weights.detach())
-    multiply = two_product if keeps_rounding else _rounded_product
-    product: Sum = multiply(shift(x, -exponent), shift(weights, -shifts))
+    scaled, factors = shift(x, -exponent), shift(weights, -shifts)
+    product: Sum = two_product(scaled, factors) if keeps_rounding else (scaled * factors, None)
     exponent = torch.where(product[0] != 0, exponent + shifts, OF_ZERO)
     exponents = over_rows.largest(exponent.amax(-2, keepdim=True))
     exponents = exponents.masked_fill(exponents == OF_ZERO, 0)
     return _shifted(product, exponent - exponents), exponents
-
-
-def _rounded_product(x: torch.Tensor, y: torch.Tensor) -> Sum:
-    return x * y, None
 
 
 def _shifted(x: Sum, exponents: torch.Tensor) -> Sum:

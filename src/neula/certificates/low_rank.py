@@ -201,12 +201,6 @@ def _first_product(
     """
     arithmetic, over_rows = repr(engine), engine.over_rows
 
-    def begun(v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),)
-
-    def halfway(u: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (beside(u, image, engine),)
-
     def ended(
         v: torch.Tensor, product: torch.Tensor, g: torch.Tensor, image: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
@@ -215,9 +209,15 @@ def _first_product(
             [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
         )
 
-    (g,) = engine.replay(begun, (v,), ("random vectors beside V", arithmetic))
+    (g,) = engine.replay(
+        lambda v: (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),),
+        *((v,), ("random vectors beside V", arithmetic)),
+    )
     if carried is None:
-        (image,) = engine.replay(halfway, (u, engine.gemm(a, g)), ("image beside U", arithmetic))
+        (image,) = engine.replay(
+            lambda u, image: (beside(u, image, engine),),
+            *((u, engine.gemm(a, g)), ("image beside U", arithmetic)),
+        )
         carried = image, engine.inner(a, image)
     image, product = carried
     inputs = (v, product, g, image)

@@ -89,11 +89,6 @@ class Written(NamedTuple):
     like: tuple[torch.Tensor, ...]  # whose dtypes and device they have
     write: Callable[[Tensors], object]  # writes all elements of such tensors, without synchronizing
 
-    def layouts(self) -> list[Layout]:
-        """Shapes, strides and dtypes of the tensors that will be written."""
-        pairs = zip(self.shapes, self.like, strict=True)
-        return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
-
 
 Inputs = Tensors | Written
 
@@ -115,15 +110,14 @@ def device_of(inputs: Inputs) -> torch.device:
 def layouts_of(inputs: Inputs) -> list[Layout]:
     """Shapes, strides and dtypes that a graph depends on."""
     if isinstance(inputs, Written):
-        return inputs.layouts()
+        pairs = zip(inputs.shapes, inputs.like, strict=True)
+        return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
     return [(x.shape, x.stride(), x.dtype) for x in inputs]
 
 
 def nbytes_of(inputs: Inputs) -> int:
     """How much they take."""
-    if isinstance(inputs, Written):
-        return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in inputs.layouts())
-    return sum(x.nbytes for x in inputs)
+    return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in layouts_of(inputs))
 
 
 def made(inputs: Inputs) -> Tensors:
@@ -279,14 +273,9 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Capture a function in a CUDA graph, for tensors of one shape; the function itself if capture fails.
 
-    Whoever keeps it must keep what the function reads, and have no two calls under way.
-
-    Parameters
-    ----------
-    function : callable
-        Launches must not depend on the numbers; nothing may synchronize.
-    like : Tensor
-        Keys of earlier calls: their kernels are compiled, and their caches filled.
+    Whoever keeps it must keep what the function reads, and have no two calls under way. Launches must not
+    depend on the numbers; nothing may synchronize. Earlier calls with tensors ``like`` these have compiled
+    its kernels, and filled its caches.
     """
     if is_recording():
         return function

@@ -216,7 +216,7 @@ class _BlockedCholesky:
         return torch.where(first == most, 0, first)
 
     def by_columns(self, width: int, *, give_up: bool) -> None:
-        """Factorize the whole matrix in blocks of columns; if asked to give up, by a FallingPivotsError.
+        """Factorize the whole matrix in blocks of columns; ``give_up`` may raise a FallingPivotsError.
 
         A diagonal block keeps few units busy for a long time. Beside it the next columns are updated by all
         that is done, so that afterwards these alone are left for them.

@@ -89,6 +89,8 @@ class CholeskyFactor:
     lost: torch.Tensor | None = None  # shape (n, k): what the first columns of L lack
     rounded: bool = False  # whether products have rounded L to a low format
     symmetric: ClassVar[bool] = True
+    # Elements of L are at most the square root of those of A (Higham 2002, section 10.1).
+    growth: ClassVar[float] = 1.0
 
     @classmethod
     def from_factor(
@@ -103,11 +105,6 @@ class CholeskyFactor:
         """Prepare to solve in some precision."""
         solver = InvertedBlocks.from_factor(lower, storage, upper=False, width=width, lost=lost)
         return cls(lower, solver, width, lost, rounded)
-
-    @property
-    def growth(self) -> float:
-        """1: elements of L are at most the square root of those of A (Higham 2002, section 10.1)."""
-        return 1.0
 
     @property
     def narrow(self) -> bool:

@@ -231,11 +231,19 @@ class Overdetermined(FactoredTallMatrices):
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
         """``R^-1 R^-H A^H r``."""
-        if self.doubled is None:
-            return self._evaluate_plainly(b, high)
-        residual, gradient = self._doubled_gradient(b, high, low)
-        of_rows = self.over_rows.norms(b, residual, dim=1)
-        return self._found(high, residual, gradient, of_rows, doubled=True)
+        if self.doubled is None:  # rounding errors of the residual limit the accuracy
+            residual, gradient = self._residual_and_gradient(high, b)
+            gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
+        else:
+            residual, gradient = self._doubled_gradient(b, high, low)
+            of_rows = list(self.over_rows.norms(b, residual, dim=1))
+        projected = self.coordinates(gradient)
+        noise = residual_noise(self._size, doubled=self.doubled is not None)
+        b_norm, residual_norm = of_rows
+        norms = lengths(projected), self.size(high), b_norm, residual_norm
+        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
+        update, left, floor = self.over_rows.agreed(self.solve(projected), *errors)
+        return DoubledEvaluation(update, left, residual, floor)
 
     def _doubled_gradient(
         self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
@@ -250,28 +258,6 @@ class Overdetermined(FactoredTallMatrices):
 
     def _residual_and_gradient(self, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return residual_and_gradient(self.t, x, b)
-
-    def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> DoubledEvaluation:
-        """Evaluate with a residual in working precision, whose rounding errors limit the accuracy."""
-        residual, gradient = self._residual_and_gradient(high, b)
-        gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
-        return self._found(high, residual, gradient, of_rows, doubled=False)
-
-    def _found(
-        self,
-        high: torch.Tensor,
-        residual: torch.Tensor,
-        gradient: torch.Tensor,
-        of_rows: Sequence[torch.Tensor],
-        doubled: bool,
-    ) -> DoubledEvaluation:
-        """The next update and bounds on its error, from the residual, its gradient, and norms."""
-        projected, noise = self.coordinates(gradient), residual_noise(self._size, doubled=doubled)
-        b_norm, residual_norm = of_rows
-        norms = lengths(projected), self.size(high), b_norm, residual_norm
-        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
-        update, left, floor = self.over_rows.agreed(self.solve(projected), *errors)
-        return DoubledEvaluation(update, left, residual, floor)
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor

@@ -85,7 +85,7 @@ class Coordinates:
         if rank == r.shape[1]:
             found = cls.from_factor(r)
             near = not float(s[-1]) > CLEAR * threshold
-            return found if not near else found._doubted(_no_gap(s, rank))
+            return found if not near else replace(found, doubt=_no_gap(s, rank))
         shortest = Shortest.from_svd(s, vh[:rank].mH, norms, count, scales)
         inverse = shortest.space.shortest(torch.diag(1 / s[:rank]).to(r.dtype)) / columns
         found = replace(
@@ -95,13 +95,14 @@ class Coordinates:
         )
         gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
         if not gap or not rank:
-            return found if gap else found._doubted(_no_gap(s, rank))
+            return found if gap else replace(found, doubt=_no_gap(s, rank))
         along, norm = u[:, rank:].mH @ right[0], torch.linalg.vector_norm
         # Rounding errors turn the left singular vectors, and so mix in what counts of b.
         mixed = shortest.spectrum.angle * norm(right[0], dim=0)
         length = norm(torch.cat([along, right[1], mixed[None]]), dim=0)
         noise = max(rounding_of(len(s), unit), Spectrum.rounding(count + len(s)) * float(s[0]))
-        return found._doubted(rank_doubt(float(s[rank - 1]), s[rank:], along, length, rank, count, noise))
+        doubt = rank_doubt(float(s[rank - 1]), s[rank:], along, length, rank, count, noise)
+        return replace(found, doubt=doubt)
 
     @classmethod
     def _from_inverse(
@@ -112,9 +113,6 @@ class Coordinates:
         sizes = torch.linalg.matrix_norm(b) * torch.linalg.matrix_norm(columns * inverse)
         found = torch.stack([norm[0, 0], norm_bound[0, 0], inverse_norm[0, 0], sizes]).tolist()
         return cls(inverse, inverse, left, columns, *found)
-
-    def _doubted(self, doubt: str) -> Coordinates:
-        return replace(self, doubt=doubt)
 
     def of_b(self, z: torch.Tensor) -> torch.Tensor:
         """Coordinates of the solution, shape (r, k), for ``Q^H b``."""

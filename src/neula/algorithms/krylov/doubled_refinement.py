@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from typing import Protocol
 
@@ -53,41 +52,25 @@ class LaunchTuning:
     bordered: int  # m n^2 up to which a problem gets a border, so that one graph serves many shapes
 
 
-class HostSync(Enum):
-    """How far the launches of a device run ahead of the first result that the host reads."""
-
-    SYNCHRONOUS = "the host reads after every step whether another one is needed"
-    ASYNCHRONOUS = "some steps are launched before the host reads anything, then it reads after every step"
-    PRELAUNCHED = "all steps are launched, and the host reads nothing between them"
-
-
 @dataclass(frozen=True)
 class Pace:
-    """When the host synchronizes with the device during iterative refinement."""
+    """When the host synchronizes with the device during iterative refinement: by default after every step."""
 
-    sync: HostSync = HostSync.SYNCHRONOUS
-    # Steps that are launched before the host reads whether to continue; all of them if prelaunched.
-    steps: int = 1
+    steps: int = 1  # that are launched before the host reads whether to continue; all of them if prelaunched
+    is_asynchronous: bool = False  # whether the first read comes after steps and their evidence are launched
+    is_prelaunched: bool = (
+        False  # whether the host reads nothing, so that a CUDA graph can replay all launches
+    )
 
     @classmethod
     def asynchronous(cls, steps: int) -> Pace:
         """So many steps before the first read."""
-        return cls(HostSync.ASYNCHRONOUS, steps)
+        return cls(steps, is_asynchronous=True)
 
     @classmethod
     def prelaunched(cls, steps: int) -> Pace:
         """So many steps and no read."""
-        return cls(HostSync.PRELAUNCHED, steps)
-
-    @property
-    def is_prelaunched(self) -> bool:
-        """Whether the host reads nothing, so that a CUDA graph can replay all launches."""
-        return self.sync is HostSync.PRELAUNCHED
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether the first read comes after steps and their evidence have been launched."""
-        return self.sync is HostSync.ASYNCHRONOUS
+        return cls(steps, is_prelaunched=True)
 
     def limit(self, max_steps: int) -> int:
         """The largest number of steps, of at most ``max_steps``."""
@@ -180,8 +163,6 @@ class DoubledSolution:
     # Shape (batch, k): what x alone lacks, relative to it: by so much its backward error is larger.
     rounding: torch.Tensor
     steps: int
-    # bool, shape (batch, k): where another step would have made the forward error smaller.
-    unfinished: torch.Tensor
 
 
 def refine_doubled(
@@ -277,12 +258,8 @@ class Refinement:
         return found.residual
 
     def solution(self, updated: Updated | None = None) -> DoubledSolution:
-        """The refined solution with its measures, after at least one step.
-
-        Parameters
-        ----------
-        updated : callable, optional
-            In place of that of the system.
+        """The refined solution with its measures, after at least one step; ``updated`` may take the place of
+        that of the system.
         """
         system, high, low = self.system, self.high, self.low
         size = system.size(high)
@@ -299,23 +276,4 @@ class Refinement:
             forward_error=forward_error,
             rounding=over(low_size, size),
             steps=self.steps,
-            unfinished=self.active,
         )
-
-
-def add_to_pair(high: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``high + low + x`` as an unevaluated sum, the second part being what rounding the first one lost.
-
-    Knuth's TwoSum, which needs no order of sizes.
-
-    Examples
-    --------
-    >>> one, tiny = torch.ones(1, dtype=torch.float64), torch.full((1,), 2.0**-60, dtype=torch.float64)
-    >>> high, low = add_to_pair(one, 0 * one, tiny)
-    >>> bool(high == 1), bool(low == tiny)
-    (True, True)
-    """
-    x = x + low
-    total = high + x
-    added = total - high
-    return total, (high - (total - added)) + (x - added)

@@ -60,16 +60,9 @@ def ratio(a: Array, b: Array) -> Array:
 class ProjectedLeastSquares:
     """The least-squares problems ``min ||C - H Y||`` of GMRES, by reflections, on the host.
 
-    C has the coefficients of right-hand sides in the basis, H those of images of its vectors. Vectors of the
-    basis that are zero have none. All of it are arrays of a few hundred rows: NumPy works on them at once,
-    where torch would wait for its threads.
-
-    Attributes
-    ----------
-    rows : int
-        Vectors of the basis.
-    next : list of int
-        Those that have no image yet.
+    C has the coefficients of right-hand sides in the basis of ``rows`` vectors, H those of images of its
+    vectors; ``next`` are those that have no image yet. Vectors of the basis that are zero have none. All of
+    it are arrays of a few hundred rows: NumPy works on them at once, where torch would wait for its threads.
     """
 
     def __init__(self) -> None:
@@ -169,12 +162,7 @@ def gmres(
 class Space:
     """Vectors, and their images in an orthonormal basis, over which residuals are minimized.
 
-    Parameters
-    ----------
-    multiply : callable
-        Applies A.
-    precondition : callable, optional
-        Applies some ``A^-1``, not always quite the same.
+    ``multiply`` applies A, and ``precondition`` some ``A^-1``, not always quite the same.
     """
 
     def __init__(self, multiply: Operator, precondition: Operator = lambda v: v) -> None:
@@ -245,18 +233,6 @@ class _Columns:
         self.count = end
 
 
-def is_hopeless(
-    reduction: float, rate: float, iterations: int, tolerance: float, max_iterations: int
-) -> bool:
-    """Whether the mean rate so far is too slow, and the latest one, with which residuals fall once the few
-    singular values that are far from one are done with.
-    """
-    if iterations < HOPELESS_AFTER:
-        return False
-    best = min(rate, reduction ** (1 / iterations))
-    return reduction * best ** (max_iterations - iterations) > tolerance
-
-
 def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[int], Array]]:
     """Copy all blocks to the host in one transfer."""
     flat = torch.cat([h.flatten() for _, h in blocks]).cpu().numpy()
@@ -265,11 +241,16 @@ def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[in
 
 
 def goes_on(residual: Array, aim: Array, iterations: int, steps: int, rates: Array) -> bool:
-    """Whether some columns are not done, and none is NaN, or hopeless at the latest rates."""
+    """Whether some columns are not done, and none is NaN, or too slow at the mean rate so far and the latest
+    one, with which residuals fall once the few singular values that are far from one are done with.
+    """
     columns = zip(residual.tolist(), aim.tolist(), rates.tolist(), strict=True)
-    left = [(r, rate, t) for r, t, rate in columns if not r <= t]
-    return bool(left) and not any(
-        math.isnan(r) or is_hopeless(r, rate, iterations, t, steps) for r, rate, t in left
+    left = [(r, t, rate) for r, t, rate in columns if not r <= t]
+    if not left or any(math.isnan(r) for r, *_ in left):
+        return False
+    rest = steps - iterations
+    return iterations < HOPELESS_AFTER or not any(
+        r * min(rate, r ** (1 / iterations)) ** rest > t for r, t, rate in left
     )
 
 
@@ -281,19 +262,10 @@ def _unseen(residual: Array, aim: Array, rates: Array) -> int:
 
 
 def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orthonormalize w against an orthonormal basis, by Gram-Schmidt done twice.
+    """Orthonormalize w, shape (n, k), against an orthonormal basis, shape (n, m), by Gram-Schmidt done twice.
 
-    Parameters
-    ----------
-    w : Tensor, shape (n, k)
-    basis : Tensor, shape (n, m)
-
-    Returns
-    -------
-    v : Tensor, shape (n, k)
-        Orthonormal; zero where a column depends on the basis and the columns before.
-    h : Tensor, shape (m + k, k)
-        ``w = [basis, v] h``, the last rows of which are upper triangular.
+    Returns an orthonormal v, zero where a column depends on the basis and the columns before, and h, shape (m
+    + k, k), with ``w = [basis, v] h``, the last rows of which are upper triangular.
     """
     least = DEPENDENT * torch.linalg.vector_norm(w, dim=0)
     h = basis.mH @ w

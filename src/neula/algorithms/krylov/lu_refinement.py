@@ -220,8 +220,12 @@ def refined_solution(
     """
     factors = _factors_of(kept, packed, solver, transform)
     known = kept.conditioned(factors)
-    accurate = packed.storage.u <= bound
-    refined = _by_substitution(kept, b, factors, known.scalings) if accurate else None
+    refined = None
+    if packed.storage.u <= bound:  # then one solve is mostly all
+        x = factors.solve(b)
+        residual = b - kept.images(x)
+        error = backward_error(known.scalings, b, x, residual)
+        refined = Refined(x, Measures(error, error), residual=residual, iterations=1)
     if refined is None or not bool((refined.backward_error <= bound).all()):
         refined = refine_with(
             kept.products(),
@@ -239,16 +243,6 @@ def refined_solution(
         condition=max(known.condition, float(torch.stack(at_least).amin())),
         known=known.known,
     )
-
-
-def _by_substitution(
-    kept: KeptMatrix, b: torch.Tensor, factors: Factorization, scalings: Sequence[Scaling]
-) -> Refined:
-    """The solution by one solve, which is mostly all where factors are as accurate as it is to be."""
-    x = factors.solve(b)
-    residual = b - kept.images(x)
-    error = backward_error(scalings, b, x, residual)
-    return Refined(x, Measures(error, error), residual=residual, iterations=1)
 
 
 def refine_with(

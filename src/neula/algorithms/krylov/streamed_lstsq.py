@@ -51,7 +51,9 @@ class GramSums:
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
-        add_gram(self.gram, a)
+        for start in range(0, a.shape[1], SYMMETRIC):  # the lower triangle
+            stop = start + SYMMETRIC
+            self.gram[start:, start:stop].addmm_(a[:, start:].mH, a[:, start:stop])
         self.products += (b.mH.contiguous() @ a).mH
         self.squares += squares(b).sum(0)
 
@@ -69,14 +71,6 @@ class GramSums:
         scales = torch.exp2(-torch.frexp(norms)[1].double())
         r, info = upper_cholesky(self.gram * scales * scales[:, None])
         return None if bool(info > 0) else (r / scales).triu()
-
-
-def add_gram(gram: torch.Tensor, a: torch.Tensor) -> None:
-    """The lower triangle of ``G + A^H A``, in place."""
-    n = a.shape[1]
-    for start in range(0, n, SYMMETRIC):
-        stop = min(start + SYMMETRIC, n)
-        gram[start:, start:stop].addmm_(a[:, start:].mH, a[:, start:stop])
 
 
 @dataclass

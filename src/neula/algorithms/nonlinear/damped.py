@@ -79,7 +79,7 @@ def _on_the_boundary(
     upper = (gradient / radius).clamp(min=tiny)
     slope = _slope(b, newton, length)
     lower = torch.nan_to_num((length - radius) / (radius * slope), 0.0, 0.0, 0.0)
-    damping = _safeguarded(damping, lower, upper)
+    damping = torch.minimum(torch.maximum(damping, lower), upper)
     damping = torch.where(damping > 0, damping, torch.nan_to_num(gradient / length, 0.0, 0.0, 0.0))
     steps, before = torch.zeros_like(c), length - radius
     todo = torch.arange(len(c), device=c.device)
@@ -102,10 +102,6 @@ def _on_the_boundary(
             break
         damping[todo] = torch.maximum(lower[todo], torch.nan_to_num(next_one[left], 0.0, 0.0, 0.0))
     return steps, damping
-
-
-def _safeguarded(damping: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(torch.maximum(damping, lower), upper)
 
 
 def _slope(s: torch.Tensor, q: torch.Tensor, length: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,12 @@ import torch
 
 from neula.algorithms.nonlinear.damped import norm, picked, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
-from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, LinearizableResiduals, move
+from neula.algorithms.nonlinear.levenberg_marquardt import (
+    Iterates,
+    LinearizableResiduals,
+    Linearization,
+    move,
+)
 from neula.certificates.residuals import X
 from neula.kernels.small_problems.refining import over
 
@@ -54,18 +59,21 @@ def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: 
     rate = torch.zeros_like(at.cost)
     p, length = newton_steps(at, bounds, which)
     for _ in range(MOST):
-        nowhere = ~picked(at.x, which).any(1)  # no step is a part of zero
-        gains = _is_more_than_rounding(at, which, p) & ((length <= NEAR) | nowhere)
+        near, x = at.near.at(which), picked(at.x, which).double()
+        far = norm(near.norms * x, dim=1)
+        # No step is a part of zero.
+        gains = _is_more_than_rounding(near, far, p, at.eps) & ((length <= NEAR) | ~x.any(1))
         on = gains.nonzero()[:, 0]
-        which, p, length = picked(which, on), picked(p, on), picked(length, on)
+        which, p, length, far = picked(which, on), picked(p, on), picked(length, on), picked(far, on)
         if not len(which):
             break
-        x = picked(at.x, which).double() + p
+        x = picked(x, on) + p
         inside = (bounds.at(which).clip(x) == x).all(1)
         trial = x.to(at.x.dtype)
         cost = problem.cost(trial, which)
         at.nfev += 1
-        good = inside & (cost <= _allowed(at, which))
+        most = allowed_cost(picked(at.cost, which), far, picked(near.size, on), at.eps)
+        good = inside & (cost <= most)
         moved = which[good]
         if not len(moved) or len(move(problem, at, moved, trial[good], cost[good])) < len(moved):
             break
@@ -76,22 +84,16 @@ def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: 
     return rate
 
 
-def _is_more_than_rounding(at: Iterates, which: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+def _is_more_than_rounding(
+    near: Linearization, far: torch.Tensor, p: torch.Tensor, eps: float
+) -> torch.Tensor:
     """Whether steps are longer than about what rounding errors of the residuals make of them, from below.
 
     The condition number is at least the reciprocal of the smallest diagonal element of R with columns of
     norm 1. NaN, of columns that are zero, is not longer.
     """
-    near, u = at.near.at(which), at.eps
-    far = norm(near.norms * picked(at.x, which).double(), dim=1)
     diagonal = near.r.diagonal(dim1=1, dim2=2).abs() / near.norms
-    return norm(near.norms * p, dim=1) > rounded_step(far, near.size, diagonal.amin(1), u)
-
-
-def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:
-    near = at.near.at(which)
-    far = norm(near.norms * picked(at.x, which).double(), dim=1)
-    return allowed_cost(picked(at.cost, which), far, near.size, at.eps)
+    return norm(near.norms * p, dim=1) > rounded_step(far, near.size, diagonal.amin(1), eps)
 
 
 def rounded_step(far: X, size: X, least: X, eps: float) -> X:

@@ -46,8 +46,8 @@ class Near:
 
     @classmethod
     def at(cls, function: OneFunction, x: np.ndarray) -> Near:
-        """Linearize a function; Unusual where it is not finite, or columns of the Jacobian are zero or surely
-        dependent.
+        """Linearize a function. Raises Unusual where it is not finite, and for columns of the Jacobian that
+        are zero or surely dependent.
         """
         f, slopes, size = function.weighted(x)
         n, m = slopes.shape
@@ -85,7 +85,7 @@ class Near:
 
 
 def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> tuple[np.ndarray, int]:
-    """The minimum near x where MINPACK stops, and the test that was passed; Unusual if none was."""
+    """The minimum near x where MINPACK stops, and the test that was passed. Raises Unusual if none was."""
     x, _, _, _, passed = leastsq(
         function.squared,
         x,

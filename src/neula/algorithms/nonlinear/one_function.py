@@ -93,7 +93,7 @@ class OneFunction:
         return EPS if self._derivatives is not None else noise(self.scheme, EPS)
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
-        """At x, shape (m,); Unusual residuals are raised, and a ValueError if their number changes."""
+        """Residuals at x, shape (m,). Raises Unusual, and a ValueError if their number changes."""
         place = x.tobytes()
         if place != self._at:
             # Copies: a function may keep what it is given, and write into the same memory each time.
@@ -105,7 +105,7 @@ class OneFunction:
         return self._f
 
     def slopes(self, x: np.ndarray) -> np.ndarray:
-        """The Jacobian's transpose at x, shape (n, m), unless it is Unusual."""
+        """The Jacobian's transpose at x, shape (n, m). Raises Unusual."""
         place = x.tobytes() + self.scheme.encode()
         if place != self._sloped_at:
             f = self.residuals(x)

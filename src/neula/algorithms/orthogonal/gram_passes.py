@@ -84,7 +84,7 @@ def _more_passes(
         if exact and left:
             q, step = _substituted(q, factor_or_nan(gram)[0])
         else:
-            q, step = _multiplied(q, gram, engine)
+            q, step = _by_factor(q, inverted_cholesky(gram, engine))
         r = step if r is None else exact_matmul(step, r)
     assert r is not None
     return q, r
@@ -92,10 +92,6 @@ def _more_passes(
 
 def _substituted(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.linalg.solve_triangular(r, q, upper=True, left=False), r
-
-
-def _multiplied(q: torch.Tensor, gram: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    return _by_factor(q, inverted_cholesky(gram, engine))
 
 
 def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:

@@ -63,22 +63,11 @@ class PivotTuning:
 def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     """Order of the columns of one matrix, by one Gaussian elimination of all its columns, randomly mixed.
 
-    Pivot rows of ``(G A)^T`` with a square Gaussian G: what is left of a column after k steps is the product
-    of its component orthogonal to the pivots with a random vector, the same for all columns. So the largest
-    element belongs to a column that is among the longest. In half precision that is lost in rounding errors
-    where what is left is a thousandth of what there was. Nothing synchronizes.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        An operand of the engine, the largest element near 1.
-    engine : Engine
-        In a format of two bytes.
-
-    Returns
-    -------
-    Tensor, shape (n,)
-        int64.
+    A is an operand of the engine, in a format of two bytes, the largest element near 1. Pivot rows of ``(G
+    A)^T`` with a square Gaussian G: what is left of a column after k steps is the product of its component
+    orthogonal to the pivots with a random vector, the same for all columns. So the largest element belongs to
+    a column that is among the longest. In half precision that is lost in rounding errors where what is left
+    is a thousandth of what there was. Nothing synchronizes.
     """
     m, n = a.shape
     # Whole lines of memory: kernels and cuBLAS load several elements at a time only there.
@@ -93,39 +82,15 @@ def eliminated_order(a: torch.Tensor, engine: Engine) -> torch.Tensor:
     return order[(order >= n).to(torch.int8).argsort(stable=True)][:n]
 
 
-def sketched_order(a: torch.Tensor, engine: Engine, width: int) -> torch.Tensor:
-    """Order of the columns of one matrix, in blocks whose pivots a sketch picks.
-
-    Parameters and result are those of :func:`sketched_pivots`, without the number of pivots.
-    """
-    return sketched_pivots(a, engine, width)[0]
-
-
 def sketched_pivots(
     a: torch.Tensor, engine: Engine, width: int, tolerance: float = 0.0
 ) -> tuple[torch.Tensor, int]:
-    """Order of the columns, and how many there are before only rounding errors are left.
+    """Order of the columns, int64, and how many pivots there are before only rounding errors are left.
 
-    The host waits for the device once a block. Columns after the pivots are in no particular order.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        Column-major, in the engine's storage precision, the largest element near 1. The columns of the
-        pivots come first and are made orthonormal, up to ``u`` times the condition number.
-    engine : Engine
-        Multiplies.
-    width : int
-        Columns of a block.
-    tolerance : float
-        Part of the longest column below which others are not wanted.
-
-    Returns
-    -------
-    order : Tensor, shape (n,)
-        int64: the original places of the columns in their new order.
-    count : int
-        Pivots.
+    The host waits for the device once a block of ``width`` columns. Columns after the pivots are in no
+    particular order; those shorter than a part ``tolerance`` of the longest are not wanted. A is
+    column-major, in the engine's storage precision, the largest element near 1. In it the columns of the
+    pivots come first and are made orthonormal, up to ``u`` times the condition number.
     """
     m, n = a.shape
     order = torch.arange(n, device=a.device)
@@ -165,19 +130,11 @@ def sketched_pivots(
 def _pivots(
     sketch: torch.Tensor, count: int, noise: torch.Tensor, engine: Engine
 ) -> tuple[list[int], torch.Tensor]:
-    """Next pivot columns, and the matrix that makes them well conditioned.
+    """Next pivot columns of a sketch, shape (rows, n), in order, and the matrix that makes them well
+    conditioned.
 
-    Parameters
-    ----------
-    sketch : Tensor, shape (rows, n)
-    noise : Tensor, shape ()
-
-    Returns
-    -------
-    chosen : list of int
-        In order; fewer than ``count`` where only noise is left.
-    triangle : Tensor, shape (pivots, pivots)
-        Upper triangular: makes the columns of the sketch orthonormal.
+    There are fewer than ``count`` where only noise is left. The second is upper triangular, and makes the
+    columns of the sketch orthonormal.
     """
     rows, some = sketch.T, None
     smallest = noise / sketch.shape[0] ** 0.5
@@ -199,14 +156,8 @@ def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     """Upper triangular T for which the columns of ``S T`` are orthonormal, where ``S^T = L U``.
 
     ``S L^-T = U^T`` is well conditioned except for the lengths of its columns, whatever S is, so that
-    Cholesky QR in double precision does the rest.
-
-    Parameters
-    ----------
-    lower : Tensor, shape (c, c)
-        Of which what is below the diagonal is that of L.
-    upper : Tensor, shape (c, k)
-        U.
+    Cholesky QR in double precision does the rest. L is what is below the diagonal of ``lower``, shape (c, c);
+    U has the shape (c, k).
     """
     sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
     r = upper_cholesky(double_gram((upper / sizes).mT))[0]
@@ -217,21 +168,11 @@ def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
 
 
 def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Tensor:
-    """Pivot rows that come into question: elimination with partial pivoting of all rows waits for each pivot,
-    and libraries do it column by column.
+    """Pivot rows that come into question of a matrix, shape (n, k) with k <= n, int64: ``count <= k``
+    different ones.
 
+    Elimination with partial pivoting of all rows waits for each pivot, and libraries do it column by column.
     Tournaments are in single precision; numbers which are too small for that cost quality alone.
-
-    Parameters
-    ----------
-    rows : Tensor, shape (n, k), k <= n
-    count : int
-        Pivots, at most k.
-
-    Returns
-    -------
-    Tensor, shape (count,)
-        int64: which, all different.
     """
     n = len(rows)
     # Few different heights need few CUDA graphs, and leave room for those of a QR.
@@ -288,19 +229,10 @@ def _bring_forward(matrices: list[torch.Tensor], chosen: list[int]) -> None:
 
 
 def greedy_orders(a: torch.Tensor) -> torch.Tensor:
-    """Order of the columns of each matrix of a batch, column by column, without synchronizing.
+    """Order of the columns of each matrix of a batch, int64, column by column, without synchronizing.
 
-    Of what is left the longest column is the next one, and is projected out of the others.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        The largest elements near 1. Overwritten.
-
-    Returns
-    -------
-    Tensor, shape (batch, n)
-        int64.
+    Of what is left the longest column is the next one, and is projected out of the others. Matrices, with
+    largest elements near 1, are overwritten.
 
     Examples
     --------
@@ -326,20 +258,8 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """Pivoted QR by LAPACK's ``geqp3``, one after the other: the fastest for small matrices on a CPU.
 
     Of tall ones it takes R: for columns of few rows SciPy's library begins no threads, which would take the
-    processor from those of torch for milliseconds.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-
-    Returns
-    -------
-    q : Tensor, shape (batch, m, k)
-        With ``k = min(m, n)``.
-    r : Tensor, shape (batch, k, n)
-        With nonnegative diagonals.
-    order : Tensor, shape (batch, n)
-        int64.
+    processor from those of torch for milliseconds. Returns Q, R with nonnegative diagonals, and the order,
+    int64.
     """
     tall = a.shape[1] > a.shape[2]
     outer, given = torch.linalg.qr(a) if tall else (None, a)
@@ -367,17 +287,9 @@ def gram_noise(rows: int, norm: float) -> float:
 
 
 def column_basis(a: torch.Tensor, tolerance: float, engine: Engine, width: int) -> torch.Tensor:
-    """Orthonormal basis of the columns, except for remainders below a fraction of the longest.
+    """Orthonormal basis of the columns, except for remainders below a part ``tolerance`` of the longest.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-    tolerance : float
-        That part.
-    engine : Engine
-        Multiplies, in float64.
-    width : int
-        Columns of a block of pivots.
+    The engine multiplies in float64; blocks of pivots have ``width`` columns.
     """
     basis = basis_by_gram(a, tolerance)
     if basis is None:

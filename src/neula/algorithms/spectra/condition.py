@@ -54,7 +54,7 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
 
 
 def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor:
-    x = _random_vector(r)[:, 0]
+    x = random_direction(len(r), r.dtype, r.device)[:, 0]
     for _ in range(steps):
         x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
         x = (r.mH @ (r @ (x / columns))) / columns
@@ -62,7 +62,7 @@ def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor
 
 
 def _smallest(r: UpperTriangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
-    x, d = _random_vector(triangular(r).r), columns[:, None]
+    x, d = random_direction(len(columns), r.dtype, columns.device), columns[:, None]
     for _ in range(steps):
         x = d * solve_normal(r, d * (x / torch.linalg.vector_norm(x)))
     growth = torch.linalg.vector_norm(x)
@@ -83,15 +83,6 @@ def solve_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
 def solve_rt(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
     """``R^-H x``."""
     return triangular(r).solve_transposed(x)
-
-
-def multiply_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
-    """``R x``."""
-    return triangular(r).matmul(x)
-
-
-def _random_vector(r: torch.Tensor) -> torch.Tensor:
-    return random_direction(r.shape[0], r.dtype, r.device)
 
 
 def random_direction(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
