@@ -517,8 +517,8 @@ _COMPLEX = [
         "I - Q^H Q", "campaign/test_ratios.py complex/test_qr.py",
     ),
     Mutation(
-        "conjugate forgotten in Gram matrices", "algorithms/orthogonal/cholesky_qr.py",
-        "return over_rows.total(wide.mH @ wide)", "return over_rows.total(wide.mT @ wide)",
+        "conjugate forgotten in Gram matrices", "engines/formats.py",
+        "return wide.mH @ wide", "return wide.mT @ wide",
         "A^H A is Hermitian, A^T A is not", "complex/test_qr.py complex/test_lstsq.py",
     ),
     Mutation(

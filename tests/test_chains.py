@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from least_squares_options import options_of
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.algorithms.krylov.doubled_refinement import SYNCHRONOUS, Pace
 from neula.engines import FP16, FP32, FP64, EmulatedEngine, Engine, Tuning
 from neula.engines.reduction import Reduction
 from neula.engines.sharded import sharded

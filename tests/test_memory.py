@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import neula
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.engines import graphs, random_vectors
 from neula.engines.random_vectors import gaussian
 from neula.pipeline import memory

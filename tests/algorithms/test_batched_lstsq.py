@@ -20,8 +20,8 @@ from neula.algorithms.krylov.triangles import Triangles
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import cholesky_r, gram_schmidt_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.spectra import schatten
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra import inverse_norm
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
 from neula.certificates.residuals import DOUBLED
 from neula.io.matrices import random_matrix
@@ -341,7 +341,7 @@ def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int) -
     """By blocks they are the same."""
     r = matrices(5, 60, n, "geometric", 1e4)[:, :n].triu()
     expected = schatten_bounds(r)
-    monkeypatch.setattr(schatten, "HALVED", 1)
+    monkeypatch.setattr(inverse_norm, "HALVED", 1)
     for found, bound in zip(schatten_bounds(r, upper=True), expected, strict=True):
         assert torch.allclose(found, bound, rtol=10 * n * U64, atol=0)
 

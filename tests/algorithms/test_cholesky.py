@@ -14,13 +14,13 @@ from tests.half_engine import HalfEngine
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
     CholeskyFactorization,
+    FallingPivotsError,
     cholesky,
     library_cholesky,
     recursion_pays,
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
-from neula.algorithms.elimination.falling_pivots import FallingPivotsError
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.engines import CpuEngine, EmulatedEngine, Engine
 from neula.engines.cuda import CudaEngine

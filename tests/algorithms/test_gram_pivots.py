@@ -8,8 +8,8 @@ import pytest
 import torch
 from tests.matrices import normal
 
-from neula.algorithms.orthogonal import gram_pivots
-from neula.algorithms.orthogonal.gram_pivots import basis_by_gram
+from neula.algorithms.orthogonal import pivots
+from neula.algorithms.orthogonal.pivots import basis_by_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.engines import CpuEngine
@@ -20,7 +20,7 @@ U = 2.0**-53
 @pytest.fixture(autouse=True)
 def _by_gram(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a kernel finds the pivots."""
-    monkeypatch.setattr(gram_pivots, "pivots_on_device", lambda a: True)
+    monkeypatch.setattr(pivots, "pivots_on_device", lambda a: True)
 
 
 def with_singular_values(s: torch.Tensor, m: int) -> torch.Tensor:

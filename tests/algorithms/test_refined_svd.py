@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.spectra import refined_svd as module
-from neula.algorithms.spectra.refined_svd import refined_svd
+from neula.algorithms.spectra import qr_svd as module
+from neula.algorithms.spectra.qr_svd import refined_svd
 from neula.io.matrices import SPECTRA, random_matrix
 
 U = 2.0**-53

@@ -5,9 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.orthogonal.block_on_host import REFLECTED, block_on_host
-from neula.algorithms.spectra.ritz import ritz_triplets
-from neula.algorithms.spectra.ritz_on_host import ritz_on_host
+from neula.algorithms.spectra.ritz import REFLECTED, block_on_host, ritz_on_host, ritz_triplets
 from neula.certificates.low_rank import beside, largest_beyond, random_vectors
 from neula.engines import CpuEngine
 

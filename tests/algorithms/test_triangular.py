@@ -7,7 +7,6 @@ import torch
 
 from neula.algorithms.spectra.condition import (
     extreme_singular_values,
-    multiply_r,
     solve_normal,
     solve_r,
     solve_rt,
@@ -42,7 +41,7 @@ def test_solves_are_backward_stable_up_to_the_condition_of_a_block(
         assert (matrix @ found - x).norm() <= bound * x.norm()
     normal = solve_normal(blocks, x)
     assert (full.T @ (full @ normal) - x).norm() <= 10 * 16 * bound * x.norm()
-    product = multiply_r(blocks, x)
+    product = blocks.matmul(x)
     assert (product - full @ x).norm() <= n * torch.finfo(dtype).eps * full.norm() * x.norm()
 
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32
+from neula.algorithms.orthogonal.cholesky_qr import LOST, cholesky_inverse_in_blocks, cholesky_qr32
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.orthogonal.wide_panels import LOST, cholesky_inverse_in_blocks
 from neula.engines import EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.engines.tuning import Recursion

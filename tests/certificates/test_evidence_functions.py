@@ -29,7 +29,7 @@ from neula.certificates.residuals import (
     quotient,
     residual_noise,
 )
-from neula.certificates.stagnation import FLOOR, STAGNATION, contracts, goes_on, improves, settled
+from neula.certificates.stagnation import FLOOR, STAGNATION, goes_on, improves, settled
 from neula.kernels.small_problems.refining import progress, relative_error
 
 RECORDS = 100_000
@@ -137,7 +137,6 @@ TESTS: dict[str, tuple[Callable[..., Any], tuple[int, ...]]] = {
     "improves": (improves, (FALLS, RISES)),
     "goes on": (goes_on, (NEITHER, RISES, FALLS, FALLS)),
     "settled": (settled, (FALLS, RISES)),
-    "contracts": (contracts, (FALLS, RISES, RISES)),
 }
 """Tests, and whether they hold more or less often if an argument is larger."""
 

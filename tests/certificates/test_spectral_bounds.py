@@ -13,7 +13,6 @@ from neula.certificates.spectra import (
     SpectralErrors,
     backward_error,
     consistency,
-    frobenius_error,
     measured,
     rounding_error,
     spectral_errors,
@@ -141,7 +140,7 @@ def test_lost_orthogonality_is_part_of_backward_errors(n: int, dtype: torch.dtyp
     assert float(found.total) >= 0
     least = float(torch.linalg.matrix_norm((v[0] * w) @ v[0].mH - a, 2))
     assert float(backward_error(w[None], found)) >= least / 2  # either of V and its polar factor
-    assert float(frobenius_error(w[None], found)) >= float(backward_error(w[None], found))
+    assert float(backward_error(w[None], found, frobenius=True)) >= float(backward_error(w[None], found))
     worse = measured(a[None], 1.5 * v, w[None], 1.5 * v)  # norms above 1.4: nothing is known
     assert backward_error(w[None], worse).tolist() == [math.inf]
     unknown = spectral_errors(w[None], worse, symmetric=True)

@@ -8,11 +8,15 @@ from neula.algorithms.krylov.triangles import Triangles
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.algorithms.spectra.gram import gram, gram_r
 from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.inverse_norm import norm_of, norm_of_triangle, sampled_inverse_norm
+from neula.algorithms.spectra.inverse_norm import (
+    norm_of,
+    norm_of_triangle,
+    sampled_inverse_norm,
+    schatten_bounds,
+    schatten_bounds_of_gram,
+)
 from neula.algorithms.spectra.numerical_rank import numerical_ranks, smallest_singular_values
-from neula.algorithms.spectra.qr_svd import qr_svd
-from neula.algorithms.spectra.refined_svd import refined_svd
-from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
+from neula.algorithms.spectra.qr_svd import qr_svd, refined_svd
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.complex import over
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.spectra.ritz import ritz_triplets
-from neula.algorithms.spectra.ritz_on_host import ritz_on_host
+from neula.algorithms.spectra.ritz import ritz_on_host, ritz_triplets
 from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.engines import CpuEngine
 from neula.engines.complex import over

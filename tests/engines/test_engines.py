@@ -30,7 +30,7 @@ from neula.engines import (
 )
 from neula.engines.cpu import _dense
 from neula.engines.formats import round_to
-from neula.engines.inputs import Written, copied, layouts_of, made, nbytes_of, put
+from neula.engines.graphs import Written, copied, layouts_of, made, nbytes_of, put
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.precision import exact_matmul

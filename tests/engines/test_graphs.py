@@ -10,7 +10,7 @@ import torch
 
 import neula
 from neula.engines import CudaEngine, EmulatedEngine, graphs
-from neula.engines.inputs import Written
+from neula.engines.graphs import Written
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,14 @@ import torch
 import neula
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement, Updated, refine_doubled
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
+from neula.algorithms.krylov.doubled_refinement import (
+    SYNCHRONOUS,
+    DoubledSolution,
+    Pace,
+    Refinement,
+    Updated,
+    refine_doubled,
+)
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning

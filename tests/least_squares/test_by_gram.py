@@ -9,7 +9,7 @@ import torch
 
 from gram_problems import M, N, U, accepted, problem, solved
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.pace import Pace
+from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP64
 from neula.pipeline.chain import Answer

@@ -15,7 +15,7 @@ import neula
 from campaign.oracle import System
 from capabilities import LEVELS, core_of
 from neula.algorithms.elimination import compiled, factored
-from neula.algorithms.elimination.in_place import lu_in_place
+from neula.algorithms.elimination.lu import lu_in_place
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits

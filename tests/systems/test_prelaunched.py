@@ -11,9 +11,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import neula
-from neula.algorithms.elimination import double_cholesky
+from neula.algorithms.elimination import cholesky
 from neula.algorithms.elimination.butterfly import TwoSided
-from neula.algorithms.krylov.pace import Pace
+from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
@@ -155,7 +155,7 @@ class AsOnAGPU:
 @pytest.mark.parametrize("whole", [64, 1000])
 @pytest.mark.parametrize("positive", [False, True])
 def test_factors_that_come_with_inverses(positive: bool, whole: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(double_cholesky, "factor_inverted", AsOnAGPU())
+    monkeypatch.setattr(cholesky, "factor_inverted", AsOnAGPU())
     tuning = replace(ENGINE.tuning, inverted_whole=whole, inverted_from=1)
     monkeypatch.setattr(Watching, "tuning", tuning)
     n, options = 300, {"assume_a": "pos" if positive else "gen", "engine": Watching("cpu")}

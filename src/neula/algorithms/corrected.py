@@ -36,19 +36,11 @@ from neula.kernels.products.parts import SCHEMES, Scheme, balanced, parts_of, un
 
 
 def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**11) -> list[torch.Tensor]:
-    """Numbers of ``format`` whose sum is about ``x``.
+    """Numbers of ``format`` whose sum is about ``x``, in its dtype: ``parts[0] + parts[1] / scale + parts[2]
+    / scale**2 + ...``
 
-    Parameters
-    ----------
-    x : Tensor
-        float32 or float64, in the range of the format.
-    scale : float
-        Each remainder is multiplied by it before it is rounded, so that it stays clear of subnormal numbers.
-
-    Returns
-    -------
-    list of Tensor
-        In the dtype of ``x``, which is about ``parts[0] + parts[1] / scale + parts[2] / scale**2 + ...``
+    X is float32 or float64, in the range of the format. Each remainder is multiplied by ``scale`` before it
+    is rounded, so that it stays clear of subnormal numbers.
 
     Examples
     --------
@@ -61,20 +53,8 @@ def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**1
 
 
 def scaled_product(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """``A B`` in the engine's format, uncorrected, with balanced rows and columns.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, k)
-    b : Tensor, shape (k, n)
-        float32 or float64.
-    engine : Engine
-        In any format but fp64.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        In the dtype of ``a``.
+    """``A B``, uncorrected, in the format of an engine (any but fp64), with balanced rows and columns; in the
+    dtype of A.
     """
     a_scaled, a_exponents = balanced(a)
     b_scaled, b_exponents = balanced(b.mT)
@@ -144,20 +124,11 @@ def corrected_bmm(
     *,
     shift: int | None = None,
 ) -> torch.Tensor:
-    """Batch of small products with error correction, of elements that are in the range of the format.
+    """Batch of small products of float32 matrices with error correction, in fp16 or tf32, of elements in its
+    range.
 
-    The paper's formula: the remainders are scaled so that they do not come out subnormal, and all sums are
-    the unit's.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, k)
-    b : Tensor, shape (batch, k, n)
-        float32.
-    engine : Engine
-        In format fp16 or tf32.
-    shift : int, optional
-        Remainders are scaled by ``2**shift``: 10 in the slides, by default one more.
+    The paper's formula: remainders are scaled by ``2**shift`` (10 in the slides, by default one more), so
+    that they do not come out subnormal, and all sums are the unit's.
     """
     scale = 2.0 ** (SCHEMES[f"{engine.format.name}_cor"].shift if shift is None else shift)
     engine = _traced_splits(None, engine, (a, b), 2, scale)

@@ -13,16 +13,10 @@ PRIME = (1 << 31) - 19
 
 
 def beyond_combinations(rows: torch.Tensor, others: torch.Tensor) -> list[int]:
-    """Indices of the other rows that are no combinations of some rows.
+    """Indices of the other rows that are no combinations of some rows: float64, finite, linearly independent.
 
     Numbers of the host are integers times powers of two, and have residues. Of a rank that is lower modulo
     the prime than it is, the probability is about 1e-9.
-
-    Parameters
-    ----------
-    rows : Tensor, shape (p, n)
-        float64, finite, linearly independent.
-    others : Tensor, shape (q, n)
 
     Examples
     --------

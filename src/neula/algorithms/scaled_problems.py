@@ -69,12 +69,7 @@ class ScaledProblems(ScaledUnknowns):
     ) -> Self:
         """Tall problems whose norms neither overflow nor underflow as they are, not scaled.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, m, n), m >= n
-        b : Tensor, shape (batch, m, k)
-        narrow : bool
-            Whether A stays in its dtype, for products that widen it as they read it.
+        If ``narrow``, A stays in its dtype, for products that widen it as they read it.
         """
         a = a if narrow else in_double(a)
         zero = torch.zeros((), dtype=torch.int64, device=a.device)
@@ -349,16 +344,12 @@ def _weighted(
     weights = weights.to(x.device, torch.float64)[:, None]
     # By significands and exponents: neither the product nor its factors overflow.
     exponent, shifts = binary_exponents(x.detach()), binary_exponents(weights.detach())
-    multiply = two_product if keeps_rounding else _rounded_product
-    product: Sum = multiply(shift(x, -exponent), shift(weights, -shifts))
+    scaled, factors = shift(x, -exponent), shift(weights, -shifts)
+    product: Sum = two_product(scaled, factors) if keeps_rounding else (scaled * factors, None)
     exponent = torch.where(product[0] != 0, exponent + shifts, OF_ZERO)
     exponents = over_rows.largest(exponent.amax(-2, keepdim=True))
     exponents = exponents.masked_fill(exponents == OF_ZERO, 0)
     return _shifted(product, exponent - exponents), exponents
-
-
-def _rounded_product(x: torch.Tensor, y: torch.Tensor) -> Sum:
-    return x * y, None
 
 
 def _shifted(x: Sum, exponents: torch.Tensor) -> Sum:

@@ -19,15 +19,7 @@ projections, and from overflow."""
 def power_of_two_scales(column_max: torch.Tensor) -> torch.Tensor:
     """Scales that bring the largest element of every column into [1/2, 1); 1 for zero columns.
 
-    Parameters
-    ----------
-    column_max : Tensor, shape (n,)
-        Largest magnitude of each column, float32 or float64.
-
-    Returns
-    -------
-    Tensor, shape (n,)
-        Powers of two in the same dtype, each with a finite reciprocal.
+    They are powers of two in the dtype of the largest magnitudes, each with a finite reciprocal.
     """
     limit = 126 if column_max.dtype == torch.float32 else 1022
     _, exponent = torch.frexp(column_max)

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from neula.certificates.bounds import measurement_error, residual_bound
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.engines import Format
 from neula.kernels.few_vectors.symmetric_residual import factor_residuals
 
@@ -28,22 +28,11 @@ def cholesky_bound(target: Format, n: int) -> float:
 
 
 def residuals_of_triangles(a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Estimates of ``||D (A - L L^H) D||_F / ||D A D||_F`` from products with random vectors, without
-    synchronizing; half of each matrix is read.
+    """Estimates of ``||D (A - L L^H) D||_F / ||D A D||_F`` from products with random vectors, and ``order``:
+    float64.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Only the lower triangles count.
-    lower : Tensor, shape (batch, n, n)
-        Zero above the diagonal.
-    order : Tensor, shape (batch,)
-        int32: 0, or the order of a leading minor that is not positive.
-
-    Returns
-    -------
-    Tensor, shape (2, batch)
-        float64: residuals, NaN where there is no factor, and ``order``. The diagonals of D are powers of two
-        that bring those of D A D near one.
+    Only the lower triangles of A are read, and L is zero above its diagonal. The residual, shape (batch,), is
+    NaN where ``order``, int32, is that of a leading minor which is not positive, and not 0. The diagonals of
+    D are powers of two that bring those of D A D near one. Nothing synchronizes.
     """
     return factor_residuals(a, lower, order, gaussian_probes(a.shape[1], a.device, a.dtype))

@@ -36,20 +36,12 @@ def norm_margin(n: int) -> float:
 
 
 def shown_norm(image: torch.Tensor) -> torch.Tensor:
-    """``||B||_2`` from above, from ``B G`` for the same vectors: three times an estimate.
+    """``||B||_2`` from above, shape (..., 1), from ``B G`` for the same vectors: three times an estimate.
 
     For independent Gaussian g and h the mean of ``|g^H B^H B h|^2`` is the sum of the fourth powers of the
     singular values of B (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017): the
     estimate is up to ``n^(1/4)`` times the norm, and below a third of it in 0.2% of all cases at most, where
     one singular value dominates. Of no more rows than vectors it is the Frobenius norm.
-
-    Parameters
-    ----------
-    image : Tensor, shape (..., n, m)
-
-    Returns
-    -------
-    Tensor, shape (..., 1)
     """
     n, m = image.shape[-2:]
     if n <= m:
@@ -63,22 +55,14 @@ def shown_norm(image: torch.Tensor) -> torch.Tensor:
 
 
 def logdet_error(image: Any, vectors: Any) -> Any:
-    """Bound on ``|log |det(I + E)||``, or ``|log det(I + E)|``; infinite where ``||E||_F`` may be 1 or more.
+    """Bound on ``|log |det(I + E)||``, or ``|log det(I + E)|``, from ``E G`` and the vectors G, shape (...,
+    n, m).
 
-    The logarithm is ``tr E`` and at most ``||E||_F^2 / (2 (1 - ||E||_F))``. The mean of ``g^T E g`` over
-    m vectors differs from the trace by at most ``2 ||E||_F (sqrt(x / m) + x / m)``, but with a probability of
-    ``2 exp(-x)`` (Laurent and Massart, "Adaptive estimation of a quadratic functional by model selection",
-    Ann. Statist. 28, 2000, lemma 1). The trace is also at most ``sqrt(n) ||E||_F``.
-    For complex vectors the deviations of both parts together are no larger.
-
-    Parameters
-    ----------
-    image, vectors : ndarray or Tensor, shape (..., n, m)
-        ``E G``, and G.
-
-    Returns
-    -------
-    ndarray or Tensor, shape (...)
+    Infinite where ``||E||_F`` may be 1 or more. The logarithm is ``tr E`` and at most ``||E||_F^2 / (2 (1 -
+    ||E||_F))``. The mean of ``g^T E g`` over m vectors differs from the trace by at most ``2 ||E||_F (sqrt(x
+    / m) + x / m)``, but with a probability of ``2 exp(-x)`` (Laurent and Massart, "Adaptive estimation of a
+    quadratic functional by model selection", Ann. Statist. 28, 2000, lemma 1). The trace is also at most
+    ``sqrt(n) ||E||_F``. For complex vectors the deviations of both parts together are no larger.
     """
     n, m = vectors.shape[-2:]
     norm = norm_margin(n) * (image * image.conj()).real.sum((-2, -1)) ** 0.5

@@ -74,14 +74,9 @@ def inverse_margin(count: int) -> float:
 def left_by_update(rate: X, *, lifted: bool = False) -> X:
     """``rate / (1 - rate)``: what the last update leaves of the error, relative to this update.
 
-    It is ``p = (I - E) d`` for the error d and ``||E|| <= rate``, so ``||d - p|| = ||E (I - E)^-1 p||``.
-
-    Parameters
-    ----------
-    rate : float, ndarray or Tensor
-    lifted : bool, optional
-        Whether errors are those of ``W p`` for ``W^T W = I - E``, whose norm is at most ``sqrt(1 + rate)``:
-        of solutions in the space of the rows.
+    It is ``p = (I - E) d`` for the error d and ``||E|| <= rate``, so ``||d - p|| = ||E (I - E)^-1 p||``. If
+    ``lifted``, errors are those of ``W p`` for ``W^T W = I - E``, whose norm is at most ``sqrt(1 + rate)``:
+    of solutions in the space of the rows.
 
     Examples
     --------
@@ -95,19 +90,10 @@ def left_by_update(rate: X, *, lifted: bool = False) -> X:
 def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X | float = 0.0) -> X:
     """Forward error by what is left after the last update, relative to the exact solution.
 
-    As ``refining.relative_error`` has it, which is one launch; infinite where updates are
-    not trusted to show errors, and where nothing but errors is left.
-
-    Parameters
-    ----------
-    left : float, ndarray or Tensor
-        Bound on ``||D (x - x*)||``, including the difference of x and a refined sum.
-    size : float, ndarray or Tensor
-        ``||D x||``.
-    rounding : float, ndarray or Tensor
-        Relative rounding error of x in its dtype.
-    rate : float, ndarray or Tensor
-        Of convergence.
+    ``left`` bounds ``||D (x - x*)||``, including the difference of x and a refined sum, ``size`` is ``||D
+    x||``, ``rounding`` the relative rounding error of x in its dtype, and ``rate`` that of convergence. As
+    ``refining.relative_error`` has it, which is one launch; infinite where updates are not trusted to show
+    errors, and where nothing but errors is left.
 
     Examples
     --------
@@ -123,12 +109,8 @@ def wedin_factor(condition: X | float, ratio: X) -> X:
     """``2 + (kappa + 1) ||r|| / (||B|| ||D x||)``, of least squares: by how much the condition number counts
     (Wedin, 1973).
 
-    Parameters
-    ----------
-    condition : float, ndarray or Tensor
-        Of B, from above; it may be infinite where nothing is left of b.
-    ratio : float, ndarray or Tensor
-        :func:`residual_ratio`.
+    The condition number of B, from above, may be infinite where nothing is left of b; the ratio is
+    :func:`residual_ratio`.
     """
     return 2 + where(ratio != 0, (condition + 1) * ratio, 0.0)
 
@@ -136,14 +118,8 @@ def wedin_factor(condition: X | float, ratio: X) -> X:
 def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
     """``kappa eta (2 + (kappa + 1) ||r|| / (||B|| ||D x||))``, to first order (Wedin, 1973).
 
-    Parameters
-    ----------
-    condition : float, ndarray or Tensor
-        Of B, from above.
-    backward_error : float, ndarray or Tensor
-        As it is measured, relative to B and b.
-    ratio : float, ndarray or Tensor
-        :func:`residual_ratio`.
+    The condition number of B is from above, the backward error as it is measured, relative to B and b, and
+    the ratio :func:`residual_ratio`.
     """
     return condition * (backward_error + NOISE * FP64.u) * wedin_factor(condition, ratio)
 
@@ -151,12 +127,8 @@ def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
 def rounded_error(error: X, rounding: X | float) -> X:
     """Forward error of x as it is returned: of what was computed, and of rounding it to a narrower dtype.
 
-    Parameters
-    ----------
-    error : float, ndarray or Tensor
-        Relative to the exact solution, which may be shorter than x, ``||D x|| <= (1 + error) ||D x*||``.
-    rounding : float, ndarray or Tensor
-        Relative to x.
+    The first is relative to the exact solution, which may be shorter than x, ``||D x|| <= (1 + error) ||D
+    x*||``; the second relative to x.
 
     Examples
     --------

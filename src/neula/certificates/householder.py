@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.certificates.orthogonality import DIRECTIONS, directions
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import DIRECTIONS, PROBES, directions, gaussian_probes
 from neula.certificates.qr import units
 from neula.engines.formats import in_double
 from neula.kernels.few_vectors.probes import norms, spectral_norms
@@ -18,22 +17,11 @@ CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
 def householder_measures(
     a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
-    """Measure Q and R given as reflectors, as :func:`neula.certificates.qr.qr_measures` does, in double
+    """Measure R and Q, given as reflectors, as :func:`neula.certificates.qr.qr_measures` does, in double
     precision.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        The matrices as given.
-    h : Tensor, shape (batch, m, n)
-        R, and Householder vectors below its diagonal.
-    tau : Tensor, shape (batch, min(m, n))
-    scales : Tensor, shape (batch, n)
-        Column scales.
-
-    Returns
-    -------
-    Tensor, shape (4, batch)
+    R is the upper triangle of h, shape (batch, m, n), with Householder vectors below; ``tau`` has the shape
+    (batch, min(m, n)), and ``scales`` are those of the columns.
     """
     size = max(1, CHUNK[h.device.type] // (h.shape[1] * h.shape[2]))
     parts = zip(*(x.split(size) for x in (a, h, tau, scales)), strict=True)

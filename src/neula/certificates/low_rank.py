@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import RARE
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.certificates.verdict import within
 from neula.engines import Engine
-from neula.engines.formats import in_double
+from neula.engines.formats import double_gram
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.thin import thin_product
@@ -178,7 +178,7 @@ def largest_beyond(
     for _ in range(degree - 1):
         product = transposed_times(times(block))
         before, block = block, product.mul_(weight).sub_(block, alpha=2.0).sub_(before)
-    largest = max(1.0, _norms(_gram(block)[None], over_rows)[0][0] / seen)
+    largest = max(1.0, _norms(double_gram(block)[None], over_rows)[0][0] / seen)
     bound = min(bound, edge * math.cosh(math.acosh(largest) / (2 * degree)))
     return Beyond(bound, size, degree)
 
@@ -201,21 +201,23 @@ def _first_product(
     """
     arithmetic, over_rows = repr(engine), engine.over_rows
 
-    def begun(v: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),)
-
-    def halfway(u: torch.Tensor, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (beside(u, image, engine),)
-
     def ended(
         v: torch.Tensor, product: torch.Tensor, g: torch.Tensor, image: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         product = beside(v, product, engine.alone)
-        return product, torch.stack([_gram(g), over_rows.total(_gram(image)), _gram(product)])
+        return product, torch.stack(
+            [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
+        )
 
-    (g,) = engine.replay(begun, (v,), ("random vectors beside V", arithmetic))
+    (g,) = engine.replay(
+        lambda v: (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),),
+        *((v,), ("random vectors beside V", arithmetic)),
+    )
     if carried is None:
-        (image,) = engine.replay(halfway, (u, engine.gemm(a, g)), ("image beside U", arithmetic))
+        (image,) = engine.replay(
+            lambda u, image: (beside(u, image, engine),),
+            *((u, engine.gemm(a, g)), ("image beside U", arithmetic)),
+        )
         carried = image, engine.inner(a, image)
     image, product = carried
     inputs = (v, product, g, image)
@@ -294,11 +296,6 @@ def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
 def beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
     """``(I - Q Q^H) X`` for a Q with orthonormal columns."""
     return x - engine.gemm(q, engine.inner(q, x))
-
-
-def _gram(x: torch.Tensor) -> torch.Tensor:
-    wide = in_double(x)
-    return wide.mH @ wide
 
 
 def _norms(grams: torch.Tensor, over_rows: Reduction) -> list[tuple[float, float]]:

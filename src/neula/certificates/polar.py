@@ -24,7 +24,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.forward_error import where
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.formats import in_double
@@ -217,15 +217,9 @@ class LanczosDecomposition(NamedTuple):
 def lanczos(
     multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int
 ) -> LanczosDecomposition:
-    """A few Lanczos steps for a batch of symmetric matrices, with full orthogonalization.
+    """A few Lanczos steps, at most k, for a batch of symmetric matrices, with full orthogonalization.
 
-    Parameters
-    ----------
-    multiply : callable
-        The matrices times vectors, shape (batch, k, 1).
-    start : Tensor, shape (batch, k, 1)
-    steps : int
-        At most k.
+    ``multiply`` multiplies them by vectors, shape (batch, k, 1), as the start is.
     """
     count, k, _ = start.shape
     basis = start.new_empty(count, steps, k)

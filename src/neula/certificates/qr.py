@@ -22,8 +22,7 @@ from neula.certificates.bounds import (
     probing_error,
     residual_bound,
 )
-from neula.certificates.orthogonality import directions, margin, measured_again
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, directions, gaussian_probes, margin, measured_again
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, FP64, Format
@@ -68,14 +67,11 @@ def single_qr_measures(
     target: Format,
     over_rows: Reduction = HERE,
 ) -> torch.Tensor:
-    """Measure the errors of one QR factorization for :func:`qr_certificate`, without synchronizing.
+    """Measure the errors of one QR factorization for :func:`qr_certificate`, without synchronizing: four
+    numbers.
 
-    A and Q may be the rows that one process has of them.
-
-    Returns
-    -------
-    Tensor, shape (4,)
-        Those of :func:`qr_measures`, in the precision of the measurement.
+    These are those of :func:`qr_measures`, in the precision of the measurement. A and Q may be the rows that
+    one process has of them.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
     return image_measures(image, q, r, scales, target, over_rows)
@@ -138,18 +134,9 @@ def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> tor
 
 
 def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:
-    """Estimates of ``||I - Q_k^H Q_k||_F / sqrt(k)`` for the first k columns, without synchronizing.
+    """Estimates of ``||I - Q_k^H Q_k||_F / sqrt(k)`` for the first k columns, float64, without synchronizing.
 
-    Parameters
-    ----------
-    q : Tensor, shape (m, n)
-    counts : sequence of int
-        The k, so few that all random vectors together are multiplied while Q is read once.
-
-    Returns
-    -------
-    Tensor, shape (len(counts),)
-        float64.
+    There are so few k that all random vectors together are multiplied while Q is read once.
 
     Examples
     --------
@@ -177,22 +164,12 @@ def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
 def qr_measures(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, over_rows: Reduction = HERE
 ) -> torch.Tensor:
-    """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing.
+    """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing, shape (4,
+    batch).
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        The matrices as given.
-    q : Tensor, shape (batch, m, k)
-    r : Tensor, shape (batch, k, n)
-    scales : Tensor, shape (batch, n)
-        Where one is NaN, that matrix will not be accepted.
-
-    Returns
-    -------
-    Tensor, shape (4, batch)
-        Norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H and the
-        diagonal matrix D of the scales; an estimate of ``||I - Q^H Q||_2``.
+    These are norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H
+    and the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN,
+    that matrix will not be accepted.
     """
     k, n = r.shape[1:]
     if over_rows.spread:
@@ -210,17 +187,8 @@ def qr_measures(
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
     """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says.
 
-    Parameters
-    ----------
-    measures : Tensor, shape (4, batch)
-        From :func:`qr_measures`, in the precision of the measurement.
-    shape : (int, int)
-        Of each matrix.
-
-    Returns
-    -------
-    QRCertificates
-        The measures of a matrix that is not finite are NaN or infinite.
+    Measures are those of :func:`qr_measures`, in the precision of the measurement, and the shape that of each
+    matrix. The measures of a matrix that is not finite are NaN or infinite.
     """
     return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
 
@@ -256,15 +224,7 @@ def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
 
 
 def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
-    """Which factorizations meet the bounds, shape (batch,), without synchronizing.
-
-    Parameters
-    ----------
-    measures : Tensor, shape (4, batch)
-        From :func:`qr_measures`, in the precision of the measurement.
-    shape : (int, int)
-        Of each matrix.
-    """
+    """Which factorizations meet the bounds, shape (batch,), by :func:`qr_measures`, without synchronizing."""
     residual, size, loss, norm = measures.double()
     found = *_relative(residual, size, loss, where=torch.where, shape=shape), norm
     accepted: torch.Tensor = within(*zip(found, _bounds(*shape, measures.dtype, target), strict=True))

@@ -29,12 +29,7 @@ SIGNIFICANT = 1e-6
 def rounding_of(n: int, u: float) -> float:
     """``||B v||`` up to which rounding may have made a null vector v of B a singular vector.
 
-    Parameters
-    ----------
-    n : int
-        Columns.
-    u : float
-        Unit roundoff of the format in which A is stored.
+    B has n columns, and A is stored in a format of unit roundoff u.
     """
     return 2 * n * u
 

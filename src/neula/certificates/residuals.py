@@ -40,22 +40,15 @@ def quotient(a: X, b: X | float) -> X:
 
 
 def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> float:
-    """Relative error of a residual whose elements are sums of so many products.
+    """Relative error of a residual whose elements are sums of so many products, ``doubled`` or not.
 
     Signs of rounding errors are random, and so they add up as the square root of their number (Higham and
     Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41, 2019). In twice
     the working precision there is room for the worst case, unless a large condition number is to leave all
-    digits of a large problem.
+    digits of a large problem: then they are taken to be ``random``, too.
 
     Each part of a sum of complex products is one of twice as many real ones, and so many terms are to be
     counted (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.6).
-
-    Parameters
-    ----------
-    doubled : bool
-        Whether products are in twice the working precision.
-    random : bool, optional
-        Whether that is taken for granted of doubled products, too.
     """
     unit = DOUBLED if doubled else 2 * FP64.u
     return unit * (terms if doubled and not random else terms**0.5)
@@ -64,13 +57,7 @@ def residual_noise(terms: float, *, doubled: bool, random: bool = False) -> floa
 def projection_noise(noise: float, norm: X | float, condition: X | float, size: X, b: X, residual: X) -> X:
     """Bound on the rounding error of ``||R^-H A^H r||``: that of r, and that of the gradient times ``B^+``.
 
-    Parameters
-    ----------
-    noise : float
-        :func:`residual_noise`.
-    norm, condition : float, ndarray or Tensor
-        ``||B||`` and the condition number of B, from above.
-    size, b, residual : float, ndarray or Tensor
-        ``||D x||``, ``||b||`` and ``||r||``.
+    ``noise`` is :func:`residual_noise`; ``||B||`` and the condition number of B are from above. The last
+    three are ``||D x||``, ``||b||`` and ``||r||``.
     """
     return noise * (norm * size + b + condition * residual)

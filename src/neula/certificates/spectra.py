@@ -93,14 +93,8 @@ def measured(
 ) -> SpectralMeasures:
     """Measure decompositions in the precision of A, which is to be the wider one.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        Whose squares neither overflow nor underflow.
-    u, s, v : Tensor, shape (batch, m, k), (batch, k), (batch, n, k)
-        U may be V itself; s is monotone.
-    size : Tensor, shape (batch,), optional
-        ``||A||_F``, if it is known.
+    Squares of A, shape (batch, m, n), neither overflow nor underflow. U may be V itself; s is monotone.
+    ``size`` is ``||A||_F``, if it is known.
     """
     unit = rounding_error(a.shape[2], a.dtype)
     size = in_double(two_norms(a, 1, 2)) if size is None else size
@@ -152,18 +146,11 @@ class SpectralErrors(NamedTuple):
 
 
 def consistency(a: torch.Tensor, s: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
-    """Lower bound on the relative backward error of values without vectors, shape (batch,).
+    """Lower bound on the relative backward error of all values, without vectors, shape (batch,).
 
-    A change of A by ``d ||A||_F`` changes the sum of its eigenvalues by at most ``sqrt(n) d ||A||_F``, and
-    the sum of the squares of eigenvalues or singular values by about ``2 d ||A||_F^2``.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-    s : Tensor, shape (batch, k)
-        All of them.
-    symmetric : bool
-        Whether s are eigenvalues.
+    A change of A by ``d ||A||_F`` changes the sum of its eigenvalues (if these are ``symmetric``) by at most
+    ``sqrt(n) d ||A||_F``, and the sum of the squares of eigenvalues or singular values by about ``2 d
+    ||A||_F^2``.
     """
     s, squares = in_double(s), in_double(two_norms(a, 1, 2)).square()
     whole = torch.where(squares > 0, squares, 1.0)
@@ -250,17 +237,14 @@ def spectral_errors(
     return SpectralErrors(errors, gaps, clusters, vector_errors)
 
 
-def backward_error(s: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
-    """2-norm of the change of A whose exact eigenvalues or singular values are s, shape (batch,)."""
-    return _backward_error(s.abs().amax(1) if s.shape[1] else s.new_zeros(len(s)), found)
-
-
-def frobenius_error(s: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
-    """Frobenius norm of that change."""
-    return _backward_error(torch.linalg.vector_norm(s, dim=1), found)
-
-
-def _backward_error(norm: torch.Tensor, found: SpectralMeasures) -> torch.Tensor:
+def backward_error(s: torch.Tensor, found: SpectralMeasures, *, frobenius: bool = False) -> torch.Tensor:
+    """2-norm, or Frobenius norm, of the change of A whose exact eigenvalues or singular values are s, shape
+    (batch,).
+    """
+    if frobenius:
+        norm = torch.linalg.vector_norm(s, dim=1)
+    else:
+        norm = s.abs().amax(1) if s.shape[1] else s.new_zeros(len(s))
     lost = found.orthogonality
     error = found.total / (1 - lost).sqrt() + 2 * (1 + lost).sqrt() * norm * _h(lost)
     return torch.where(lost < 1, error, torch.inf).nan_to_num(torch.inf, posinf=torch.inf)

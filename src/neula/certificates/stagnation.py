@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from neula.certificates.forward_error import MAX_RATE
 from neula.certificates.residuals import X
 
 STAGNATION = 0.5
@@ -48,8 +47,3 @@ def goes_on(
 def settled(error: X, floor: X) -> Any:
     """Whether hardly more is left than the rounding errors of the residual, which no update makes smaller."""
     return error <= FLOOR * floor
-
-
-def contracts(after: X, before: X, noise: X) -> Any:
-    """Whether a residual shrinks at the rate at which updates are trusted, up to rounding errors."""
-    return after <= MAX_RATE * before + noise

@@ -78,22 +78,13 @@ class Limits:
     ) -> Limits:
         """The limits for a matrix of m rows, those of damping included, and n columns.
 
-        Parameters
-        ----------
-        rcond : float, optional
-            Singular values up to ``rcond`` times the largest one count as zero; rounding errors move them by
-            ``max(m, n) u`` of it. Without it full rank is not asked for: an x with a forward error has one.
+        Singular values up to ``rcond`` times the largest one count as zero; rounding errors move them by
+        ``max(m, n) u`` of it. Without it full rank is not asked for: an x with a forward error has one.
         """
         return _limits(*shape[-2:], backward_error, forward_error, rcond)
 
     def accept(self, evidence: Evidence[Any]) -> Any:
-        """Whether solutions are accepted: NaN never is.
-
-        Returns
-        -------
-        bool, ndarray of bool or Tensor of bool
-            As the numbers of the evidence.
-        """
+        """Whether solutions are accepted, as the numbers of the evidence are one or many: NaN never is."""
         return within(
             (evidence.doubtful, 0.0),
             (evidence.residual, self.residual),

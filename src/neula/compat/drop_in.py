@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.errors import warn
 from neula.io.integers import InexactIntegerError
 from neula.pipeline.inputs import take

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 import neula
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.compat.drop_in import numbers_of, probes_of, squared
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.certificates.spectra import SpectralBounds
 from neula.compat.drop_in import SMALL, drop_in, need_finite, probes_of, squared, torch_dtype
 from neula.engines import format_of

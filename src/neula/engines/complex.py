@@ -19,8 +19,7 @@ import torch
 
 from neula.engines.cuda import LARGE
 from neula.engines.engine import Engine, Named
-from neula.engines.formats import Format
-from neula.engines.inputs import Inputs, Tensors
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.sharded import sharded
 from neula.engines.tuning import Tuning
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
@@ -37,10 +36,6 @@ class ComplexEngine(Engine):
     """Multiplies complex matrices in the arithmetic of an engine for real ones.
 
     Operands stay in the storage precision; their parts are rounded to the low format in each product.
-
-    Parameters
-    ----------
-    real : Engine
     """
 
     is_complex = True
@@ -62,10 +57,6 @@ class ComplexEngine(Engine):
     @property
     def formats(self) -> tuple[str, ...]:
         return self.real.formats
-
-    @property
-    def format(self) -> Format:
-        return self.real.format
 
     @property
     def tuning(self) -> Tuning:
@@ -246,24 +237,12 @@ def three_products(
     beta: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``C = alpha A B + beta C`` of complex matrices by three real products.
+    """``C = alpha A B + beta C`` of complex matrices by three real products, in place.
 
-    Parameters
-    ----------
-    multiply : callable
-        Writes the product of its first two arguments, real matrices, into the third.
-    a : Tensor, shape (m, k)
-    b : Tensor, shape (k, n)
-    c : Tensor, shape (m, n)
-        Overwritten; not read if ``beta`` is zero. Large products are computed in blocks of its columns, or
-        rows where these are contiguous, so that temporaries stay below half of it.
-    dtype : torch.dtype, optional
-        Of the planes of A and B, to which they are rounded; by default that of the parts.
-
-    Returns
-    -------
-    Tensor
-        ``c``.
+    ``multiply`` writes the product of its first two arguments, real matrices, into the third. C is not read
+    if ``beta`` is zero. Large products are computed in blocks of its columns, or rows where these are
+    contiguous, so that temporaries stay below half of it. The planes of A and B are rounded to ``dtype``, by
+    default that of the parts.
     """
     if c.stride(0) > c.stride(1):  # in columns, as engines write them
         three_products(multiply, b.mT, a.mT, c.mT, alpha, beta, dtype)

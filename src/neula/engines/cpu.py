@@ -39,19 +39,12 @@ class CpuEngine(Engine):
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return onednn_matmul(a, b) if a.dtype == torch.float32 and a.ndim == 2 else a @ b
 
-    def gemm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+    def _gemm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor:
-        if c is None:
-            return super().gemm(a, b, c, alpha, beta)
         columns = max(MIN_COLUMNS, PRODUCT_ELEMENTS // max(1, a.shape[0]))
         for b_block, c_block in zip(b.split(columns, 1), c.split(columns, 1), strict=True):
-            super().gemm(a, b_block, c_block, alpha, beta)
+            super()._gemm(a, b_block, c_block, alpha, beta)
         return c
 
     def image(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -117,14 +110,9 @@ def _decided() -> str:
 def obstacle_to_bf16(flags: Mapping[str, object], environment: Mapping[str, str], system: str) -> str:
     """The reason why oneDNN cannot multiply bf16 in a matrix unit; empty if it can.
 
-    Parameters
-    ----------
-    flags : mapping
-        The processor's, as in ``torch.cpu.get_capabilities()``; what is not there is not known.
-    environment : mapping
-        Environment variables, of which oneDNN and torch read some as caps.
-    system : str
-        As in ``sys.platform``. Builds for Arm are known to reach the unit on Linux only.
+    Flags are the processor's, as in ``torch.cpu.get_capabilities()``; what is not there is not known. Of
+    environment variables oneDNN and torch read some as caps. Builds for Arm are known to reach the unit on
+    the system ``"linux"`` only.
     """
     arm = system == "linux" and flags.get("bf16")
     if not (arm or any(flags.get(unit) for unit in BF16_UNITS)):

@@ -41,25 +41,9 @@ def gemm(
 ) -> torch.Tensor:
     """``C = alpha A B + beta C``, summed in float32 to the end, also where C is narrower and k is cut up.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, k)
-    b : Tensor, shape (k, n)
-        Both in float32, float16 or bfloat16, on a GPU.
-    c : Tensor, shape (m, n)
-        In the dtype of A and B, or in float32; not read if ``beta`` is zero.
-    tf32 : bool
-        Whether float32 operands are cut off to TF32.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        ``c``.
-
-    Raises
-    ------
-    RuntimeError
-        If cuBLAS refuses; the message has its status.
+    A and B, of float32, float16 or bfloat16, are on a GPU; C, in their dtype or in float32, is not read if
+    ``beta`` is zero. With ``tf32`` float32 operands are cut off to TF32. Raises a RuntimeError with the
+    status if cuBLAS refuses.
     """
     if 0 in (*c.shape, a.shape[1]):
         return c.zero_() if beta == 0.0 else c.mul_(beta)
@@ -115,15 +99,8 @@ def squares(a: torch.Tensor) -> bool:
 def lower_square(a: torch.Tensor) -> torch.Tensor:
     """Lower triangle of ``A^H A`` in double precision; zero above.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        Rows contiguous, or columns of complex numbers.
-
-    Raises
-    ------
-    RuntimeError
-        If cuBLAS refuses; the message has its status.
+    Rows of A are contiguous, or columns of complex numbers. Raises a RuntimeError with the status if cuBLAS
+    refuses.
     """
     m, n = a.shape
     c = a.new_zeros(n, n)
@@ -142,22 +119,8 @@ def lower_square(a: torch.Tensor) -> torch.Tensor:
 def batched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """``C = A B`` for batches in float16 or bfloat16, summed in float32 to the end.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, k)
-    b : Tensor, shape (batch, k, n)
-    c : Tensor, shape (batch, m, n)
-        All of one dtype, on one GPU; rows contiguous.
-
-    Returns
-    -------
-    Tensor, shape (batch, m, n)
-        ``c``.
-
-    Raises
-    ------
-    RuntimeError
-        If cuBLAS refuses; the message has its status.
+    All are of one dtype, on one GPU, rows contiguous. Raises a RuntimeError with the status if cuBLAS
+    refuses.
     """
     (count, m, n), k, kind = c.shape, a.shape[2], _TYPES[c.dtype]
     # By columns these are C^T = B^T A^T.
@@ -240,13 +203,7 @@ def _number(x: float) -> Any:
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The cuBLAS that torch has loaded.
-
-    Raises
-    ------
-    OSError
-        If it has loaded none by its usual name.
-    """
+    """The cuBLAS that torch has loaded; an OSError if it has loaded none by its usual name."""
     version = torch.version.cuda
     if version is None or not hasattr(os, "RTLD_NOLOAD"):
         raise OSError("there is no cuBLAS of NVIDIA's for Linux")

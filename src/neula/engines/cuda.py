@@ -13,7 +13,7 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, First, Result
 from neula.engines.formats import FP32, FP64, TF32, round_to
-from neula.engines.inputs import Inputs, Tensors
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import CorrectedTuning, Tuning
@@ -134,16 +134,9 @@ class CudaEngine(Engine):
     def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return transposed_copy(out, x)
 
-    def gemm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
+    def _gemm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
     ) -> torch.Tensor:
-        if c is None:
-            return super().gemm(a, b, c, alpha, beta)
         if self._corrects(a, b):
             return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
         # addmm scales and adds inside the product: no temporary of the size of C. Of two views of C it would

@@ -13,8 +13,8 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 
-from neula.engines.formats import FP16, FP32, FP64, Arithmetic, Format, in_double
-from neula.engines.inputs import Inputs, Tensors, called
+from neula.engines.formats import FP16, FP32, FP64, Arithmetic, Format, double_gram
+from neula.engines.graphs import Inputs, Tensors, called
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
@@ -191,11 +191,16 @@ class Engine(ABC):
 
         ``a`` and ``b`` come from :meth:`operand`; ``c`` is in the storage precision.
         """
+        if c is not None:
+            return self._gemm(a, b, c, alpha, beta)
+        c = self._matmul(b.T, a.T).T.to(self.storage)
+        return c if alpha == 1.0 else c.mul_(alpha)
+
+    def _gemm(
+        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
+    ) -> torch.Tensor:
         # The transposed product, so that its rows are the columns of column-major C.
         product = self._matmul(b.T, a.T).T
-        if c is None:
-            c = product.to(self.storage)
-            return c if alpha == 1.0 else c.mul_(alpha)
         if beta == 0.0:
             return c.copy_(product) if alpha == 1.0 else torch.mul(product, alpha, out=c)
         if beta != 1.0:
@@ -285,15 +290,10 @@ class Engine(ABC):
         return c.sub_(self.bmm(a, b))
 
     def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
-        """Room for an operand that is multiplied again and again, where it is converted once for all of
-        that.
+        """Room for an operand that is multiplied again and again, where it is converted once for all of that.
 
-        Parameters
-        ----------
-        largest : Tensor, shape (rows,)
-            Upper bounds on the magnitudes in each row.
-        exact : bool
-            Whether products are to be as accurate as in float32, whatever the arithmetic.
+        ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be as
+        accurate as in float32, whatever the arithmetic.
         """
         return None
 
@@ -377,8 +377,7 @@ class Engine(ABC):
 
     def gram(self, a: torch.Tensor) -> torch.Tensor:
         """``A^H A`` of a tall working matrix in double precision, as accurately as is cheap here."""
-        wide = in_double(a)
-        return wide.mH @ wide
+        return double_gram(a)
 
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None

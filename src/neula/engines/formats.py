@@ -82,12 +82,8 @@ class Arithmetic:
 
     @classmethod
     def named(cls, name: str) -> Arithmetic:
-        """Look an arithmetic up by name: that of a format, or ``"fp16_cor"``.
-
-        Raises
-        ------
-        ValueError
-            If there is none; the message lists those that there are.
+        """Look an arithmetic up by name: that of a format, or ``"fp16_cor"``; a ValueError lists those that
+        there are.
         """
         check_name("format", name, (*FORMATS, FP16_COR))
         return cls(FP16, corrected=True) if name == FP16_COR else cls(FORMATS[name])
@@ -109,13 +105,7 @@ class Arithmetic:
 
 
 def format_named(name: str) -> Format:
-    """Look a format up by name.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists those that there are.
-    """
+    """Look a format up by name; a ValueError lists those that there are."""
     check_name("format", name, FORMATS)
     return FORMATS[name]
 
@@ -128,6 +118,12 @@ def format_of(dtype: torch.dtype) -> Format:
 def in_double(x: torch.Tensor) -> torch.Tensor:
     """``x`` in double precision, real or complex as it is; itself where it is in that."""
     return x.to(torch.complex128) if x.is_complex() else x.double()
+
+
+def double_gram(x: torch.Tensor) -> torch.Tensor:
+    """``X^H X`` in double precision."""
+    wide = in_double(x)
+    return wide.mH @ wide
 
 
 def double_of(dtype: torch.dtype) -> torch.dtype:

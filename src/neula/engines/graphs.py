@@ -8,27 +8,16 @@ the following ones replay on a copy of the input; they return copies of the resu
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
-
-from neula.engines.inputs import (
-    Inputs,
-    Tensors,
-    called,
-    copied,
-    device_of,
-    layouts_of,
-    nbytes_of,
-    put,
-    row_major,
-)
 
 LARGEST = 280 << 20
 """Bytes of inputs up to which functions are replayed: larger ones keep a GPU busy for longer than Python
@@ -78,6 +67,97 @@ _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDic
 Memory of a graph's own would stay reserved when the graph is gone. Graphs may share it where one is replayed
 after the other, and its results are copied before the next one.
 """
+
+
+Tensors = tuple[torch.Tensor, ...]
+
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
+"""Shape, strides and dtype of a tensor."""
+
+
+class Written(NamedTuple):
+    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied.
+
+    Examples
+    --------
+    >>> x = torch.ones(2)
+    >>> made(Written((torch.Size([3]),), (x,), lambda room: room[0].fill_(7.0)))
+    (tensor([7., 7., 7.]),)
+    """
+
+    shapes: tuple[torch.Size, ...]  # of tensors in row-major order
+    like: tuple[torch.Tensor, ...]  # whose dtypes and device they have
+    write: Callable[[Tensors], object]  # writes all elements of such tensors, without synchronizing
+
+
+Inputs = Tensors | Written
+
+Replay = Callable[[Callable[..., Tensors], Inputs, Hashable], Tensors]
+"""``function(*inputs)``, replayed from a graph if there is one for the key."""
+
+
+@lru_cache(maxsize=256)
+def row_major(shape: torch.Size) -> tuple[int, ...]:
+    """Strides of a tensor without gaps."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def device_of(inputs: Inputs) -> torch.device:
+    """Device of the inputs."""
+    return (inputs.like if isinstance(inputs, Written) else inputs)[0].device
+
+
+def layouts_of(inputs: Inputs) -> list[Layout]:
+    """Shapes, strides and dtypes that a graph depends on."""
+    if isinstance(inputs, Written):
+        pairs = zip(inputs.shapes, inputs.like, strict=True)
+        return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
+    return [(x.shape, x.stride(), x.dtype) for x in inputs]
+
+
+def nbytes_of(inputs: Inputs) -> int:
+    """How much they take."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in layouts_of(inputs))
+
+
+def made(inputs: Inputs) -> Tensors:
+    """The tensors themselves."""
+    if not isinstance(inputs, Written):
+        return inputs
+    room = tuple(x.new_empty(shape) for shape, x in zip(inputs.shapes, inputs.like, strict=True))
+    inputs.write(room)
+    return room
+
+
+def called(
+    function: Callable[..., Tensors], inputs: Inputs, key: Hashable = None, out: Tensors | None = None
+) -> Tensors:
+    """``function(*inputs)``, without a graph, its results in ``out`` where there is room for them."""
+    results = function(*made(inputs))
+    return results if out is None else put(out, results)
+
+
+def copied(inputs: Inputs) -> Tensors:
+    """New tensors of their layouts."""
+    return made(inputs) if isinstance(inputs, Written) else tuple(_clone(x) for x in inputs)
+
+
+def put(targets: Tensors, inputs: Inputs) -> Tensors:
+    """Inputs in tensors of their layouts, some of which may be the inputs themselves."""
+    if isinstance(inputs, Written):
+        inputs.write(targets)
+        return targets
+    for target, source in zip(targets, inputs, strict=True):
+        if target is not source:
+            target.copy_(source)
+    return targets
+
+
+def _clone(x: torch.Tensor) -> torch.Tensor:
+    """A copy with the strides of the original if it is dense, or a matrix with gaps between its columns."""
+    if x.ndim == 2 and x.stride(0) == 1 and x.stride(1) >= x.shape[0]:
+        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+    return x.clone()
 
 
 @dataclass(frozen=True)
@@ -193,14 +273,9 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Capture a function in a CUDA graph, for tensors of one shape; the function itself if capture fails.
 
-    Whoever keeps it must keep what the function reads, and have no two calls under way.
-
-    Parameters
-    ----------
-    function : callable
-        Launches must not depend on the numbers; nothing may synchronize.
-    like : Tensor
-        Keys of earlier calls: their kernels are compiled, and their caches filled.
+    Whoever keeps it must keep what the function reads, and have no two calls under way. Launches must not
+    depend on the numbers; nothing may synchronize. Earlier calls with tensors ``like`` these have compiled
+    its kernels, and filled its caches.
     """
     if is_recording():
         return function

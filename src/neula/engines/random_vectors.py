@@ -35,15 +35,8 @@ def gaussian(
 ) -> torch.Tensor:
     """Normally distributed numbers, the same for the same arguments; the user's random state stays as it is.
 
-    Parameters
-    ----------
-    orthogonal_rows : bool
-        Whether rows, no more of them than columns, are to be orthogonal, of norm ``sqrt(columns)``.
-
-    Returns
-    -------
-    Tensor, shape (rows, columns)
-        Shared: not to be written to.
+    They are shared, and not to be written to. If asked for, rows, no more of them than columns, are
+    orthogonal, of norm ``sqrt(columns)``.
 
     Examples
     --------
@@ -64,14 +57,10 @@ def gaussian(
 
 
 def remembered(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """``make()``, or what it has made for that key: then nothing synchronizes.
+    """``make()``, a tensor that is not to be written to, or what it has made for that key: then nothing
+    synchronizes.
 
-    Parameters
-    ----------
-    key : hashable
-        Says all that it depends on, the device among it.
-    make : callable
-        Makes a tensor that is not to be written to.
+    The key says all that it depends on, the device among it.
     """
     vectors = kept(key, lambda: _found(key, make))
     if vectors.is_cuda and not torch.cuda.is_current_stream_capturing():

@@ -36,7 +36,7 @@ class Reduction:
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
         """A sum over all rows, given that over the rows here."""
-        return x
+        return self.totals(x)[0]
 
     def totals(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Several sums in one message."""
@@ -71,7 +71,7 @@ class Reduction:
 
     def agree(self, x: torch.Tensor) -> torch.Tensor:
         """Make one replicated tensor equal on all processes."""
-        return x
+        return self.agreed(x)[0]
 
     def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
         """Make a replicated upper triangular matrix equal on all processes, in place."""

@@ -23,7 +23,6 @@ A process without rows works on one zero row, which no sum sees.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, Self
 
@@ -31,7 +30,7 @@ import torch
 from torch import distributed
 
 from neula.engines.engine import Engine, Named
-from neula.engines.inputs import Inputs, Tensors
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
 from neula.kernels.doubled.doubled import two_sum
@@ -79,9 +78,6 @@ class RowsOfGroup(Reduction):
 
     # --- sums and maxima ---
 
-    def total(self, x: torch.Tensor) -> torch.Tensor:
-        return self.totals(x)[0]
-
     def totals(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._packed(parts, lambda message: self.all_reduce(message, distributed.ReduceOp.SUM))
 
@@ -103,9 +99,6 @@ class RowsOfGroup(Reduction):
 
     def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return self._packed(replicated, self.broadcast)
-
-    def agree(self, x: torch.Tensor) -> torch.Tensor:
-        return self.agreed(x)[0]
 
     def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
         """Blocks of columns down to the diagonal: of what is below it, all zeros, little is sent."""
@@ -225,7 +218,7 @@ class RowsOfGroup(Reduction):
                 message = self.receive(r.new_empty(*r.shape[:-2], n + 1, n), other)
                 below = message[..., 1 : 1 + int(message.flatten()[0].real), :]
                 pair, merged = _factors(torch.cat([r, below], -2), factorize)
-                pairs.append(_Pair(pair, r.shape[-2], below.shape[-2], other))
+                pairs.append((pair, r.shape[-2], other))
                 r = merged
             step *= 2
         if not self.begins:
@@ -243,22 +236,16 @@ class RowsOfGroup(Reduction):
         else:
             step = self.rank & -self.rank
             share = self.receive(like.new_empty(*like.shape[:-2], height, n), self.rank - step)
-        for pair in reversed(pairs):
-            share = share if pair.q is None else exact_matmul(pair.q, share)
-            self.send(share[..., pair.above :, :], pair.other)
-            share = share[..., : pair.above, :]
+        for q, above, other in reversed(pairs):
+            share = share if q is None else exact_matmul(q, share)
+            self.send(share[..., above:, :], other)
+            share = share[..., :above, :]
         return share
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Two R factors, one above the other, that were merged."""
-
-    # Orthogonal factor of the two; None where they have fewer rows than columns, and stay what they are.
-    q: torch.Tensor | None
-    above: int  # rows of the first
-    below: int
-    other: int  # whose the second is
+_Pair = tuple[torch.Tensor | None, int, int]
+"""Of two R factors, one above the other, that were merged: the orthogonal factor, None where they have fewer
+rows than columns and stay what they are; the rows of the first; and whose the second is."""
 
 
 def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None, torch.Tensor]:
@@ -350,13 +337,7 @@ def _sharded_class(kind: type[Engine]) -> type[_Sharded]:
 
 
 def sharded(engine: Engine, over_rows: Reduction) -> Engine:
-    """The engine for tall matrices of which this process holds some rows.
-
-    Parameters
-    ----------
-    engine : Engine
-        That of the rows here.
-    """
+    """The engine for tall matrices of which this process holds some rows, those of another engine."""
     return _sharded_class(type(engine))(engine, over_rows)
 
 

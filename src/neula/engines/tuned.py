@@ -50,12 +50,8 @@ def file_of(machine: Machine) -> Path:
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """Read the thresholds measured on a machine; empty if there are none or the file is unusable.
-
-    Warns
-    -----
-    RuntimeWarning
-        If there is a file that is broken, or belongs to another machine.
+    """Read the thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if the
+    file is broken or belongs to another machine.
     """
     path = file_of(machine)
     try:

@@ -51,17 +51,13 @@ class Unit:
         return max(1, self.block // 2) if operands is TF32 and self.extra_bits is not None else self.block
 
     def sum_error(self, k: int, block: int) -> float:
-        """Bound on the error of a sum of k products, relative to the sum of their magnitudes.
+        """Bound on the error of a sum of k products, ``block`` at a time, relative to the sum of their
+        magnitudes.
 
         Truncating a sum loses at most a last bit, ``2 u``, and aligning t + 1 numbers at most one bit each
         that is kept last, ``2^(1 - bits) u``, both relative to at most the sum of magnitudes: an exponent is
         at most that of the largest magnitude, and products are at least as large as the power of two of
         theirs.
-
-        Parameters
-        ----------
-        block : int
-            Products that are added at a time.
         """
         if self.extra_bits is None:
             return k * FP32.u
@@ -77,12 +73,7 @@ UNITS = {
 
 
 def unit_named(name: str) -> Unit:
-    """Look a unit up by name.
-
-    Raises
-    ------
-    ValueError
-        If there is none; the message lists those that there are.
+    """Look a unit up by name; a ValueError lists those that there are.
 
     Examples
     --------

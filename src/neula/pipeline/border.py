@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.engines.inputs import Inputs, Written
+from neula.engines.graphs import Inputs, Written
 from neula.kernels.small_problems.bordered import bordered
 
 LEAST_ROWS, LEAST_COLUMNS = 32, 8

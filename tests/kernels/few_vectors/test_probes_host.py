@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from capabilities import LEVELS, core_of
-from neula.certificates.orthogonality import margin
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, gaussian_probes, margin
 from neula.kernels import probe_errors
 from neula.kernels.few_vectors import probes_host
 from neula.kernels.few_vectors.probes_host import reflected_errors

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from capabilities import LEVELS, core_of
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.io.matrices import random_matrix
 from neula.kernels.few_vectors import probes_host
 from neula.kernels.few_vectors.probes_host import reflected_errors

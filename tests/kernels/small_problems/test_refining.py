@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.devices import DEVICE, HAS_GPU
 
-from neula.algorithms.krylov.doubled_refinement import add_to_pair
+from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.small_problems import refining, refining_cuda
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
@@ -69,7 +69,7 @@ def test_sums_of_two_numbers_have_the_bits_of_the_reference(shape: tuple[int, ..
     for one, expected in zip(found, by_reference("added", high, low, update, active), strict=True):
         assert torch.equal(one, expected)
     masked = torch.where(active[:, None], update, 0.0)
-    for one, expected in zip(found, (*add_to_pair(high, low, masked), masked), strict=True):
+    for one, expected in zip(found, (*two_sum(high, low + masked), masked), strict=True):
         assert torch.equal(one, expected)
 
 

@@ -21,7 +21,7 @@ from tests.devices import DEVICE, HAS_GPU
 import neula
 from campaign.oracle import LeastSquares
 from capabilities import LEVELS, core_of
-from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.krylov.batched_lstsq import limits_of
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence, Limits

@@ -8,7 +8,7 @@ import torch
 
 from capabilities import LEVELS, core_of
 from neula import _core
-from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.krylov.batched_lstsq import limits_of
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, solved
 

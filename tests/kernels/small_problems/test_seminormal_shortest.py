@@ -11,7 +11,7 @@ import torch
 import neula
 from capabilities import LEVELS, core_of
 from exact_solutions import error_of
-from neula.algorithms.krylov.one_launch import limits_of
+from neula.algorithms.krylov.batched_lstsq import limits_of
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64

@@ -36,15 +36,10 @@ class _ActiveSetState:
 def active_set(
     problems: Reduced, start: torch.Tensor, *, max_iterations: int, factorize: Factorize = by_cholesky
 ) -> ActiveSetSolution:
-    """Solve each problem.
+    """Solve each problem, solving for at most ``max_iterations`` sets of free variables.
 
-    Parameters
-    ----------
-    start : Tensor, shape (C, n)
-        Variables of it that are between their bounds are free first, if their columns are independent.
-    max_iterations : int
-        Sets of free variables that are solved for.
-    factorize : callable
+    Variables of ``start``, shape (C, n), that are between their bounds are free first, if their columns are
+    independent.
     """
     low, high = problems.low, problems.high
     x = start.clamp(low, high)

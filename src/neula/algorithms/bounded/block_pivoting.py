@@ -37,11 +37,8 @@ def block_pivoting(
 ) -> ActiveSetSolution:
     """Solve each problem, or give it up where columns of free variables are dependent.
 
-    Parameters
-    ----------
-    start : Tensor, shape (C, n)
-        Variables of it that are between their bounds are free first, others at the bound that is nearer.
-    factorize : callable
+    Variables of ``start``, shape (C, n), that are between their bounds are free first, others at the bound
+    that is nearer.
     """
     low, high = problems.low, problems.high
     free = _enough(problems, start, (start > low) & (start < high))

@@ -69,10 +69,18 @@ class FreeSetFactors:
     def solve(self, residual: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         """``min ||R_F y - t||`` for residuals t, shape (S, k), with gradients ``R_F^T t``, shape (S, w)."""
         if self.q is None:
-            y = self._substitute(gradient, transposed=True)
-        else:
-            y = (residual[:, None] @ self.q)[:, 0] if len(self.q) > 1 else residual @ self.q[0]
-        return self._substitute(y)
+            return self._substitute(self._substitute(gradient, transposed=True))
+        return self._substitute(self._coordinates(residual))
+
+    def _coordinates(self, residual: torch.Tensor) -> torch.Tensor:
+        """``Q^T t``, shape (S, w)."""
+        assert self.q is not None
+        return (residual[:, None] @ self.q)[:, 0] if len(self.q) > 1 else residual @ self.q[0]
+
+    def _basis_times(self, y: torch.Tensor) -> torch.Tensor:
+        """``Q y``, shape (S, k)."""
+        assert self.q is not None
+        return (self.q @ y[..., None])[..., 0] if len(self.q) > 1 else y @ self.q[0].mT
 
     def _substitute(self, y: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
         shared = len(self.triangle) == 1
@@ -86,14 +94,13 @@ class FreeSetFactors:
         y = self._substitute(gradient, transposed=True)
         if self.q is None:
             return problems.times(batch.spread(self._substitute(y), problems.n))
-        return (self.q @ y[..., None])[..., 0] if len(self.q) > 1 else y @ self.q[0].mT
+        return self._basis_times(y)
 
     def projection(self, problems: Reduced, batch: FreeBatch, residual: torch.Tensor) -> torch.Tensor:
         """Project the residual on the range of the free columns; its gradient would be less accurate."""
         if self.q is None:
             return self.image(problems, batch, batch.take(problems.back(residual)))
-        y = (residual[:, None] @ self.q)[:, 0] if len(self.q) > 1 else residual @ self.q[0]
-        return (self.q @ y[..., None])[..., 0] if len(self.q) > 1 else y @ self.q[0].mT
+        return self._basis_times(self._coordinates(residual))
 
     def norm(self) -> torch.Tensor:
         """Estimate of ``||R_F||``, shape (S,) or (1,), by the power method."""
@@ -190,11 +197,8 @@ class EqualityFactors:
 
 
 def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:
-    """Problems in batches of about as many free variables; those without any are left out.
-
-    Parameters
-    ----------
-    free : Tensor of bool, shape (C, n)
+    """Problems in batches of about as many free variables, a mask of shape (C, n); those without any are left
+    out.
     """
     group = _shared_sets(problems, free) if len(free) >= SHARED else None
     rest = torch.arange(len(free), device=free.device)
@@ -276,15 +280,7 @@ class FreeSetMinimum:
 def minimize(
     problems: Reduced, x: torch.Tensor, free: torch.Tensor, factorize: Factorize = by_cholesky
 ) -> FreeSetMinimum:
-    """Minimize over the free variables.
-
-    Parameters
-    ----------
-    x : Tensor, shape (C, n)
-        Where to start.
-    free : Tensor of bool, shape (C, n)
-    factorize : callable
-    """
+    """Minimize over the free variables, a mask of shape (C, n), from x, shape (C, n)."""
     x, singular = x.clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
     residual, equalities = problems.residual(x), problems.equalities
     multipliers = x.new_zeros(len(x), 0 if equalities is None else equalities.count)

@@ -43,14 +43,9 @@ class ButterfliedInverses:
 
     @classmethod
     def factorize(cls, a: torch.Tensor, size: torch.Tensor, tuning: Tuning) -> ButterfliedInverses:
-        """Factorize A; solutions are not finite if A is singular.
+        """Factorize A, in double precision; solutions are not finite if A is singular.
 
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-            In double precision.
-        size : Tensor, shape ()
-            Of the elements of A, which those that it is bordered with have as well.
+        Elements of A, and those that it is bordered with, are about ``size``.
         """
         transform = TwoSided.random(len(a), a.device)
         # The transpose is factorized: what is mixed by rows is stored by columns for the library.

@@ -44,12 +44,7 @@ class Butterfly:
     def random(cls, n: int, seed: int, device: torch.device) -> Butterfly:
         """Diagonals ``exp(r / 20)`` with r uniform in (-1/2, 1/2): W is orthogonal within a few percent.
 
-        Parameters
-        ----------
-        n : int
-            A multiple of 4; see :func:`padded`.
-        seed : int
-            The user's random state stays untouched.
+        The order n is a multiple of 4 (:func:`padded`). The user's random state stays untouched.
         """
 
         def drawn() -> torch.Tensor:

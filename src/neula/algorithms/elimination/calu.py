@@ -30,20 +30,10 @@ SHARE = 1 / 4
 def by_pivoted_blocks(
     matrix: torch.Tensor, engine: Engine, r: int, on_columns: Callable[[int], None] | None = None
 ) -> torch.Tensor:
-    """Algorithm 5.2 with tournament pivoting, in place, without synchronizing.
+    """Algorithm 5.2 with tournament pivoting and panels of r columns, in place, without synchronizing.
 
-    Parameters
-    ----------
-    matrix : Tensor, shape (n, n)
-        Column-major in the engine's low format; overwritten.
-    r : int
-        Width of the panels.
-    on_columns : callable, optional
-
-    Returns
-    -------
-    Tensor, shape (n,)
-        int32: the original places of the rows in their new order.
+    The matrix is column-major in the engine's low format. Returns the original places of the rows in their
+    new order, int32.
     """
     # Row-major, so that a row that moves is contiguous.
     matrix = transpose_in_place(matrix)
@@ -66,7 +56,7 @@ def eliminate_rows(
     steps = [_PanelStep.for_panel(k, n, width) for k in blocks(slice(0, width), r)]
     if not steps:
         return permutation
-    panel = stored.read(slice(0, n), steps[0].k, _room(n, steps[0].k, stored, 0))
+    panel = _room(n, steps[0].k, stored, 0).copy_(matrix[:, steps[0].k])
     before: _Finished | None = None
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         # The next panel with the rows of this one, which are rows of U there.
@@ -77,12 +67,12 @@ def eliminate_rows(
             SHARE,
         )
         before = _Finished(step, to, origin, l_inverses)
-        stored.write(lu[step.above :], step.below, step.k)
+        matrix[step.below, step.k] = lu[step.above :]
         move_rows(permutation[step.shown, None], to, origin)
         if following is not None and room is not None:
             move_rows(room, to, origin)
-            rows_of_u = room[step.above :][: step.k.stop - step.k.start]
-            stored.solve_updated(rows_of_u, step.k, following.k, l_inverses)
+            matrix[step.k, following.k] = room[step.above :][: step.k.stop - step.k.start]
+            stored.solve_updated(step.k, following.k, l_inverses)
             panel = room[following.shown.start - step.shown.start :]
             stored.subtract(following.below, step.k, following.k, panel[following.above :])
         if on_columns is not None:
@@ -99,14 +89,6 @@ class _Stored:
     matrix: torch.Tensor  # shape (n, k)
     engine: Engine  # in that format
 
-    def read(self, rows: slice, columns: slice, out: torch.Tensor) -> torch.Tensor:
-        """Elements in single precision."""
-        return out.copy_(self.matrix[rows, columns])
-
-    def write(self, x: torch.Tensor, rows: slice, columns: slice) -> None:
-        """Store a factorized panel, or its rows of U."""
-        self.matrix[rows, columns] = x
-
     def subtract(self, rows: slice, done: slice, columns: slice, out: torch.Tensor) -> None:
         """``out -= A[rows, done] A[done, columns]``, in single precision."""
         self.engine.gemm(self.matrix[rows, done], self.matrix[done, columns], out, alpha=-1.0, beta=1.0)
@@ -116,14 +98,10 @@ class _Stored:
         done, matrix = slice(0, k.start), self.matrix
         if k.start > 0:
             self.engine.gemm_low(matrix[k, done], matrix[done, columns], matrix[k, columns])
-        self._solve(k, columns, l_inverses)
+        self.solve_updated(k, columns, l_inverses)
 
-    def solve_updated(self, x: torch.Tensor, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
-        """``L_kk U_kj = X``."""
-        self.write(x, k, columns)
-        self._solve(k, columns, l_inverses)
-
-    def _solve(self, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+    def solve_updated(self, k: slice, columns: slice, l_inverses: torch.Tensor) -> None:
+        """``L_kk U_kj = A_kj`` for columns that are updated."""
         solve_upper(self.matrix[k, columns].T, self.matrix[k, k].T, l_inverses.mT)
 
 
@@ -186,7 +164,7 @@ def _look_ahead(
         return
     if before is not None:
         stored.solve(before.step.k, step.rest, before.l_inverses)
-    out = stored.read(step.below, following.k, room[step.above :])
+    out = room[step.above :].copy_(stored.matrix[step.below, following.k])
     if step.k.start > 0:
         stored.subtract(step.below, step.done, following.k, out)
 
@@ -212,27 +190,12 @@ def _replayed(panel: torch.Tensor, above: int, engine: Engine) -> tuple[torch.Te
 def factor_panel(
     panel: torch.Tensor, places: torch.Tensor, engine: Engine, low: torch.dtype
 ) -> tuple[torch.Tensor, ...]:
-    """Factors of updated columns, rows in their new order.
+    """Factors of updated columns, float32 and row-major, rows in their new order, in the format ``low``.
 
-    Parameters
-    ----------
-    panel : Tensor, shape (m, r)
-        float32, row-major.
-    places : Tensor, shape (m,)
-        int32: -1, or ``ELSEWHERE`` for rows on top that take no part. At least r rows do.
-    engine : Engine
-        Runs updates beside tournaments.
-    low : torch.dtype
-        Format of the factors.
-
-    Returns
-    -------
-    lu : Tensor, shape (m, r)
-        Undefined in rows that take no part.
-    to, origin : Tensor, shape (2 r,)
-        The moves of rows: ``panel[to] = panel[origin]``.
-    l_inverses : Tensor, shape (ceil(r / WIDTH), WIDTH, WIDTH)
-        Inverses of the blocks on the diagonal of L.
+    ``places``, int32, are -1, or ``ELSEWHERE`` for rows on top that take no part; at least r rows do. Returns
+    the packed factors, undefined in rows that take no part; the moves of rows ``to`` and ``origin``, shape (2
+    r,), ``panel[to] = panel[origin]``; and the inverses of the blocks on the diagonal of L, shape (ceil(r /
+    WIDTH), WIDTH, WIDTH).
     """
     r = panel.shape[1]
     # In whole blocks, the last one bordered by an identity.

@@ -18,17 +18,17 @@ it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import starmap
 
 import torch
 
-from neula.algorithms.elimination.cholesky_factor import CholeskyFactorization
-from neula.algorithms.elimination.falling_pivots import foresee
-from neula.algorithms.elimination.leading import LeadingColumns
+from neula.algorithms.elimination.cholesky_factor import CholeskyFactorization, LeadingColumns
 from neula.algorithms.elimination.lu_panels import blocks, halves
-from neula.engines import FP32, Engine, format_of
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedTuning
+from neula.engines import FP32, FP64, Engine, format_of
 from neula.engines.tuning import CorrectedTuning
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS, cholesky_lower
 from neula.kernels.cholesky.cholesky_tiles import factor_inverted
@@ -42,6 +42,41 @@ SHIFT = 4.0
 rounding could cost a matrix that is barely positive definite its sign (Higham and Pranesh, "Exploiting Lower
 Precision Arithmetic in Solving Symmetric Positive Definite Linear Systems and Least Squares Problems", SIAM
 J. Sci. Comput. 43, 2021, section 2)."""
+
+
+TINY = 1e-30
+"""In place of a pivot that is zero."""
+
+
+class FallingPivotsError(ArithmeticError):
+    """Pivots fall so fast that factors in a format will hold nothing but rounding errors in some direction.
+
+    ``smallest`` is the smallest eigenvalue as it seems, of the matrix with a diagonal of ones.
+    """
+
+    def __init__(self, smallest: float) -> None:
+        super().__init__(f"pivots fall, and the smallest eigenvalue will be about {smallest:.1e}")
+        self.smallest = smallest
+
+
+def foresee(pivots: torch.Tensor, n: int, smallest: float) -> None:
+    """Give up, by a FallingPivotsError, where an eigenvalue will be below ``smallest``, as the first pivots
+    foretell.
+
+    Pivots are those of the matrix of order n with a diagonal of ones. If its eigenvalues fall geometrically
+    and its eigenvectors are random, the logarithm of the smallest pivot so far is about quadratic in the
+    number of rows, and for all of them about that of the smallest eigenvalue: for condition numbers from 1e2
+    to 1e12 within a factor of four by half of the rows. Where a multiple of the identity is added, pivots do
+    not fall below that.
+    """
+    done = len(pivots)
+    smallest_so_far = torch.stack([pivots[: done // 2].amin(), pivots.amin()])
+    half, whole = smallest_so_far.clamp_min(TINY).log().tolist()
+    rows = n / done
+    linear, square = 4 * half - whole, 2 * whole - 4 * half
+    expected = min(whole, rows * linear + rows**2 * square)
+    if expected < math.log(smallest):
+        raise FallingPivotsError(math.exp(expected))
 
 
 @dataclass(frozen=True)
@@ -101,7 +136,7 @@ def cholesky(
         Whether to look when a sixteenth, an eighth, a quarter and half of the columns are done, and to end
         there if a pivot of each matrix was not positive, or of a single one they fall so fast that one will
         not be. Half of the columns take an eighth of the operations; the device waits. It also looks for
-        columns that are better not rounded (:mod:`neula.algorithms.elimination.leading`).
+        columns that are better not rounded (:class:`LeadingColumns`).
 
     Raises
     ------
@@ -181,15 +216,10 @@ class _BlockedCholesky:
         return torch.where(first == most, 0, first)
 
     def by_columns(self, width: int, *, give_up: bool) -> None:
-        """Factorize the whole matrix in blocks of columns.
+        """Factorize the whole matrix in blocks of columns; ``give_up`` may raise a FallingPivotsError.
 
         A diagonal block keeps few units busy for a long time. Beside it the next columns are updated by all
         that is done, so that afterwards these alone are left for them.
-
-        Raises
-        ------
-        FallingPivotsError
-            If asked to give up.
         """
         n = self.a.shape[1]
         if give_up and len(self.a) == 1 and self.low is not self.a:
@@ -397,3 +427,48 @@ class _BlockedCholesky:
             return
         for x, out in zip(self.a[:, rows, columns], self.low[:, rows, columns], strict=True):
             self.engine.round(x, out)
+
+
+def blocks_pay(a: torch.Tensor, engine: Engine) -> bool:
+    """Whether :func:`double_cholesky` overwrites matrices, since it is faster than the library."""
+    return len(a) == 1 and a.shape[-1] >= engine.tuning[CholeskyOrders].double_cholesky
+
+
+def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
+    """Factors of matrices in double precision, shape (batch, n, n), of which the lower triangles are read.
+
+    By the library, or by blocks of columns where products are enough to hide what takes its columns one after
+    the other: diagonal blocks are the library's, beside the products that update the columns after them.
+
+    Examples
+    --------
+    >>> from neula.engines import EmulatedEngine
+    >>> a = torch.tensor([[[4.0, 0.0], [2.0, 5.0]]], dtype=torch.float64)
+    >>> double_cholesky(a, EmulatedEngine()).lower
+    tensor([[[2., 0.],
+             [1., 2.]]], dtype=torch.float64)
+    """
+    if not blocks_pay(a, engine):
+        return library_cholesky(a)
+    block = engine.tuning[CholeskyTuning].double_block
+    return cholesky(a, engine.using(FP64), leaf=block, block=block)
+
+
+def inverted_cholesky(a: torch.Tensor, engine: Engine) -> InvertedBlocks:
+    """L of matrices that may turn out not to be definite, to solve with: then solutions are NaN.
+
+    The lower triangles, in double precision, are read, and may be overwritten where :func:`blocks_pay`. All
+    of L is one block that is inverted where a product takes less time than launches of several do.
+    """
+    n, tuning = a.shape[-1], engine.tuning
+    width = n if n <= tuning[InvertedTuning].inverted_whole else tuning[InvertedTuning].width(n)
+    if width and n <= tuning[CholeskyOrders].tiled_cholesky and factor_inverted.takes(a, width):
+        found = factor_inverted(a, width)
+        order, blocks = found.order, InvertedBlocks(found.lower, found.inverses, a.dtype, upper=False)
+    else:
+        lower, order, _ = double_cholesky(a, engine)
+        blocks = InvertedBlocks.from_factor(lower, lower.dtype, upper=False, width=width)
+    first = blocks.inverses[0] if len(blocks.inverses) else blocks.t
+    # Of a first unknown that is NaN, all that is solved for with both factors becomes NaN.
+    first[..., :1, :1].masked_fill_((order > 0)[:, None, None], torch.nan)
+    return blocks

@@ -80,24 +80,21 @@ def solved(
 ) -> CompiledSolutions | None:
     """Solve by LU, update once, and measure; None without the core, or where memory does not suffice.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n) or (batch, n, n)
-        float64 or float32, of any strides.
-    b : Tensor, shape (n, k) or (batch, n, k)
-    dtype : torch.dtype
-        Of the result.
-    digits : float
-        Forward error to which solutions are refined; others are doubtful unless another update gains nothing.
-    definite : bool, optional
-        Whether matrices are to be eliminated without pivoting, as Cholesky's factors are made: those that
-        are not symmetric and positive definite are doubtful.
+    A, of shape (n, n) or (batch, n, n), and b are float64 or float32, of any strides; the result has the
+    dtype ``dtype``. Solutions are refined to the forward error ``digits``; others are doubtful unless another
+    update gains nothing. Definite matrices are eliminated without pivoting, as Cholesky's factors are made:
+    those that are not symmetric and positive definite are doubtful.
     """
     kernels = core()
     if kernels is None:
         return None
-    if a.is_complex():
-        return _solved_embedded(a, b, dtype, digits, definite=definite)
+    if a.is_complex():  # as real systems of twice the order
+        of_a, of_b = (torch.from_numpy(x) for x in (embedded(a.numpy()), stacked_parts(b.numpy())))
+        found = solved(of_a, of_b, dtype.to_real(), digits, definite=definite)
+        if found is None:
+            return None
+        double_errors_of_parts(found.numbers, found.places)
+        return found._replace(x=torch.from_numpy(of_stacked_parts(found.x.numpy())))
     *batch, n, k = b.shape
     count = batch[0] if batch else 1
     threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
@@ -109,30 +106,12 @@ def solved(
     return found if done else None
 
 
-def _solved_embedded(
-    a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, *, definite: bool
-) -> CompiledSolutions | None:
-    """Complex systems as real ones of twice the order."""
-    of_a, of_b = (torch.from_numpy(x) for x in (embedded(a.numpy()), stacked_parts(b.numpy())))
-    found = solved(of_a, of_b, dtype.to_real(), digits, definite=definite)
-    if found is None:
-        return None
-    double_errors_of_parts(found.numbers, found.places)
-    return found._replace(x=torch.from_numpy(of_stacked_parts(found.x.numpy())))
-
-
 def double_errors_of_parts(numbers: np.ndarray, places: dict[str, int | slice]) -> None:
     """Turn backward errors of real systems into those of the complex ones that they stand for, in place.
 
     They are in the infinity norm. The magnitude of a complex number is between the sum of those of its parts
-    divided by the square root of 2 and that sum, the largest of a vector likewise, and an error has two.
-    All else is in the 2-norm, which is the same.
-
-    Parameters
-    ----------
-    numbers : array, shape (count, ...)
-    places : dict
-        Where each number is.
+    divided by the square root of 2 and that sum, the largest of a vector likewise, and an error has two. All
+    else is in the 2-norm, which is the same.
     """
     for name in ("refined_error", "backward_error", "history"):
         numbers[places[name]] *= 2
@@ -169,16 +148,11 @@ def _vectors(n: int) -> np.ndarray:
 
 
 def setting_of(kernels: Core, vectors: np.ndarray, margin: float, digits: float) -> SystemsSetting:
-    """Random vectors, the rows, and limits as kernels take them.
+    """Random vectors and limits as kernels take them.
 
-    Parameters
-    ----------
-    vectors : array, shape (count + 1, n)
-        float64, without gaps; the last one shows the norm of A, the others that of its inverse.
-    margin : float
-        By which the norm of the inverse may exceed its estimate.
-    digits : float
-        Forward error to which solutions are refined.
+    The rows of ``vectors``, shape (count + 1, n), without gaps, show the norm of the inverse, which exceeds
+    its estimate by a ``margin`` at most, and the last one that of A. Solutions are refined to the forward
+    error ``digits``.
     """
     return kernels.systems_setting(
         vectors,

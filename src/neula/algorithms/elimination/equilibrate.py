@@ -48,17 +48,10 @@ class Equilibration:
     trivial: bool  # whether all rows have the same factor, and all columns
 
     def fill(self, out: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor:
-        """Copy ``R A C`` into working storage: scaled in the wider precision, rounded once.
-
-        Parameters
-        ----------
-        out : Tensor, shape (n, n)
-        a : Tensor, shape (n, n)
-            float64.
-        """
+        """Copy ``R A C`` into working storage: scaled in float64, the precision of A, and rounded once."""
         if self.trivial:
             return engine.fill(out, a, self.columns * self.rows[0])
-        for target, block in zip(out.split(_rows_of(a)), self._scaled_rows(a), strict=True):
+        for target, block in zip(out.split(_rows_of(a)), scaled_rows(a, self.rows), strict=True):
             engine.fill(target, block, self.columns)
         return out
 
@@ -72,10 +65,7 @@ class Equilibration:
 
     def norm(self, a: torch.Tensor) -> torch.Tensor:
         """``||R A C||`` in the infinity norm."""
-        return torch.stack([(b.abs() @ self.columns).amax() for b in self._scaled_rows(a)]).amax()
-
-    def _scaled_rows(self, a: torch.Tensor) -> Iterator[torch.Tensor]:
-        return scaled_rows(a, self.rows)
+        return torch.stack([(b.abs() @ self.columns).amax() for b in scaled_rows(a, self.rows)]).amax()
 
 
 @dataclass(frozen=True)
@@ -107,19 +97,12 @@ class Equilibrated(Wrapped):
 def equilibrate(
     a: torch.Tensor, row_norms: torch.Tensor, engine: Engine, largest: torch.Tensor | None = None
 ) -> Equilibration:
-    """Scale rows by their 1-norms, then columns by their largest elements.
+    """Scale rows by their 1-norms ``row_norms``, then columns by their largest elements ``largest``, if
+    known.
 
-    Rows of equal 1-norm have the smallest condition number in the infinity norm that scaling of rows can
-    give (van der Sluis, "Condition numbers and equilibration of matrices", Numer. Math. 14, 1969).
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        float64.
-    row_norms : Tensor, shape (n,)
-        1-norms of the rows.
-    largest : Tensor, shape (n,), optional
-        Largest magnitudes of the columns, where they are known.
+    Rows of equal 1-norm have the smallest condition number in the infinity norm that scaling of rows can give
+    (van der Sluis, "Condition numbers and equilibration of matrices", Numer. Math. 14, 1969). All are
+    float64.
 
     Examples
     --------
@@ -143,15 +126,11 @@ def equilibrate(
 
 
 def equilibrate_symmetric(diagonal: torch.Tensor) -> Equilibration:
-    """Scale rows and columns of a symmetric matrix symmetrically, so that its diagonal comes near ``2**TOP``.
+    """Scale rows and columns of a symmetric matrix symmetrically, so that its diagonal, positive, comes near
+    ``2**TOP``.
 
     Elements of a positive definite matrix are then no larger than that, and within a factor of n the
     condition number is the smallest that scaling can give (van der Sluis, 1969).
-
-    Parameters
-    ----------
-    diagonal : Tensor, shape (n,)
-        float64, positive.
     """
     uniform = _is_uniform(diagonal)
     size = diagonal.amax().expand_as(diagonal) if uniform else diagonal

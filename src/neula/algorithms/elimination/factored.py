@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from neula.algorithms.elimination.compiled import CompiledSolutions, setting_of
-from neula.algorithms.elimination.in_place import cholesky_in_place, lu_in_place
+from neula.algorithms.elimination.lu import cholesky_in_place, lu_in_place
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
 from neula.kernels.core import core, empty
 
@@ -35,21 +35,9 @@ def solved_by_factors(
 ) -> CompiledSolutions | None:
     """Solve by LU with partial pivoting, or by a Cholesky factor; of single precision update once.
 
-    None without the core, where a pivot vanishes, and where A is not definite.
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        float64 or float32, with contiguous rows.
-    b : Tensor, shape (n, k)
-    dtype : torch.dtype
-        Of the result.
-    single : bool
-        Whether to factorize in single precision.
-    in_blocks : int, optional
-        Order up to which the kernel makes LU factors, too, instead of LAPACK.
-    definite : bool, optional
-        Whether A is symmetric and to be positive definite.
+    None without the core, where a pivot vanishes, and where A is not definite. A, float64 or float32, has
+    contiguous rows. Up to the order ``in_blocks`` the kernel makes LU factors, too, instead of LAPACK.
+    ``dtype`` is that of the result.
     """
     kernels = core()
     if kernels is None:

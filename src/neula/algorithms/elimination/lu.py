@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from neula.algorithms.elimination.calu import by_pivoted_blocks
-from neula.algorithms.elimination.in_place import lu_in_place
 from neula.algorithms.elimination.lu_panels import (
     Panel,
     Workspace,
@@ -269,6 +268,24 @@ def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
     return PackedLU(matrix, interchanges.permutation(), kept, interchanges)
 
 
+def lu_in_place(a: torch.Tensor, pivots: torch.Tensor) -> bool:
+    """LU with partial pivoting; False where a pivot vanishes.
+
+    Pivots, int32, are written to: in the form of SciPy, counted from 0.
+    """
+    info = torch.empty((), dtype=torch.int32, device="cpu")
+    torch.linalg.lu_factor_ex(a, out=(a, pivots, info))
+    pivots -= 1
+    return not int(info)
+
+
+def cholesky_in_place(a: torch.Tensor) -> bool:
+    """Cholesky's L in the place of the lower triangle; False where there is none."""
+    info = torch.empty((), dtype=torch.int32, device="cpu")
+    torch.linalg.cholesky_ex(a, out=(a, info))
+    return not int(info)
+
+
 def largest_of(a: torch.Tensor) -> torch.Tensor:
     """The largest magnitude, of complex numbers that of a part; or NaN. On a CPU the norm takes ten times as
     long.
@@ -312,13 +329,7 @@ def by_blocks(
     and the columns to its right are updated, and these are solved for afterwards: each element comes from the
     same operations as in :func:`neula.algorithms.elimination.lu_panels.left_looking`.
 
-    Parameters
-    ----------
-    matrix : Tensor, shape (n, n)
-        Column-major in the engine's low format; overwritten.
-    r, s : int
-        Widths of the panels.
-    on_columns : callable, optional
+    The matrix is column-major in the engine's low format; r and s are the widths of the panels.
     """
     for k in blocks(slice(0, matrix.shape[0]), r):
         done, rest = slice(0, k.start), slice(k.stop, None)
@@ -362,16 +373,8 @@ def panel_widths(
 ) -> tuple[int, InnerPanel | None]:
     """The widths r and s of a variant: what is given, what suits the engine where nothing is.
 
-    Returns
-    -------
-    r : int
-    s : int, tuple of int, or None
-        None where the algorithm has no inner panels.
-
-    Raises
-    ------
-    ValueError
-        For widths that do not fit; the message says what fits.
+    There is no s where the algorithm has no inner panels. A ValueError about widths that do not fit says what
+    fits.
     """
     inner = inner_panel if isinstance(inner_panel, tuple) else (inner_panel,)
     for name, width in (("panel", panel), *(("inner_panel", width) for width in inner)):

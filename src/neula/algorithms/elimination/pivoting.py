@@ -44,15 +44,9 @@ class Interchanges:
         return torch.from_numpy(np.array(rows, np.int64))  # torch.tensor takes longer for lists
 
     def apply(self, matrix: torch.Tensor, start: int, pivots: list[int], done: slice) -> None:
-        """Record the pivots of rows ``start, start + 1, ...``, and interchange the rows of the matrix.
+        """Record the pivots of rows ``start, start + 1, ...``, rows of the matrix, and interchange its rows.
 
-        Parameters
-        ----------
-        matrix : Tensor, shape (n, k)
-        pivots : list of int
-            Rows of the matrix.
-        done : slice
-            Columns whose rows have been interchanged already.
+        Those of the columns ``done`` have been interchanged already.
         """
         self.pivots[start : start + len(pivots)] = torch.tensor(pivots, device="cpu")
         moved: dict[int, int] = {}

@@ -14,10 +14,11 @@ Whether a step does so is measured on random vectors.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems
 from neula.algorithms.krylov.passes import (
     doubled_gradient,
     in_one_pass,
@@ -28,14 +29,16 @@ from neula.algorithms.krylov.passes import (
 )
 from neula.algorithms.krylov.triangles import Triangles, solved, solved_transposed
 from neula.certificates.backward_error import Measures, Norms
-from neula.certificates.forward_error import ESTIMATED, MAX_RATE
-from neula.certificates.residuals import residual_noise
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE
+from neula.certificates.residuals import DOUBLED, residual_noise
+from neula.certificates.stagnation import FLOOR, STAGNATION
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.doubled.doubled_normal import doubled_normal
 from neula.kernels.small_problems.refining import uncertainty
+from neula.kernels.small_problems.seminormal import RefinementLimits
 
 PROBES = 8
 """Random vectors that show ``||I - W^H W||_F``; with up to as many columns they are the unit vectors, which
@@ -66,7 +69,7 @@ MARGINS = {PROBES: MARGIN, FEW: 10.0}
 """By the number of vectors; an estimate from four is below a tenth as rarely as two in ten thousand."""
 
 
-class FactoredTallMatrices:
+class FactoredTallMatrices(FactoredProblems):
     """A batch of tall matrices T with R of each.
 
     Parameters
@@ -223,19 +226,24 @@ class Overdetermined(FactoredTallMatrices):
             x = x + self.solve(self.coordinates(gradient))
         return self.over_rows.agree(x)
 
-    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return unknowns
-
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.columns * unknowns)
 
     def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
         """``R^-1 R^-H A^H r``."""
-        if self.doubled is None:
-            return self._evaluate_plainly(b, high)
-        residual, gradient = self._doubled_gradient(b, high, low)
-        of_rows = self.over_rows.norms(b, residual, dim=1)
-        return self._found(high, residual, gradient, of_rows, doubled=True)
+        if self.doubled is None:  # rounding errors of the residual limit the accuracy
+            residual, gradient = self._residual_and_gradient(high, b)
+            gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
+        else:
+            residual, gradient = self._doubled_gradient(b, high, low)
+            of_rows = list(self.over_rows.norms(b, residual, dim=1))
+        projected = self.coordinates(gradient)
+        noise = residual_noise(self._size, doubled=self.doubled is not None)
+        b_norm, residual_norm = of_rows
+        norms = lengths(projected), self.size(high), b_norm, residual_norm
+        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
+        update, left, floor = self.over_rows.agreed(self.solve(projected), *errors)
+        return DoubledEvaluation(update, left, residual, floor)
 
     def _doubled_gradient(
         self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
@@ -250,28 +258,6 @@ class Overdetermined(FactoredTallMatrices):
 
     def _residual_and_gradient(self, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return residual_and_gradient(self.t, x, b)
-
-    def _evaluate_plainly(self, b: torch.Tensor, high: torch.Tensor) -> DoubledEvaluation:
-        """Evaluate with a residual in working precision, whose rounding errors limit the accuracy."""
-        residual, gradient = self._residual_and_gradient(high, b)
-        gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
-        return self._found(high, residual, gradient, of_rows, doubled=False)
-
-    def _found(
-        self,
-        high: torch.Tensor,
-        residual: torch.Tensor,
-        gradient: torch.Tensor,
-        of_rows: Sequence[torch.Tensor],
-        doubled: bool,
-    ) -> DoubledEvaluation:
-        """The next update and bounds on its error, from the residual, its gradient, and norms."""
-        projected, noise = self.coordinates(gradient), residual_noise(self._size, doubled=doubled)
-        b_norm, residual_norm = of_rows
-        norms = lengths(projected), self.size(high), b_norm, residual_norm
-        errors = uncertainty(norms, self.rate[:, None], self.norm_bound, self.inverse_norm, noise)
-        update, left, floor = self.over_rows.agreed(self.solve(projected), *errors)
-        return DoubledEvaluation(update, left, residual, floor)
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
@@ -347,16 +333,26 @@ def probes(
     unit: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> torch.Tensor:
-    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors if they are few, or Gaussian.
+    """Vectors z with ``||A||_F^2 = E ||A z||_F^2``, shape (n, p): unit vectors if they are few, or ``count``
+    Gaussian ones.
 
-    Parameters
-    ----------
-    count : int
-        Of Gaussian vectors.
-    unit : bool
-        Whether they may be unit vectors: not where A times those is what was factorized, rounding errors
-        included.
+    They are no unit vectors where A times those is what was factorized, rounding errors included.
     """
     if unit and n <= PROBES:
         return torch.eye(n, dtype=dtype, device=device)
     return gaussian(max(SHARED, n), count, dtype, device, seed=1)[:n] / count**0.5
+
+
+@lru_cache(maxsize=64)
+def limits_of(tolerance: float, max_steps: int) -> RefinementLimits:
+    """Limits of a refinement in one launch, equal to those of the refinement step by step."""
+    return RefinementLimits(
+        tolerance=tolerance,
+        max_steps=max_steps,
+        max_rate=MAX_RATE,
+        rounding=ROUNDING,
+        noise=DOUBLED,
+        floor=FLOOR,
+        stagnation=STAGNATION,
+        computed=COMPUTED,
+    )

@@ -12,6 +12,7 @@ is there for larger ones, and has its gradients computed from an updated residua
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.formats import double_of
-from neula.engines.inputs import Replay, Tensors
+from neula.engines.graphs import Replay, Tensors
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.magnitudes import squares
 from neula.kernels.polar.svd import converged_eigvalsh
@@ -69,14 +70,30 @@ class InnerSolution:
 
     x: torch.Tensor  # shape (n, k)
     iterations: int
-    lanczos: _LanczosTridiagonal | None = None  # what smallest is computed from
+    # Step length and direction coefficient of each iteration of CGLS, one a column.
+    coefficients: Sequence[tuple[torch.Tensor, torch.Tensor]] = ()
 
     @property
     def smallest(self) -> float:
         """Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
-        the first column; NaN where the solver gives none.
+        the first column up to the iteration in which it was done; NaN where the solver gives none.
+
+        The tridiagonal matrix behind CGLS has eigenvalues that approximate those of ``(A R^-1)^H (A R^-1)``,
+        the extreme ones first (Golub and Van Loan, section 11.3).
         """
-        return math.nan if self.lanczos is None else self.lanczos.smallest_singular_value()
+        if not self.coefficients:
+            return math.nan
+        columns = [torch.stack(column)[:, 0] for column in zip(*self.coefficients, strict=True)]
+        alpha, beta = torch.stack(columns).cpu()
+        steps = int((alpha > 0).cumprod(0).sum())
+        if steps == 0:
+            return math.nan
+        alpha, beta = alpha[:steps], beta[:steps]
+        diagonal = 1 / alpha
+        diagonal[1:] += beta[:-1] / alpha[:-1]
+        off = beta[:-1].sqrt() / alpha[:-1]
+        tridiagonal = torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1)
+        return math.sqrt(max(0.0, float(converged_eigvalsh(tridiagonal)[0])))
 
 
 # item: Q Algorithm 3; V Algorithm 5
@@ -119,7 +136,7 @@ def cgls(
     state = _CGLSState(torch.zeros_like(s), gradient, s, solve_r(r, s), gamma, gamma == 0)
     wanted = ratio(stop.preconditioned.square(), gamma).min()
     progress = _Progress(gamma, wanted, max_iterations, operator.over_rows)
-    lanczos = _LanczosTridiagonal()
+    coefficients = []
     for _ in range(max_iterations):
         if precise:
             image = operator.matmul(state.direction)
@@ -129,12 +146,12 @@ def cgls(
         else:
             found = operator.normal_and_squares(state.direction)
             state, alpha, beta = _advanced(r, stop, state, *found, replay=operator.replay)
-        lanczos.add(alpha, beta)
+        coefficients.append((alpha, beta))
         if trace is not None:
             trace(TraceEvent("iteration", value=float(state.gamma.max().sqrt())))
         if progress.ends(state.gamma, state.done):
             break
-    return InnerSolution(state.x, progress.iterations, lanczos)
+    return InnerSolution(state.x, progress.iterations, coefficients)
 
 
 class _CGLSState(NamedTuple):
@@ -234,33 +251,6 @@ class _Progress:
     def iterations(self) -> int:
         """Iterations up to the last that mattered."""
         return len(self._left) - 1
-
-
-class _LanczosTridiagonal:
-    """The tridiagonal matrix behind CGLS: its eigenvalues approximate those of ``(A R^-1)^H (A R^-1)``, the
-    extreme ones first (Golub and Van Loan, section 11.3).
-    """
-
-    def __init__(self) -> None:
-        self._coefficients: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def add(self, alpha: torch.Tensor, beta: torch.Tensor) -> None:
-        """Step length and direction coefficient of an iteration, one a column; the first column counts."""
-        self._coefficients.append((alpha, beta))
-
-    def smallest_singular_value(self) -> float:
-        """From the iterations so far, up to the one in which the first column was done."""
-        columns = [torch.stack(column)[:, 0] for column in zip(*self._coefficients, strict=True)]
-        alpha, beta = torch.stack(columns).cpu()
-        steps = int((alpha > 0).cumprod(0).sum())
-        if steps == 0:
-            return math.nan
-        alpha, beta = alpha[:steps], beta[:steps]
-        diagonal = 1 / alpha
-        diagonal[1:] += beta[:-1] / alpha[:-1]
-        off = beta[:-1].sqrt() / alpha[:-1]
-        tridiagonal = torch.diag(diagonal) + torch.diag(off, 1) + torch.diag(off, -1)
-        return math.sqrt(max(0.0, float(converged_eigvalsh(tridiagonal)[0])))
 
 
 def _hopeless(progress: list[float], wanted: float, max_iterations: int) -> bool:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
-from neula.algorithms.spectra.schatten import schatten_bounds
 from neula.certificates.forward_error import enlarged, least_squares_error
 from neula.certificates.rank import rank_doubt, rounding_of
 from neula.kernels.small_problems.refining import over
@@ -69,22 +69,12 @@ class Coordinates:
         unit: float,
         scales: torch.Tensor | None = None,
     ) -> Coordinates:
-        """Coordinates from an R of any rank; singular values of ``R D^-1`` below a part are zero.
+        """Coordinates from an R, shape (n, n), of any rank; singular values of ``R D^-1`` below a part
+        ``rcond`` are zero.
 
-        Parameters
-        ----------
-        r : Tensor, shape (n, n)
-        right : Tensor, shape (n, k), and Tensor, shape (l, k)
-            Of ``Q^H b`` the part that belongs to R, and what has the length of the rest.
-        rcond : float
-            That part.
-        count : int
-            Rows of A.
-        unit : float
-            Unit roundoff of the format in which A is stored.
-        scales : Tensor, shape (n,), optional
-            Powers of two by which the columns of A were multiplied: the minimum-norm solution is that without
-            them.
+        ``right`` is the part of ``Q^H b`` that belongs to R, and what has the length of the rest, in as many
+        columns. A has ``count`` rows, in a format of unit roundoff ``unit``. Its columns were multiplied by
+        powers of two, the ``scales``, shape (n,): the minimum-norm solution is that without them.
         """
         norms = torch.linalg.vector_norm(r, dim=0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
@@ -95,7 +85,7 @@ class Coordinates:
         if rank == r.shape[1]:
             found = cls.from_factor(r)
             near = not float(s[-1]) > CLEAR * threshold
-            return found if not near else found._doubted(_no_gap(s, rank))
+            return found if not near else replace(found, doubt=_no_gap(s, rank))
         shortest = Shortest.from_svd(s, vh[:rank].mH, norms, count, scales)
         inverse = shortest.space.shortest(torch.diag(1 / s[:rank]).to(r.dtype)) / columns
         found = replace(
@@ -105,13 +95,14 @@ class Coordinates:
         )
         gap = float(s[rank]) * CLEAR <= threshold and (rank == 0 or float(s[rank - 1]) >= CLEAR * threshold)
         if not gap or not rank:
-            return found if gap else found._doubted(_no_gap(s, rank))
+            return found if gap else replace(found, doubt=_no_gap(s, rank))
         along, norm = u[:, rank:].mH @ right[0], torch.linalg.vector_norm
         # Rounding errors turn the left singular vectors, and so mix in what counts of b.
         mixed = shortest.spectrum.angle * norm(right[0], dim=0)
         length = norm(torch.cat([along, right[1], mixed[None]]), dim=0)
         noise = max(rounding_of(len(s), unit), Spectrum.rounding(count + len(s)) * float(s[0]))
-        return found._doubted(rank_doubt(float(s[rank - 1]), s[rank:], along, length, rank, count, noise))
+        doubt = rank_doubt(float(s[rank - 1]), s[rank:], along, length, rank, count, noise)
+        return replace(found, doubt=doubt)
 
     @classmethod
     def _from_inverse(
@@ -122,9 +113,6 @@ class Coordinates:
         sizes = torch.linalg.matrix_norm(b) * torch.linalg.matrix_norm(columns * inverse)
         found = torch.stack([norm[0, 0], norm_bound[0, 0], inverse_norm[0, 0], sizes]).tolist()
         return cls(inverse, inverse, left, columns, *found)
-
-    def _doubted(self, doubt: str) -> Coordinates:
-        return replace(self, doubt=doubt)
 
     def of_b(self, z: torch.Tensor) -> torch.Tensor:
         """Coordinates of the solution, shape (r, k), for ``Q^H b``."""
@@ -137,13 +125,10 @@ class Coordinates:
     def error(
         self, x: torch.Tensor, measured: torch.Tensor, backward_error: torch.Tensor, ratio: torch.Tensor
     ) -> torch.Tensor:
-        """Bound on ``||D (x - x*)|| / ||D x*||`` for a solution whose error in the range of C was measured.
+        """Bound on ``||D (x - x*)|| / ||D x*||`` for a solution whose error in the range of C was
+        ``measured``.
 
-        Parameters
-        ----------
-        x : Tensor, shape (n, k)
-        measured, backward_error, ratio : Tensor, shape (k,)
-            The last is ``||r|| / (||B|| ||D x||)``.
+        X has the shape (n, k), all others (k,); ``ratio`` is ``||r|| / (||B|| ||D x||)``.
         """
         if not self.rank:
             return torch.zeros_like(measured)

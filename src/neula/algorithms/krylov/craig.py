@@ -25,17 +25,10 @@ from neula.kernels.small_problems.refining import over
 def craig(
     b_matrix: torch.Tensor, r: UpperTriangular, rhs: torch.Tensor, *, reduction: float, max_iterations: int
 ) -> InnerSolution:
-    """Minimize ``||x||`` subject to ``B^H x = rhs`` for all columns of rhs together.
+    """Minimize ``||x||`` subject to ``B^H x = rhs`` for all columns of rhs together, shape (m, k).
 
-    Parameters
-    ----------
-    b_matrix : Tensor, shape (n, m), n >= m
-        B, in double precision.
-    r : UpperTriangular, shape (m, m)
-        With ``B R^-1`` well conditioned.
-    rhs : Tensor, shape (m, k)
-    reduction : float
-        Stop when ``||R^-H (rhs - B^H x)||`` has fallen to this part of its first value in every column.
+    B, shape (n, m) with n >= m, is in double precision, and ``B R^-1`` well conditioned. Stop when ``||R^-H
+    (rhs - B^H x)||`` has fallen to the part ``reduction`` of its first value in every column.
     """
     residual = rhs.clone()
     s = solve_rt(r, residual)
@@ -70,16 +63,7 @@ def refine_minimum_norm(
 
     The backward error is ``||b - A x|| / (||B|| ||D x|| + ||b||)`` (Rigal and Gaches, 1967), as for other
     shapes. It is to be as small with rows of A scaled to comparable size, and x not: that bounds the error of
-    x.
-
-    Parameters
-    ----------
-    b_matrix, r, rhs
-        As for :func:`craig`.
-    scale : Scale
-        Of the columns of A.
-    rows : Scale
-        Of the rows of A.
+    x. ``scale`` is that of the columns of A, ``rows`` that of its rows.
     """
     norm = partial(torch.linalg.vector_norm, dim=0)
 

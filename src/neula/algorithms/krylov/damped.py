@@ -12,16 +12,10 @@ from neula.kernels.doubled.doubled import Doubled, Pair, two_sum
 
 
 class DampedProblems(Overdetermined):
-    """``min ||A x - b||^2 + ||D x||^2`` for one A and a batch of diagonal matrices D.
+    """``min ||A x - b||^2 + ||D x||^2`` for one A and a batch of diagonal matrices D, shape (batch, n, 1).
 
-    Right-hand sides, and residuals, have the rows of D below those of A; there b is zero.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float64, at most 1 in magnitude.
-    damps : Tensor, shape (batch, n, 1)
-        The diagonals.
+    A, shape (m, n), is float64, and at most 1 in magnitude. Right-hand sides, and residuals, have the rows of
+    D below those of A; there b is zero.
     """
 
     def __init__(self, a: torch.Tensor, damps: torch.Tensor) -> None:

@@ -21,7 +21,6 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.krylov.pace import SYNCHRONOUS, Pace
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
 from neula.certificates.stagnation import FLOOR, STAGNATION
@@ -41,13 +40,44 @@ OnStep = Callable[[torch.Tensor, torch.Tensor], None]
 """Called with the unknowns before each update, and their residuals."""
 
 
-class Unknowns(Protocol):
-    """State of a refinement: ``high + low``, bounds on their errors, and the columns that continue."""
+@dataclass(frozen=True)
+class LaunchTuning:
+    """Steps that are launched for small problems before the host reads a number."""
 
-    high: torch.Tensor
-    low: torch.Tensor
-    left: torch.Tensor
-    active: torch.Tensor
+    # Steps with an R in float32, enough for condition numbers up to 1e4; 0: the host reads after each step.
+    prelaunched_steps: int
+    prelaunched_again: int  # m n^2 up to which a second R is replayed, too, with more steps
+    asynchronous_steps: int  # steps of a problem that is too large to be replayed
+    one_launch: int  # elements of A times right-hand sides up to which one kernel solves and measures
+    bordered: int  # m n^2 up to which a problem gets a border, so that one graph serves many shapes
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When the host synchronizes with the device during iterative refinement: by default after every step."""
+
+    steps: int = 1  # that are launched before the host reads whether to continue; all of them if prelaunched
+    is_asynchronous: bool = False  # whether the first read comes after steps and their evidence are launched
+    is_prelaunched: bool = (
+        False  # whether the host reads nothing, so that a CUDA graph can replay all launches
+    )
+
+    @classmethod
+    def asynchronous(cls, steps: int) -> Pace:
+        """So many steps before the first read."""
+        return cls(steps, is_asynchronous=True)
+
+    @classmethod
+    def prelaunched(cls, steps: int) -> Pace:
+        """So many steps and no read."""
+        return cls(steps, is_prelaunched=True)
+
+    def limit(self, max_steps: int) -> int:
+        """The largest number of steps, of at most ``max_steps``."""
+        return min(self.steps, max_steps) if self.is_prelaunched else max_steps
+
+
+SYNCHRONOUS = Pace()
 
 
 @dataclass(frozen=True)
@@ -63,14 +93,13 @@ class DoubledEvaluation:
     # smaller.
     floor: torch.Tensor | float = 0.0
 
-    def stepped(
-        self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
-    ) -> Stepped:
+    def stepped(self, before: Refinement) -> Stepped:
         """Add the update to the unknowns, and decide which problems continue."""
         high, low, update = added(before.high, before.low, self.update, before.active)
         # Not relative to x: first updates may be far too long, and those errors then stay at 1.
         left, active = progress(
-            *(before.active, self.left, before.left, self.floor, size(high), tolerance, STAGNATION, FLOOR)
+            *(before.active, self.left, before.left, self.floor, before.system.size(high)),
+            *(before.tolerance, STAGNATION, FLOOR),
         )
         return Stepped(high, low, update, left, active)
 
@@ -84,12 +113,10 @@ class Trusting:
     residual: torch.Tensor
     trust: Trust
 
-    def stepped(
-        self, before: Unknowns, size: Callable[[torch.Tensor], torch.Tensor], tolerance: float
-    ) -> Stepped:
+    def stepped(self, before: Refinement) -> Stepped:
         """As :meth:`DoubledEvaluation.stepped`."""
         vectors = before.high, before.low, self.update
-        return stepped(*vectors, before.active, before.left, self.trust, tolerance, STAGNATION, FLOOR)
+        return stepped(*vectors, before.active, before.left, self.trust, before.tolerance, STAGNATION, FLOOR)
 
 
 class FactoredProblems(Protocol):
@@ -104,7 +131,7 @@ class FactoredProblems(Protocol):
     def evaluate(
         self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
     ) -> DoubledEvaluation | Trusting:
-        """Measures of ``high + low``, and an update that improves it."""
+        """How good ``high + low`` is, and what makes it better."""
 
     def updated(
         self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
@@ -114,7 +141,8 @@ class FactoredProblems(Protocol):
         """
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        """The x among the unknowns."""
+        """The x among the unknowns, by default all of them."""
+        return unknowns
 
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         """``||D x||``, shape (batch, k)."""
@@ -135,8 +163,6 @@ class DoubledSolution:
     # Shape (batch, k): what x alone lacks, relative to it: by so much its backward error is larger.
     rounding: torch.Tensor
     steps: int
-    # bool, shape (batch, k): where another step would have made the forward error smaller.
-    unfinished: torch.Tensor
 
 
 def refine_doubled(
@@ -227,19 +253,13 @@ class Refinement:
         """Take one, without synchronizing; returns the residuals before it."""
         self.steps += 1
         found = self.system.evaluate(self.b, self.high, self.low)
-        self.high, self.low, self.update, self.left, self.active = found.stepped(
-            self, self.system.size, self.tolerance
-        )
+        self.high, self.low, self.update, self.left, self.active = found.stepped(self)
         self.residual = found.residual
         return found.residual
 
     def solution(self, updated: Updated | None = None) -> DoubledSolution:
-        """The refined solution with its measures, after at least one step.
-
-        Parameters
-        ----------
-        updated : callable, optional
-            In place of that of the system.
+        """The refined solution with its measures, after at least one step; ``updated`` may take the place of
+        that of the system.
         """
         system, high, low = self.system, self.high, self.low
         size = system.size(high)
@@ -256,23 +276,4 @@ class Refinement:
             forward_error=forward_error,
             rounding=over(low_size, size),
             steps=self.steps,
-            unfinished=self.active,
         )
-
-
-def add_to_pair(high: torch.Tensor, low: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``high + low + x`` as an unevaluated sum, the second part being what rounding the first one lost.
-
-    Knuth's TwoSum, which needs no order of sizes.
-
-    Examples
-    --------
-    >>> one, tiny = torch.ones(1, dtype=torch.float64), torch.full((1,), 2.0**-60, dtype=torch.float64)
-    >>> high, low = add_to_pair(one, 0 * one, tiny)
-    >>> bool(high == 1), bool(low == tiny)
-    (True, True)
-    """
-    x = x + low
-    total = high + x
-    added = total - high
-    return total, (high - (total - added)) + (x - added)

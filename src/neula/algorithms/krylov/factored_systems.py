@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
-from neula.algorithms.krylov.doubled_refinement import Trusting
+from neula.algorithms.krylov.doubled_refinement import FactoredProblems, Trusting
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import ESTIMATED
@@ -38,23 +38,16 @@ class Images(NamedTuple):
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, sizes: torch.Tensor, *, vectors: int, unit: bool) -> Images:
-        """Multiply matrices, given the sizes of their columns, by random vectors.
+        """Multiply matrices, shape (batch, n, n), given the sizes of their columns, by some random vectors.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, n, n)
-        sizes : Tensor, shape (batch, n, 1)
-        vectors : int
-            How many random ones there are.
-        unit : bool
-            Whether they may be unit vectors: not where A times these is made of what was factorized, rounding
-            errors included, as ``A^T A`` is.
+        These are no unit vectors where A times those is made of what was factorized, rounding errors
+        included, as ``A^T A`` is.
         """
         z = probes(a.shape[-1], a.device, vectors, unit=unit, dtype=a.dtype).expand(len(a), -1, -1)
         return cls(z, *norm_of(a, sizes, beside=z))
 
 
-class FactoredSystems:
+class FactoredSystems(FactoredProblems):
     """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
 
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
@@ -117,9 +110,6 @@ class FactoredSystems:
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
         return self._start
-
-    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
-        return unknowns
 
     def size(self, unknowns: torch.Tensor) -> torch.Tensor:
         return lengths(self.sizes * unknowns)

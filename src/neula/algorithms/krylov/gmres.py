@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from neula.algorithms.krylov.projected import Array, ProjectedLeastSquares, ratio
 from neula.kernels.cholesky.few_vectors import orthonormalizing
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
@@ -45,6 +46,84 @@ orthogonal to rounding errors after another."""
 
 LARGEST = 512
 """Vectors of a space beyond which the next right-hand sides begin a new one."""
+
+
+Array = NDArray[np.floating[Any]]
+
+
+def ratio(a: Array, b: Array) -> Array:
+    """``a / b``, 0 where both vanish."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where((a == 0) & (b == 0), 0.0, a / b)
+
+
+class ProjectedLeastSquares:
+    """The least-squares problems ``min ||C - H Y||`` of GMRES, by reflections, on the host.
+
+    C has the coefficients of right-hand sides in the basis of ``rows`` vectors, H those of images of its
+    vectors; ``next`` are those that have no image yet. Vectors of the basis that are zero have none. All of
+    it are arrays of a few hundred rows: NumPy works on them at once, where torch would wait for its threads.
+    """
+
+    def __init__(self) -> None:
+        self.rows, self.next = 0, list[int]()
+        self._zeros, self._used, self._images = set[int](), list[int](), 0
+        # The product of all reflections so far, and the triangle that they have made of H, by columns.
+        self._q: NDArray[Any] = np.zeros((0, 0))
+        self._r: list[Array] = []
+
+    def begin(self, coefficients: Array) -> Array:
+        """Right-hand sides, and the vectors that they add to the basis; returns the relative residuals."""
+        self._start = np.linalg.norm(coefficients, axis=0)
+        self.next = self.next + self._grow(coefficients)
+        self._rhs = self._q @ coefficients
+        return self._residuals()
+
+    def append(self, blocks: list[tuple[list[int], Array]]) -> Array:
+        """Images of some vectors of the basis, and the vectors that they add to it, some blocks of them."""
+        for columns, h in blocks:
+            self._append(columns, h)
+        return self._residuals()
+
+    def _grow(self, h: Array) -> list[int]:
+        """New vectors, whose coefficients are the last rows; returns those that are not zero."""
+        k, first = h.shape[1], self.rows
+        self.rows += k
+        self._zeros |= {first + j for j in range(k) if h[first + j, j] == 0}
+        q = np.eye(self.rows, dtype=h.dtype)
+        q[:first, :first] = self._q
+        self._q = q
+        return [j for j in range(first, self.rows) if j not in self._zeros]
+
+    def _append(self, columns: list[int], h: Array) -> None:
+        self.next = self._grow(h)
+        self._rhs = np.concatenate([self._rhs, np.zeros((len(columns), self._rhs.shape[1]), self._rhs.dtype)])
+        places, size = [i for i, j in enumerate(columns) if j not in self._zeros], len(self._r)
+        image = self._q @ h[:, places]
+        rotation, triangle = np.linalg.qr(image[size:], mode="complete")
+        self._q[size:] = rotation.conj().T @ self._q[size:]
+        self._rhs[size:] = rotation.conj().T @ self._rhs[size:]
+        image[size:] = triangle
+        self._r += list(image.T)
+        self._used += [self._images + i for i in places]
+        self._images += len(columns)
+
+    def _residuals(self) -> Array:
+        sizes = np.linalg.norm(self._rhs[len(self._r) :], axis=0)
+        return ratio(sizes, self._start)
+
+    @np.errstate(over="ignore", invalid="ignore")  # not accepted unless finite
+    def solve(self) -> Array:
+        """Coefficients Y of all vectors that have images, shape (images, k)."""
+        size = len(self._r)
+        found, y = self._rhs[:size].copy(), np.zeros((self._images, self._rhs.shape[1]), self._rhs.dtype)
+        for j in reversed(range(size)):  # LAPACK's has threads, which take longer to begin
+            column = self._r[j]
+            # Nothing is known in a direction that A maps to zero: any pivot will do.
+            found[j] /= column[j] if column[j] != 0 else 1.0
+            found[:j] -= column[:j, None] * found[j]
+        y[self._used] = found
+        return y
 
 
 def gmres(
@@ -83,12 +162,7 @@ def gmres(
 class Space:
     """Vectors, and their images in an orthonormal basis, over which residuals are minimized.
 
-    Parameters
-    ----------
-    multiply : callable
-        Applies A.
-    precondition : callable, optional
-        Applies some ``A^-1``, not always quite the same.
+    ``multiply`` applies A, and ``precondition`` some ``A^-1``, not always quite the same.
     """
 
     def __init__(self, multiply: Operator, precondition: Operator = lambda v: v) -> None:
@@ -159,18 +233,6 @@ class _Columns:
         self.count = end
 
 
-def is_hopeless(
-    reduction: float, rate: float, iterations: int, tolerance: float, max_iterations: int
-) -> bool:
-    """Whether the mean rate so far is too slow, and the latest one, with which residuals fall once the few
-    singular values that are far from one are done with.
-    """
-    if iterations < HOPELESS_AFTER:
-        return False
-    best = min(rate, reduction ** (1 / iterations))
-    return reduction * best ** (max_iterations - iterations) > tolerance
-
-
 def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[int], Array]]:
     """Copy all blocks to the host in one transfer."""
     flat = torch.cat([h.flatten() for _, h in blocks]).cpu().numpy()
@@ -179,11 +241,16 @@ def _on_host(blocks: list[tuple[list[int], torch.Tensor]]) -> list[tuple[list[in
 
 
 def goes_on(residual: Array, aim: Array, iterations: int, steps: int, rates: Array) -> bool:
-    """Whether some columns are not done, and none is NaN, or hopeless at the latest rates."""
+    """Whether some columns are not done, and none is NaN, or too slow at the mean rate so far and the latest
+    one, with which residuals fall once the few singular values that are far from one are done with.
+    """
     columns = zip(residual.tolist(), aim.tolist(), rates.tolist(), strict=True)
-    left = [(r, rate, t) for r, t, rate in columns if not r <= t]
-    return bool(left) and not any(
-        math.isnan(r) or is_hopeless(r, rate, iterations, t, steps) for r, rate, t in left
+    left = [(r, t, rate) for r, t, rate in columns if not r <= t]
+    if not left or any(math.isnan(r) for r, *_ in left):
+        return False
+    rest = steps - iterations
+    return iterations < HOPELESS_AFTER or not any(
+        r * min(rate, r ** (1 / iterations)) ** rest > t for r, t, rate in left
     )
 
 
@@ -195,19 +262,10 @@ def _unseen(residual: Array, aim: Array, rates: Array) -> int:
 
 
 def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orthonormalize w against an orthonormal basis, by Gram-Schmidt done twice.
+    """Orthonormalize w, shape (n, k), against an orthonormal basis, shape (n, m), by Gram-Schmidt done twice.
 
-    Parameters
-    ----------
-    w : Tensor, shape (n, k)
-    basis : Tensor, shape (n, m)
-
-    Returns
-    -------
-    v : Tensor, shape (n, k)
-        Orthonormal; zero where a column depends on the basis and the columns before.
-    h : Tensor, shape (m + k, k)
-        ``w = [basis, v] h``, the last rows of which are upper triangular.
+    Returns an orthonormal v, zero where a column depends on the basis and the columns before, and h, shape (m
+    + k, k), with ``w = [basis, v] h``, the last rows of which are upper triangular.
     """
     least = DEPENDENT * torch.linalg.vector_norm(w, dim=0)
     h = basis.mH @ w

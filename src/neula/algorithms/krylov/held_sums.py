@@ -20,7 +20,7 @@ from torch.nn import functional
 from neula.algorithms.krylov.streamed_lstsq import HouseholderSums
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import Pair, two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal
@@ -180,16 +180,8 @@ class HeldSums:
         return a, shift(b, of_b[None])
 
     def plus_rows(self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums) -> HeldSums:
-        """Add rows.
-
-        Parameters
-        ----------
-        a : Tensor, shape (rows, n)
-        b : Tensor, shape (rows, k)
-        vectors : Tensor, shape (n, 4)
-            G, the same each time.
-        units : HeldSums
-            Divisors of the rows.
+        """Add rows of A and b, divided as ``units`` says; ``vectors``, shape (n, 4), are G, the same each
+        time.
         """
         if not len(a):
             return self
@@ -201,15 +193,11 @@ class HeldSums:
     def minus_rows(
         self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums
     ) -> HeldSums:
-        """Remove rows.
+        """Remove rows; a ValueError where that is unstable, or the rows cannot have been among those that are
+        there.
 
         With ``P = R^-H A^H`` of these rows, ``R'^H R' = R^H (I - P P^H) R``, so that ``R' = L R`` for the
         Cholesky factor ``L^H L = I - P P^H``, and ``L^H z' = z - P b`` for ``z = Q^H b``.
-
-        Raises
-        ------
-        ValueError
-            Where that is unstable, or the rows cannot have been among those that are there.
         """
         a, b = self._rows_in_units(a, b, units)
         r, z, s = self.parts
@@ -317,14 +305,8 @@ def scaled_rows(
 ) -> tuple[torch.Tensor, torch.Tensor, HeldSums]:
     """Rows times their weights in numbers whose squares are in range, and sums over no rows in their units.
 
-    Parameters
-    ----------
-    a : Tensor, shape (rows, n)
-    b : Tensor, shape (rows, k)
-    weights : list of Tensor, shape (rows,)
-        At most one.
-    exponents : Tensor of int, shape (n,)
-        Of the powers of two by which columns are divided, before all of A is.
+    There is one tensor of weights at most, shape (rows,). Columns are divided by powers of two with the
+    ``exponents``, shape (n,), before all of A is.
     """
     of_b, of_a = _far_from_one(_exponents(b)), int(_far_from_one((_exponents(a) - exponents).amax()))
     units = HeldSums.begin(a.shape[1], b.shape[1], a.device)

@@ -18,9 +18,14 @@ import torch
 
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided
 from neula.algorithms.elimination.equilibrate import UNIFORM, Equilibrated, Equilibration, scaled_rows
-from neula.algorithms.elimination.factorization import Factorization, MixedLU, Multiplied, Transposed
+from neula.algorithms.elimination.factorization import (
+    Factorization,
+    MixedLU,
+    Multiplied,
+    Recorded,
+    Transposed,
+)
 from neula.algorithms.elimination.lu import PackedLU
-from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.iterative_refinement import classical, gmres_refinement, refine
 from neula.algorithms.scaling import power_of_two_scales
@@ -95,16 +100,7 @@ class KeptMatrix:
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, largest: float, engine: Engine) -> KeptMatrix:
-        """Remember A.
-
-        Parameters
-        ----------
-        a : Tensor, shape (n, n)
-        largest : float
-            Largest magnitude in A.
-        engine : Engine
-            Of the factorization.
-        """
+        """Remember A, shape (n, n), with its largest magnitude and the engine of its factorization."""
         exponent = math.frexp(largest)[1]
         scale = 1.0 if abs(exponent) < FAR else 2.0 ** math.copysign(FAR + 100, -exponent)
         here = a.to(engine.device)
@@ -132,13 +128,7 @@ class KeptMatrix:
         return torch.linalg.vector_norm(scaled, 1, dim=1, dtype=double_of(scaled.dtype))
 
     def products(self) -> ScaledOperator:
-        """``scale A`` on the device of the engine, if A is what it was.
-
-        Raises
-        ------
-        ValueError
-            If A was changed.
-        """
+        """``scale A`` on the device of the engine, if A is what it was, else a ValueError."""
         products = self._products()
         self._check(products @ self.direction)
         return products
@@ -222,33 +212,20 @@ def refined_solution(
 ) -> RefinedSolution:
     """Solve ``A x = b`` with factors of A, refined to a backward error.
 
-    Parameters
-    ----------
-    packed : PackedLU
-        The factors.
-    solver : callable
-        The same, to solve with in single or double precision.
-    transform : TwoSided or None
-        Whose factors they are: those of A, or of A mixed by butterflies.
-    b : Tensor, shape (n, k)
-        float64, on the device of the factors, with no exponents far from 0.
-    bound : float
-        Backward error of an accurate solution. Refinement aims at a quarter of it.
-
-    Returns
-    -------
-    RefinedSolution
-        Not to be believed without a look at its numbers.
-
-    Raises
-    ------
-    ValueError
-        If A was changed since it was factorized.
+    ``solver`` has the factors to solve with in single or double precision: those of A, or of A mixed by
+    butterflies, the ``transform``. B, shape (n, k), is float64, on the device of the factors, with no
+    exponents far from 0. Refinement aims at a quarter of the ``bound`` on backward errors. Raises a
+    ValueError if A was changed since it was factorized. The result is not to be believed without a look at
+    its numbers.
     """
     factors = _factors_of(kept, packed, solver, transform)
     known = kept.conditioned(factors)
-    accurate = packed.storage.u <= bound
-    refined = _by_substitution(kept, b, factors, known.scalings) if accurate else None
+    refined = None
+    if packed.storage.u <= bound:  # then one solve is mostly all
+        x = factors.solve(b)
+        residual = b - kept.images(x)
+        error = backward_error(known.scalings, b, x, residual)
+        refined = Refined(x, Measures(error, error), residual=residual, iterations=1)
     if refined is None or not bool((refined.backward_error <= bound).all()):
         refined = refine_with(
             kept.products(),
@@ -268,16 +245,6 @@ def refined_solution(
     )
 
 
-def _by_substitution(
-    kept: KeptMatrix, b: torch.Tensor, factors: Factorization, scalings: Sequence[Scaling]
-) -> Refined:
-    """The solution by one solve, which is mostly all where factors are as accurate as it is to be."""
-    x = factors.solve(b)
-    residual = b - kept.images(x)
-    error = backward_error(scalings, b, x, residual)
-    return Refined(x, Measures(error, error), residual=residual, iterations=1)
-
-
 def refine_with(
     a: ScaledOperator,
     b: torch.Tensor,
@@ -290,14 +257,8 @@ def refine_with(
 ) -> Refined:
     """Classical refinement, followed by GMRES with these factors where it does not converge.
 
-    Parameters
-    ----------
-    b : Tensor, shape (n, k)
-        float64, with largest elements near 1.
-    bound : float
-        A quarter of it is aimed at.
-    start : Refined, optional
-        Solutions to continue from; the zero vector by default.
+    Right-hand sides, float64, shape (n, k), have largest elements near 1. A quarter of the ``bound`` is aimed
+    at, from the solutions ``start``, or zero.
     """
     # Refinement does nothing with A but multiply by it.
     matrix = cast(torch.Tensor, a)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines import Engine
-from neula.engines.inputs import Replay, called
+from neula.engines.graphs import Replay, called
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
 from neula.kernels.magnitudes import squares

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.doubled.doubled import Doubled, two_sum
 from neula.kernels.few_vectors.normal_product import (
     normal_product,
     product,
@@ -85,24 +84,14 @@ def doubled_gradient(
     b_low: torch.Tensor | None = None,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``r = b - A x`` and ``A^H r``, computed in twice the working precision.
+    """``r = b - A x`` and ``A^H r``, computed in twice the working precision, of batches.
 
-    Parameters
-    ----------
-    doubled : Doubled
-        A, shape (batch, m, n).
-    b : Tensor, shape (batch, m, k)
-    x, x_low : Tensor, shape (batch, n, k)
-        An unevaluated sum.
-    a_low, b_low : Tensor, optional
-        Rounding errors of A and b.
-    over_rows : Reduction
-        Where other rows are.
+    ``x + x_low`` is an unevaluated sum; ``a_low`` and ``b_low`` are rounding errors of A and b.
     """
     residual, rest = doubled.residual(x, b, x_low)
     if a_low is not None:
         lost = -(a_low @ x) if b_low is None else b_low - a_low @ x
-        residual, rest = add_to_pair(residual, rest, lost)
+        residual, rest = two_sum(residual, rest + lost)
     gradient = over_rows.total_of_pairs(*doubled.transposed_pair(residual, rest))
     if a_low is not None:
         gradient = gradient + over_rows.total(a_low.mH @ residual)

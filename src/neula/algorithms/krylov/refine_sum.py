@@ -12,11 +12,11 @@ from typing import TypeVar
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.krylov.driver import BestSolutions, Evaluated, iterate
 from neula.certificates.forward_error import measured_error
 from neula.certificates.stagnation import goes_on
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.small_problems.refining import over
 
 PASSES = 8
@@ -68,7 +68,7 @@ def refine_sum(
     def update(best: BestSolutions, *_: object) -> tuple[Evaluated, int]:
         high, low, state = best.latest.state
         step, iterations = solve(state)
-        return evaluated(*add_to_pair(high, low, step)), iterations
+        return evaluated(*two_sum(high, low + step)), iterations
 
     def any_goes_on(errors: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         return goes_on(errors, before, tolerance).any().expand(start.shape[1])

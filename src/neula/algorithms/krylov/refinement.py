@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 
@@ -24,21 +23,8 @@ from neula.certificates.stagnation import improves
 INNER_REDUCTION = 1e-8
 """Reduction by one inner solve: the square root of double precision, before CGLS drifts."""
 
-
-class InnerSolver(Protocol):
-    """CGLS or LSQR."""
-
-    def __call__(
-        self,
-        operator: LeastSquaresOperator,
-        r: UpperTriangular,
-        b: torch.Tensor,
-        *,
-        stop: Stop,
-        max_iterations: int,
-        gradient: torch.Tensor | None = None,
-    ) -> InnerSolution:
-        """Solve for an update."""
+InnerSolver = Callable[..., InnerSolution]
+"""CGLS or LSQR: solves for an update."""
 
 
 def refine(
@@ -96,8 +82,11 @@ def refine(
 
     def update(best: BestSolutions, _: torch.Tensor, left: int) -> tuple[Evaluated, int]:
         x, residual, gradient, norms = best.latest.state
-        # Asking for more than the tolerance needs would have CGLS iterate on rounding errors.
-        stop = _inner_stop(norms, scale, 0.5 * tolerance)
+        # The tolerance, or a fixed reduction of the error: asking for more than the tolerance needs would
+        # have CGLS iterate on rounding errors.
+        aim = torch.maximum(INNER_REDUCTION * norms.projected, 0.5 * tolerance * norms.image)
+        gradient_norm = 0.5 * tolerance * scale.norm * norms.residual
+        stop = Stop(scale.smallest * aim, gradient_norm, scale.columns)
         step = inner(operator, r, residual, stop=stop, max_iterations=left, gradient=gradient)
         x = x + step.x
         return evaluated(x, *operator.normal(x, b)), step.iterations
@@ -121,14 +110,4 @@ def refine(
     parts = torch.stack([measures.backward_error, measures.optimality, norms.residual]).to(b.device)
     return Refined(
         best.vectors[0], Measures(*parts[:2]), parts[2], iterations=best.iterations, history=history
-    )
-
-
-def _inner_stop(norms: Norms, scale: Scale, tolerance: float) -> Stop:
-    """Stopping rule of an inner solve: the tolerance, or a fixed reduction of the error."""
-    return Stop(
-        preconditioned=scale.smallest
-        * torch.maximum(INNER_REDUCTION * norms.projected, tolerance * norms.image),
-        gradient=tolerance * scale.norm * norms.residual,
-        scales=scale.columns,
     )

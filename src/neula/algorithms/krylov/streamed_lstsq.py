@@ -12,15 +12,19 @@ sequential QR and LU factorizations", SIAM J. Sci. Comput. 34, 2012).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, lengths, probes
 from neula.algorithms.krylov.coordinates import Coordinates
-from neula.algorithms.krylov.summed import SummedGradient
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.certificates.backward_error import Measures, Norms
+from neula.certificates.forward_error import left_by_update
 from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import two_sum
@@ -47,7 +51,9 @@ class GramSums:
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
-        add_gram(self.gram, a)
+        for start in range(0, a.shape[1], SYMMETRIC):  # the lower triangle
+            stop = start + SYMMETRIC
+            self.gram[start:, start:stop].addmm_(a[:, start:].mH, a[:, start:stop])
         self.products += (b.mH.contiguous() @ a).mH
         self.squares += squares(b).sum(0)
 
@@ -65,14 +71,6 @@ class GramSums:
         scales = torch.exp2(-torch.frexp(norms)[1].double())
         r, info = upper_cholesky(self.gram * scales * scales[:, None])
         return None if bool(info > 0) else (r / scales).triu()
-
-
-def add_gram(gram: torch.Tensor, a: torch.Tensor) -> None:
-    """The lower triangle of ``G + A^H A``, in place."""
-    n = a.shape[1]
-    for start in range(0, n, SYMMETRIC):
-        stop = min(start + SYMMETRIC, n)
-        gram[start:, start:stop].addmm_(a[:, start:].mH, a[:, start:stop])
 
 
 @dataclass
@@ -116,17 +114,8 @@ class HouseholderSums:
 
 @dataclass
 class RefinementSums:
-    """Sums of one pass that measure a solution: its residual, the gradient, and the quality of C.
-
-    Parameters
-    ----------
-    coordinates : Coordinates
-    x, x_low : Tensor, shape (n, k)
-        The solution as an unevaluated sum.
-    doubled : bool
-        Whether residuals and gradients are in twice the working precision, for A with columns of a size.
-    rounded : bool
-        Whether elements of A and b were rounded on the way, as by weights.
+    """Sums of one pass that measure a solution, an unevaluated sum: its residual, the gradient, and the
+    quality of C.
     """
 
     coordinates: Coordinates
@@ -183,3 +172,60 @@ class RefinementSums:
         floor = projection_noise(noise, of.norm_bound, of.condition, of.length(self.x), b, residual)
         rest = ((residual - gone) * (residual + gone)).clamp_min(0).sqrt()  # by Pythagoras
         return SummedGradient(projected, rate, rest, b, floor)
+
+
+class SummedGradient(NamedTuple):
+    """Sums over all rows for a solution x."""
+
+    # Shape (r, k): P^H A^H (b - A x) with the projector P of the coordinates: the projection of the residual
+    # on the range of A.
+    projected: torch.Tensor
+    rate: float  # ||I - W^H W||_F from above
+    rest: torch.Tensor  # shape (k,): norm of the residual without that projection
+    b: torch.Tensor  # shape (k,): norm of the right-hand side
+    floor: torch.Tensor  # shape (k,): bound on the errors of the projection
+
+
+class SummedProblem(FactoredProblems):
+    """A problem that is refined by sums over its rows: a batch of one.
+
+    Steps are those of :mod:`neula.algorithms.krylov.batched_lstsq`. Right-hand sides are given by their
+    coordinates, ``Q^H b`` or ``R^-H A^H b``. Each step is one evaluation of the ``sums``, which map x, an
+    unevaluated sum of two tensors of shape (n, k), to a :class:`SummedGradient`; from ``found``, the last
+    one, all that is known after the update follows, too. All right-hand sides are updated by each step, as
+    with a tolerance of 0. The ``rate``, shape (1,), is infinite before the first step, which measures it.
+    """
+
+    def __init__(
+        self, coordinates: Coordinates, sums: Callable[[torch.Tensor, torch.Tensor], SummedGradient]
+    ) -> None:
+        self.coordinates, self._sums = coordinates, sums
+        self.rate = coordinates.columns.new_full((1,), torch.inf)
+        self.found: SummedGradient
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        return self.coordinates.inverse @ b
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return self.coordinates.length(unknowns)
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
+        """``C P^H A^H r``; in place of the residual its norm, shape (1, k)."""
+        of, self.found = self.coordinates, self._sums(high[0], low[0])
+        self.rate.fill_(self.found.rate)
+        left = of.inverse_norm * (self._left + self.found.floor)
+        return DoubledEvaluation((of.inverse @ self.found.projected)[None], left[None], self.found.rest[None])
+
+    @property
+    def _left(self) -> torch.Tensor:
+        """Norm of the projected residual after the last update, without errors of the sums; shape (k,)."""
+        return left_by_update(self.found.rate) * lengths(self.found.projected[None])[0]
+
+    def updated(
+        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
+    ) -> tuple[torch.Tensor, Measures]:
+        """The norm of the residual that the last update leaves, shape (1, k), and what it says."""
+        of, left = self.coordinates, self._left
+        residual = torch.hypot(residual, left)
+        norms = Norms(residual, of.norm_bound * left, left, of.norm * self.size(unknowns), self.found.b)
+        return residual, norms.measures(of.norm)

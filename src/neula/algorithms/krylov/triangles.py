@@ -7,8 +7,13 @@ from functools import partial
 
 import torch
 
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, inverse_norm, norm_of_triangle
-from neula.algorithms.spectra.schatten import schatten_bounds, schatten_bounds_of_gram
+from neula.algorithms.spectra.inverse_norm import (
+    EXPLICIT,
+    inverse_norm,
+    norm_of_triangle,
+    schatten_bounds,
+    schatten_bounds_of_gram,
+)
 from neula.certificates.forward_error import ESTIMATED
 from neula.kernels.triangular_inverse import triangular_inverse
 

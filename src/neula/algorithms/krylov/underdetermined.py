@@ -9,7 +9,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import FactoredTallMatrices, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import left_by_update
 from neula.certificates.residuals import residual_noise
@@ -22,16 +22,10 @@ class Underdetermined(FactoredTallMatrices):
     """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^H`` with scaled columns: ``x = T w``.
 
     Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
-    residual of ``A x = b``.
-
-    Parameters
-    ----------
-    columns : Tensor, shape (batch, n, 1)
-        Norms of the columns of A, up to a common factor: the diagonal of D.
-    norm : Tensor, shape (batch, 1), optional
-        ``||B||_2`` for ``B = A D^-1`` from below; 1 by default.
-    exponents : Tensor of int, shape (batch, 1, m), optional
-        By which powers of two rows of A were divided, and b with them; 0 by default.
+    residual of ``A x = b``. The diagonal of D, ``columns`` of shape (batch, n, 1), are the norms of the
+    columns of A, up to a common factor; ``norm``, shape (batch, 1), is ``||A D^-1||_2`` from below, by
+    default 1. Rows of A, and b with them, were divided by powers of two with the ``exponents``, shape (batch,
+    1, m).
     """
 
     def __init__(

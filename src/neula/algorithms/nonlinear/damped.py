@@ -25,24 +25,9 @@ def damped_steps(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Minimize ``||R p + c||`` subject to ``||D p|| <= radius``, for each problem of a batch.
 
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-        Upper triangular, may be singular.
-    c : Tensor, shape (batch, n)
-    scale : Tensor, shape (batch, n)
-        The diagonal of D, positive.
-    radius : Tensor, shape (batch,)
-        Positive.
-    damping : Tensor, shape (batch,)
-        Initial guess.
-
-    Returns
-    -------
-    p : Tensor, shape (batch, n)
-        Within 1.1 times the radius.
-    damping : Tensor, shape (batch,)
-        Zero where the Gauss-Newton step is short enough.
+    R is upper triangular, and may be singular; ``scale`` is the diagonal of D, and ``damping`` an initial
+    guess. Returns p, within 1.1 times the radius, and the damping: zero where the Gauss-Newton step is short
+    enough.
 
     Examples
     --------
@@ -94,7 +79,7 @@ def _on_the_boundary(
     upper = (gradient / radius).clamp(min=tiny)
     slope = _slope(b, newton, length)
     lower = torch.nan_to_num((length - radius) / (radius * slope), 0.0, 0.0, 0.0)
-    damping = _safeguarded(damping, lower, upper)
+    damping = torch.minimum(torch.maximum(damping, lower), upper)
     damping = torch.where(damping > 0, damping, torch.nan_to_num(gradient / length, 0.0, 0.0, 0.0))
     steps, before = torch.zeros_like(c), length - radius
     todo = torch.arange(len(c), device=c.device)
@@ -119,10 +104,6 @@ def _on_the_boundary(
     return steps, damping
 
 
-def _safeguarded(damping: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
-    return torch.minimum(torch.maximum(damping, lower), upper)
-
-
 def _slope(s: torch.Tensor, q: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
     """``||S^-T q||^2 / ||q||^2``: how the length of a step answers to the damping."""
     direction = q / length[:, None]
@@ -139,3 +120,13 @@ def _damped_factor(
     stack[:, :n, :n], stack[:, :n, n] = b, c
     stack[:, n:, :n].diagonal(dim1=1, dim2=2).copy_(damping.sqrt()[:, None].expand(-1, n))
     return triangle(stack)
+
+
+def picked(x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """The entries of the problems ``which``; x itself if these are all."""
+    return x if which.shape[0] == x.shape[0] else x[which]
+
+
+def placed(x: torch.Tensor, which: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """A tensor like x with other values for problems ``which``; of all of them the values themselves."""
+    return values if which.shape[0] == x.shape[0] else x.index_copy(0, which, values)

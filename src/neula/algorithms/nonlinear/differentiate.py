@@ -7,6 +7,7 @@ alone. So one tangent or one difference serves all problems of a batch.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,18 +39,8 @@ def columns(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
     """Columns of the Jacobian by reverse mode twice, as many at a time as fit in memory.
 
     ``J^T v`` is linear in v, and the transpose of its derivative is J again. The function is evaluated once,
-    where forward mode does so for each chunk of tangents, and needs half the calls.
-
-    Parameters
-    ----------
-    function : callable
-    x : Tensor, shape (batch, n)
-    out : Tensor, shape (batch, m, n)
-
-    Raises
-    ------
-    TypeError
-        If the function does not depend on x in a way that torch knows.
+    where forward mode does so for each chunk of tangents, and needs half the calls. Raises a TypeError if the
+    function does not depend on x in a way that torch knows.
     """
     with torch.enable_grad():
         point, f = _traced(function, x)
@@ -120,29 +111,19 @@ def _in_chunks(
     """Derivatives along every unit vector, one basis for all problems, shape (k, batch, count)."""
     batch, count = shape
     basis = torch.eye(count, dtype=out.dtype, device=out.device)
-    if out.numel() >= LARGE:
-        derivative = _with_one_matrix(derivative)
     start, width = 0, chunk(count, out[:, :, 0].nbytes, out.device)
     while start < count:
         part = slice(start, min(start + width, count))
         try:
-            write(derivative(basis[part, None].expand(-1, batch, -1)), part)
+            with _OneMatrix() if out.numel() >= LARGE else nullcontext():
+                found = derivative(basis[part, None].expand(-1, batch, -1))
+            write(found, part)
         except torch.OutOfMemoryError:  # what a function holds is a guess
             if width == 1:
                 raise
             width = -(-width // 2)
             continue
         start += width
-
-
-def _with_one_matrix(derivative: Derivative) -> Derivative:
-    """Merge the products of one matrix with many vectors into one product."""
-
-    def one(basis: torch.Tensor) -> torch.Tensor:
-        with _OneMatrix():
-            return derivative(basis)
-
-    return one
 
 
 class _OneMatrix(TorchDispatchMode):
@@ -192,17 +173,8 @@ class Differences:
     def __call__(
         self, function: Function, x: torch.Tensor, f: torch.Tensor, typical: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Write the Jacobian to ``out``.
-
-        Parameters
-        ----------
-        function : callable
-        x : Tensor, shape (batch, n)
-        f : Tensor, shape (batch, m)
-            At x.
-        typical : Tensor, shape (batch, n)
-            Sizes that x has had.
-        out : Tensor, shape (batch, m, n)
+        """Write the Jacobian to ``out``, shape (batch, m, n), with f at x, and ``typical`` sizes that x has
+        had.
         """
         h = self.steps(x, typical)
         if self.scheme == "cs":
@@ -215,12 +187,7 @@ class Differences:
             column.copy_(sum(changes[1:], changes[0]))
 
     def _quotients(self, x: torch.Tensor, h: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """How far to go from x, and with what weights the changes of f add up to a derivative.
-
-        Returns
-        -------
-        list of pair of Tensor, shape (batch, n)
-        """
+        """Pairs of how far to go from x, and with what weights the changes of f add up to a derivative."""
         if self.bounds.none:
             return [(far * h, weight / h) for far, weight in QUOTIENTS[self.scheme]]
         above, below = self.bounds.upper - x, x - self.bounds.lower

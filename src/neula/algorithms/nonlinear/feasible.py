@@ -67,13 +67,8 @@ class Quadratic:
 
 
 def without(r: torch.Tensor, c: torch.Tensor, held: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """R and c where some variables are held: those have a row of the identity, and nothing to do with others.
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-    c : Tensor, shape (batch, n)
-    held : Tensor of bool, shape (batch, n)
+    """R and c where some variables, a mask of shape (batch, n), are held: these have a row of the identity,
+    and nothing to do with others.
     """
     if not bool(held.any()):
         return r, c
@@ -85,19 +80,7 @@ def without(r: torch.Tensor, c: torch.Tensor, held: torch.Tensor) -> tuple[torch
 def feasible_steps(
     x: torch.Tensor, model: Quadratic, bounds: Bounds, radius: torch.Tensor, damping: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Damped steps from x that end within the bounds.
-
-    Parameters
-    ----------
-    x : Tensor, shape (batch, n)
-        Within the bounds.
-    radius, damping : Tensor, shape (batch,)
-
-    Returns
-    -------
-    p : Tensor, shape (batch, n)
-    damping : Tensor, shape (batch,)
-    """
+    """Damped steps from x, within the bounds, that end within them; and the damping, shape (batch,)."""
     if bounds.none:
         return damped_steps(model.r, model.c, model.scale, radius, damping)
     gradient = (model.r.mT @ model.c[..., None])[..., 0]

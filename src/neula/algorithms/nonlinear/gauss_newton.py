@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.nonlinear.damped import norm, upper_solve
+from neula.algorithms.nonlinear.damped import norm, picked, upper_solve
 from neula.algorithms.nonlinear.feasible import Bounds, without
-from neula.algorithms.nonlinear.levenberg_marquardt import Iterates, LinearizableResiduals, move
-from neula.algorithms.nonlinear.some import picked
+from neula.algorithms.nonlinear.levenberg_marquardt import (
+    Iterates,
+    LinearizableResiduals,
+    Linearization,
+    move,
+)
 from neula.certificates.residuals import X
 from neula.kernels.small_problems.refining import over
 
@@ -32,14 +36,9 @@ NEAR = 0.1
 def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Gauss-Newton steps of the variables that are not held by bounds, and their lengths relative to x.
 
-    Lengths are measured in the norms of the columns of the Jacobian. Where x is zero they are relative to
-    where the step leads, and so 1: absolute ones would depend on the units of the residuals.
-
-    Returns
-    -------
-    p : Tensor, shape (batch, n)
-    length : Tensor, shape (batch,)
-        Inf where J is singular.
+    Lengths are measured in the norms of the columns of the Jacobian, and infinite where J is singular. Where
+    x is zero they are relative to where the step leads, and so 1: absolute ones would depend on the units of
+    the residuals.
     """
     near, x = at.near.at(which), picked(at.x, which).double()
     held = bounds.at(which).held(x, -near.gradient)
@@ -54,33 +53,27 @@ def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[tor
 def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: torch.Tensor) -> torch.Tensor:
     """Continue from where the trust region has stopped, while steps shrink and the cost does not rise.
 
-    Parameters
-    ----------
-    at : Iterates
-        Changes.
-    which : Tensor of int
-        Problems that have come to a minimum.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        By what steps shrink, of all problems; zero where nothing was left to gain.
+    ``which`` are problems that have come to a minimum; ``at`` changes. Returns by what steps shrink, of all
+    problems; zero where nothing was left to gain.
     """
     rate = torch.zeros_like(at.cost)
     p, length = newton_steps(at, bounds, which)
     for _ in range(MOST):
-        nowhere = ~picked(at.x, which).any(1)  # no step is a part of zero
-        gains = _is_more_than_rounding(at, which, p) & ((length <= NEAR) | nowhere)
+        near, x = at.near.at(which), picked(at.x, which).double()
+        far = norm(near.norms * x, dim=1)
+        # No step is a part of zero.
+        gains = _is_more_than_rounding(near, far, p, at.eps) & ((length <= NEAR) | ~x.any(1))
         on = gains.nonzero()[:, 0]
-        which, p, length = picked(which, on), picked(p, on), picked(length, on)
+        which, p, length, far = picked(which, on), picked(p, on), picked(length, on), picked(far, on)
         if not len(which):
             break
-        x = picked(at.x, which).double() + p
+        x = picked(x, on) + p
         inside = (bounds.at(which).clip(x) == x).all(1)
         trial = x.to(at.x.dtype)
         cost = problem.cost(trial, which)
         at.nfev += 1
-        good = inside & (cost <= _allowed(at, which))
+        most = allowed_cost(picked(at.cost, which), far, picked(near.size, on), at.eps)
+        good = inside & (cost <= most)
         moved = which[good]
         if not len(moved) or len(move(problem, at, moved, trial[good], cost[good])) < len(moved):
             break
@@ -91,35 +84,23 @@ def polish(problem: LinearizableResiduals, at: Iterates, bounds: Bounds, which: 
     return rate
 
 
-def _is_more_than_rounding(at: Iterates, which: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
+def _is_more_than_rounding(
+    near: Linearization, far: torch.Tensor, p: torch.Tensor, eps: float
+) -> torch.Tensor:
     """Whether steps are longer than about what rounding errors of the residuals make of them, from below.
 
     The condition number is at least the reciprocal of the smallest diagonal element of R with columns of
     norm 1. NaN, of columns that are zero, is not longer.
     """
-    near, u = at.near.at(which), at.eps
-    far = norm(near.norms * picked(at.x, which).double(), dim=1)
     diagonal = near.r.diagonal(dim1=1, dim2=2).abs() / near.norms
-    return norm(near.norms * p, dim=1) > rounded_step(far, near.size, diagonal.amin(1), u)
-
-
-def _allowed(at: Iterates, which: torch.Tensor) -> torch.Tensor:
-    near = at.near.at(which)
-    far = norm(near.norms * picked(at.x, which).double(), dim=1)
-    return allowed_cost(picked(at.cost, which), far, near.size, at.eps)
+    return norm(near.norms * p, dim=1) > rounded_step(far, near.size, diagonal.amin(1), eps)
 
 
 def rounded_step(far: X, size: X, least: X, eps: float) -> X:
     """Length of a step that rounding errors of the residuals may be all of, from below.
 
-    Parameters
-    ----------
-    far : float, ndarray or Tensor
-        ``||D x||``, D being the norms of the columns.
-    size : float, ndarray or Tensor
-        Of the residuals.
-    least : float, ndarray or Tensor
-        The smallest diagonal element of R with columns of norm 1.
+    ``far`` is ``||D x||``, D being the norms of the columns, ``size`` that of the residuals, and ``least``
+    the smallest diagonal element of R with columns of norm 1.
     """
     return ROUNDINGS * eps * (far + size) / least
 

@@ -13,9 +13,8 @@ from typing import Protocol
 
 import torch
 
-from neula.algorithms.nonlinear.damped import norm
+from neula.algorithms.nonlinear.damped import norm, picked, placed
 from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps
-from neula.algorithms.nonlinear.some import picked, placed
 
 WORTH = 1e-4
 """Part of the promised decrease with which a step is taken."""
@@ -244,17 +243,8 @@ def leave_flat_bounds(
     """Go halfway back from bounds at which a variable has ceased to have an influence, where the cost falls.
 
     There the gradient vanishes whether the cost is least or largest: ``sqrt(t^2 + c^2)`` with c >= 0 does not
-    change at c = 0, where a step that is too long ends.
-
-    Parameters
-    ----------
-    begun : Tensor, shape (batch, n)
-        Where each problem began.
-
-    Returns
-    -------
-    Tensor
-        Numbers of the problems that have moved, and are to continue.
+    change at c = 0, where a step that is too long ends. Problems began at ``begun``. Returns the numbers of
+    those that have moved, and are to continue.
     """
     if bounds.none:
         return at.open[:0]

@@ -46,12 +46,8 @@ class Near:
 
     @classmethod
     def at(cls, function: OneFunction, x: np.ndarray) -> Near:
-        """Linearize a function.
-
-        Raises
-        ------
-        Unusual
-            Where it is not finite, and for columns of the Jacobian that are zero or surely dependent.
+        """Linearize a function. Raises Unusual where it is not finite, and for columns of the Jacobian that
+        are zero or surely dependent.
         """
         f, slopes, size = function.weighted(x)
         n, m = slopes.shape
@@ -89,13 +85,7 @@ class Near:
 
 
 def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> tuple[np.ndarray, int]:
-    """The minimum near x where MINPACK stops, and the test that was passed.
-
-    Raises
-    ------
-    Unusual
-        If none was.
-    """
+    """The minimum near x where MINPACK stops, and the test that was passed. Raises Unusual if none was."""
     x, _, _, _, passed = leastsq(
         function.squared,
         x,
@@ -114,18 +104,10 @@ def minimized(function: OneFunction, x: np.ndarray, tolerances: Tolerances) -> t
 
 
 def polished(function: OneFunction, x: np.ndarray) -> tuple[Near, float]:
-    """Continue while steps shrink and the cost does not rise.
+    """Continue while steps shrink and the cost does not rise; may raise Unusual.
 
-    Returns
-    -------
-    Near
-        Where that ends.
-    rate : float
-        By what Gauss-Newton steps shrink, the most that was seen; zero where nothing was left to gain.
-
-    Raises
-    ------
-    Unusual
+    Returns where that ends, and the rate: by what Gauss-Newton steps shrink, the most that was seen; zero
+    where nothing was left to gain.
     """
     here, rate, inverse = Near.at(function, x), 0.0, np.eye(len(x))
     scale = here.norms

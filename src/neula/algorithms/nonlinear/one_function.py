@@ -51,29 +51,12 @@ class Unusual(Exception):
 
 
 class OneFunction:
-    """Residuals and the transpose of their Jacobian.
+    """Residuals and the transpose of their Jacobian, by derivatives that the caller knows, or by differences.
 
-    Parameters
-    ----------
-    call : callable
-    derivatives : callable or None
-        The Jacobian, if the caller knows it.
-    scheme : {"2-point", "3-point", "5-point"}
-        Differences, if not.
-
-    lower, upper : array, shape (n,), optional
-        Within which the function may be called.
-    loss : Loss, optional
-        Of the residuals, if not their squares.
-
-    Attributes
-    ----------
-    scheme : str
-        May be changed on the way.
-    norms, peaks : array, shape (n,)
-        Of the columns of the Jacobian, at the last point and the largest ones so far.
-    nfev, njev : int
-        Calls for residuals, without those for differences, and for Jacobians.
+    The ``scheme`` of the latter may be changed on the way. The function may be called within bounds, and a
+    loss may take the place of the squares of the residuals. ``norms`` and ``peaks`` are those of the columns
+    of the Jacobian, at the last point and the largest ones so far; ``nfev`` and ``njev`` count calls for
+    residuals, without those for differences, and for Jacobians.
 
     Examples
     --------
@@ -110,14 +93,7 @@ class OneFunction:
         return EPS if self._derivatives is not None else noise(self.scheme, EPS)
 
     def residuals(self, x: np.ndarray) -> np.ndarray:
-        """At x, shape (m,).
-
-        Raises
-        ------
-        Unusual
-        ValueError
-            If their number changes.
-        """
+        """Residuals at x, shape (m,). Raises Unusual, and a ValueError if their number changes."""
         place = x.tobytes()
         if place != self._at:
             # Copies: a function may keep what it is given, and write into the same memory each time.
@@ -129,12 +105,7 @@ class OneFunction:
         return self._f
 
     def slopes(self, x: np.ndarray) -> np.ndarray:
-        """The Jacobian's transpose at x, shape (n, m).
-
-        Raises
-        ------
-        Unusual
-        """
+        """The Jacobian's transpose at x, shape (n, m). Raises Unusual."""
         place = x.tobytes() + self.scheme.encode()
         if place != self._sloped_at:
             f = self.residuals(x)

@@ -93,19 +93,8 @@ def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """One pass in double precision, whose Q is orthonormal in single precision for most matrices there are.
 
     Columns that vanish are random ones in Q, with a zero column of R, so that Q is orthonormal; and what all
-    columns have in common with the first one goes first.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n
-        Of any floating dtype; not modified.
-
-    Returns
-    -------
-    Q : Tensor, shape (batch, m, n)
-        float32.
-    R : Tensor, shape (batch, n, n)
-        float64 if A is, else float32.
+    columns have in common with the first one goes first. A, shape (batch, m, n) with m >= n, is of any
+    floating dtype, and not modified. Q is float32, and R float64 if A is, else float32.
     """
     m, n = a.shape[1:]
     q, multiples, vanished = without_first_column(a, _noise(m, n, a.device))
@@ -116,15 +105,10 @@ def batched_qr_in_double(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def batched_reorthogonalize(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Another pass over Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
+    """Another pass over Q, shape (batch, m, n): an orthonormal Q and the R that belongs to it (``R_2 R``).
 
     Columns of Q that vanished are random ones in the second pass. Their rows of R are zero, so that ``Q R``
     stays what it was, and Q becomes orthonormal, as Householder reflections would have it.
-
-    Parameters
-    ----------
-    q : Tensor, shape (batch, m, n)
-    r : Tensor, shape (batch, n, n)
     """
     # Of Q, not of R: a random column of an earlier pass has a zero on the diagonal, but others rely on it.
     vanished = ~q.any(1)

@@ -83,7 +83,7 @@ def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor
     local_q, local_r = mgs(tiles)
     stack_q, r = _tree(local_r.reshape(-1, n), engine, tile_rows)
     q = engine.bmm(local_q, stack_q.reshape(-1, n, n))
-    return _join(q, m), r
+    return q.reshape(-1, n)[:m], r  # without the rows that filled tiles up
 
 
 def _split_evenly(a: torch.Tensor, tile_rows: int) -> torch.Tensor:
@@ -98,8 +98,3 @@ def _split_evenly(a: torch.Tensor, tile_rows: int) -> torch.Tensor:
     padded = a.new_zeros(count * height, n)
     padded[:m] = a
     return padded.reshape(count, height, n)
-
-
-def _join(tiles: torch.Tensor, m: int) -> torch.Tensor:
-    """Stack the tiles and drop the rows that filled them up."""
-    return tiles.reshape(-1, tiles.shape[-1])[:m]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan
 from neula.algorithms.spectra.condition import solve_normal, solve_r
 from neula.engines import Engine
 from neula.engines.reduction import HERE, Reduction
@@ -13,36 +13,18 @@ from neula.kernels.precision import exact_matmul
 
 # item: Q (3); V Algorithm 1
 def qr_solve(q: torch.Tensor, r: torch.Tensor, b: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``x = R^-1 (Q^H b)``: the direct solver of the papers (formula 3), in the precision of the factors.
-
-    Parameters
-    ----------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
-    b : Tensor, shape (m, k)
-    """
+    """``x = R^-1 (Q^H b)``: the direct solver of the papers (formula 3), in the precision of the factors."""
     return solve_r(r, over_rows.total(exact_matmul(q.mH, b)))
 
 
 # item: Q (2)
 def normal_equations(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """``x = (A^H A)^-1 A^H b`` by Cholesky: half the operations of QR, twice the sensitivity.
+    """``x = (A^H A)^-1 A^H b`` by Cholesky, and the factor R: half the operations of QR, twice the
+    sensitivity.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        In the engine's storage precision.
-    b : Tensor, shape (m, k)
-    engine : Engine
-        Multiplies ``A^H A``.
-
-    Returns
-    -------
-    x : Tensor, shape (n, k)
-    r : Tensor, shape (n, n)
-        The Cholesky factor; both are NaN where ``A^H A`` is not numerically positive definite.
+    A is in the storage precision of the engine, which multiplies ``A^H A``. Both results are NaN where that
+    is not numerically positive definite.
     """
     operand = engine.operand(a)
-    r, info = upper_cholesky(engine.inner(operand, operand))
-    r = r.masked_fill(info > 0, torch.nan)
+    r = factor_or_nan(engine.inner(operand, operand))
     return solve_normal(r, engine.over_rows.total(exact_matmul(a.mH, b))), r

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from neula.algorithms.elimination.double_cholesky import inverted_cholesky
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.elimination.cholesky import inverted_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan, upper_cholesky
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
@@ -23,21 +23,11 @@ from neula.kernels.triangular_inverse import triangular_inverse
 def gram_passes(
     a: torch.Tensor, engine: Engine, *, passes: int, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q and R; NaN where a Gram matrix is not positive definite.
+    """Q and R of a tall A, in double precision, columns of one size; NaN where a Gram matrix is not definite.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        In double precision, columns of one size.
-    exact : bool
-        Whether rows of Q are found by substitution until they are nearly orthonormal, which leaves the
-        residual of reflections. A product with an inverse leaves the condition number times as much: less
-        than a coarser format rounds.
-
-    Returns
-    -------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
+    If ``exact``, rows of Q are found by substitution until they are nearly orthonormal, which leaves the
+    residual of reflections. A product with an inverse leaves the condition number times as much: less than a
+    coarser format rounds.
     """
     return _more_passes(a, None, engine, passes, exact=exact)
 
@@ -70,21 +60,15 @@ def batched_cholesky_qr(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Q and R of each matrix of a batch, by a few launches for all of them; NaN where one has broken down.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n
-        In double precision, columns of one size.
-    passes : int
-    shifted : bool, optional
-        Whether the diagonal of the first Gram matrix is enlarged, as for nearly dependent columns.
+    Tall matrices are in double precision, with columns of one size. If ``shifted``, the diagonal of the first
+    Gram matrix is enlarged, as for nearly dependent columns.
     """
     q, r = a, None
     for place in range(passes):
         gram = q.mH @ q
         if shifted and place == 0:
             gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, a.shape[1])[:, None])
-        step, order = upper_cholesky(gram)
-        step = step.masked_fill((order > 0)[:, None, None], torch.nan)
+        step = factor_or_nan(gram)
         q = q @ triangular_inverse(step, upper=True)
         r = step if r is None else step @ r
     assert r is not None
@@ -98,9 +82,9 @@ def _more_passes(
     for left in reversed(range(passes)):
         gram = lower_gram(q[None])
         if exact and left:
-            q, step = _substituted(q, _triangle(*upper_cholesky(gram)))
+            q, step = _substituted(q, factor_or_nan(gram)[0])
         else:
-            q, step = _multiplied(q, gram, engine)
+            q, step = _by_factor(q, inverted_cholesky(gram, engine))
         r = step if r is None else exact_matmul(step, r)
     assert r is not None
     return q, r
@@ -110,17 +94,9 @@ def _substituted(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.
     return torch.linalg.solve_triangular(r, q, upper=True, left=False), r
 
 
-def _multiplied(q: torch.Tensor, gram: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    return _by_factor(q, inverted_cholesky(gram, engine))
-
-
 def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:
     q = factor.solved(q.mH[None])[0].mH
     return q, factor.t[0].tril().mH.masked_fill(q[:1, :1].isnan(), torch.nan)
-
-
-def _triangle(r: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    return r[0].masked_fill(order > 0, torch.nan)
 
 
 def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
@@ -131,7 +107,7 @@ def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
     """
     m, n = a.shape
     shift = _shift(gram, m)[:, None, None]
-    return _triangle(*upper_cholesky(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device)))
+    return factor_or_nan(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))[0]
 
 
 def _shift(gram: torch.Tensor, m: int) -> torch.Tensor:

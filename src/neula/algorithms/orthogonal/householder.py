@@ -9,13 +9,9 @@ from neula.kernels.phases import with_nonnegative_diagonal
 
 
 def householder(a: torch.Tensor, engine: Engine | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reduced QR with the diagonal of R made nonnegative, as the other panels have it.
+    """Reduced QR of matrices, shape (*batch, m, n) with m >= n, the diagonal of R made nonnegative.
 
-    Parameters
-    ----------
-    a : Tensor, shape (*batch, m, n), m >= n
-    engine : Engine, optional
-        Whose rows they are; nothing is multiplied in a low format.
+    The engine says whose rows they are; nothing is multiplied in a low format.
     """
     return _reflected(a) if engine is None else engine.over_rows.merged(a, _reflected)
 
@@ -27,16 +23,7 @@ def _reflected(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def solve_by_householder(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``x = R^-1 (Q^H b)`` without Q itself, and R: backward stable, half the operations of a QR.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-    b : Tensor, shape (m, k)
-
-    Returns
-    -------
-    x : Tensor, shape (n, k)
-        NaN or Inf where R is singular.
-    r : Tensor, shape (n, n)
+    Where R is singular, x is NaN or Inf.
 
     Examples
     --------

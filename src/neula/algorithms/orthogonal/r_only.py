@@ -44,13 +44,8 @@ def cholesky_r(
 ) -> torch.Tensor:
     """R of the normal equations: accurate to ``u cond(A)^2`` relative to its smallest singular value.
 
-    One product and one small factorization. NaN where the Gram matrix is not positive definite.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-    gram : Tensor, shape (batch, n, n), optional
-        :func:`lower_gram` of all rows, where it is known.
+    One product, unless ``gram``, :func:`lower_gram` of all rows, is known, and one small factorization. NaN
+    where the Gram matrix is not positive definite. A has the shape (batch, m, n).
     """
     r, info = upper_cholesky(over_rows.total(lower_gram(a)) if gram is None else gram)
     return r.masked_fill_((info > 0)[:, None, None], torch.nan)
@@ -66,17 +61,11 @@ def sampled_max(a: torch.Tensor) -> torch.Tensor:
 def low_cholesky_r(
     a: torch.Tensor, over_rows: Reduction = HERE, *, engine: Engine, sampled: bool = False
 ) -> torch.Tensor:
-    """R of a single matrix by a Gram matrix in the arithmetic of an engine, returned in double precision.
+    """R of a single matrix, shape (1, m, n), by a Gram matrix in the arithmetic of an engine, in double
+    precision.
 
-    Parameters
-    ----------
-    a : Tensor, shape (1, m, n)
-        Its columns are scaled as they are rounded.
-    over_rows : Reduction
-        That of the engine.
-    sampled : bool
-        Whether some rows show how large its elements are, for a pass over it less; where others exceed
-        :func:`sampled_max` by a factor of two or more, R may be NaN.
+    Its columns are scaled as they are rounded. If ``sampled``, some rows show how large its elements are, for
+    a pass over it less; where others exceed :func:`sampled_max` by a factor of two or more, R may be NaN.
     """
     matrix = a[0]
     column_max = sampled_max(matrix) if sampled else engine.column_max(matrix).double()
@@ -85,11 +74,8 @@ def low_cholesky_r(
 
 
 def lower_gram(a: torch.Tensor) -> torch.Tensor:
-    """``A^H A``, of which only the lower triangle is to be read: products do not know that it is symmetric.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
+    """``A^H A`` of each matrix of a batch, of which only the lower triangle is to be read: products do not
+    know that it is symmetric.
 
     Examples
     --------

@@ -59,16 +59,8 @@ def reorthogonalize(
     """RGSQRF of Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
     Once is enough if Q was of full rank to the precision of the products. A small number on the diagonal of
-    ``R_2`` says that it was not (a condition number beyond ``1/u``), and that another pass is needed.
-
-    Parameters
-    ----------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
-    panel, cutoff : optional
-        Those of the second pass, see :func:`rgsqrf`.
-    overwrite_q : bool
-        Let the result take the place of ``q``, as in :func:`rgsqrf`.
+    ``R_2`` says that it was not (a condition number beyond ``1/u``), and that another pass is needed. Options
+    are those of :func:`rgsqrf`.
     """
     passes = second_passes(q, r, engine, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
     return deque(passes, maxlen=1).pop()
@@ -219,23 +211,11 @@ def _rounded(x: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None
 def refine_qr(
     a: torch.Tensor, r: torch.Tensor | None = None, over_rows: Reduction = HERE
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """QR in double precision from an R of low precision: Cholesky QR of ``W = A R^-1``.
+    """QR in double precision from an R of low precision, by default the identity: Cholesky QR of ``W = A
+    R^-1``.
 
     A pass squares the distance of W from orthogonality, so one or two do; a Gram matrix that is not definite
-    is shifted first.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float64.
-    r : Tensor, shape (n, n), optional
-        Upper triangular, of any precision; the identity by default.
-
-    Returns
-    -------
-    Q : Tensor, shape (m, n)
-    R : Tensor, shape (n, n)
-        Both float64; NaN where A is too close to rank-deficient for this.
+    is shifted first. Both factors are float64; NaN where A is too close to rank-deficient for this.
     """
     w, step = a, None if r is None else in_double(r)
     r = step

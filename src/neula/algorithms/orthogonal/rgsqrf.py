@@ -89,7 +89,9 @@ def rgsqrf(
         raise ValueError(f"rgsqrf needs at least as many rows as columns, got {m} x {n}")
     best = engine.tuning.recursion(a.dtype if overwrite_a else engine.storage)
     cutoff = best.cutoff if cutoff is None else whole_number("cutoff", cutoff)
-    q = a if overwrite_a else _working_copy(a, engine)
+    q = a if overwrite_a else engine.padded(*a.shape)
+    if not overwrite_a:
+        q[: len(a)].copy_(a)
     r = engine.empty(n, n).zero_()
     recursion = _RecursiveGramSchmidt(
         engine,
@@ -104,16 +106,13 @@ def rgsqrf(
         rows=m,
         trace=trace,
     )
-    wide = engine.tuning[RGSQRFTuning].operand_columns
-    columns = _operand_columns(n, max(cutoff, recursion.block), cutoff, wide)
+    columns = n
+    if n > max(
+        cutoff, recursion.block
+    ):  # operands of the first half, and of those that it is projected out of
+        columns = min(n, split_columns(n, cutoff) + engine.tuning[RGSQRFTuning].operand_columns)
     recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
     return q[: len(a)], r
-
-
-def _working_copy(a: torch.Tensor, engine: Engine) -> torch.Tensor:
-    work = engine.padded(*a.shape)
-    work[: len(a)].copy_(a)
-    return work
 
 
 # item: Q (6)
@@ -219,12 +218,6 @@ def _replayed_columns(a: torch.Tensor, cutoff: int, engine: Engine) -> int:
         columns *= 2
     everything = m * n * engine.storage.itemsize <= engine.replayed_bytes
     return 0 if everything or columns < engine.tuning[RGSQRFTuning].graph_columns else min(columns, n)
-
-
-def _operand_columns(n: int, undivided: int, cutoff: int, wide: int) -> int:
-    """Columns to keep as operands at a time: the first half, and those that it is projected out of."""
-    k = split_columns(n, cutoff)
-    return n if n <= undivided else min(n, k + wide)
 
 
 def split_columns(n: int, cutoff: int) -> int:

@@ -45,19 +45,10 @@ WEAK = 10.0
 
 
 def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
-    """First pivot that is much shorter than a column which is left.
+    """First pivot of an upper triangular R, shape (k, n) with k <= n, much shorter than a column which is
+    left.
 
-    Parameters
-    ----------
-    r : Tensor, shape (k, n), k <= n
-        Upper triangular.
-    tolerance : float
-        Part of the longest column up to which others do not count.
-
-    Returns
-    -------
-    int or None
-        None where there is none. R with NaN has none.
+    Columns up to a part ``tolerance`` of the longest do not count. None where there is none, or R holds NaN.
 
     Examples
     --------
@@ -83,19 +74,11 @@ def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
 
 
 def strong_order(r: torch.Tensor, tolerance: float) -> torch.Tensor | None:
-    """Interchanges that make a pivoted QR strong at its numerical rank.
+    """Interchanges that make a pivoted QR strong at its numerical rank: the new order of the columns of R, if
+    any.
 
-    Parameters
-    ----------
-    r : Tensor, shape (k, n), k <= n
-        Upper triangular, in double precision, elements near 1 at most.
-    tolerance : float
-        Singular values of at most this size count as zero.
-
-    Returns
-    -------
-    Tensor, shape (n,), or None
-        The new order of the columns of R; None where it is the old one.
+    R, shape (k, n) with k <= n, is upper triangular, in double precision, elements near 1 at most. Singular
+    values of at most the tolerance count as zero.
     """
     order = torch.arange(r.shape[1], device=r.device)
     rank, found = _rank_at_most(r, tolerance), False

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan, upper_inverse
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
@@ -91,27 +91,15 @@ def tsqr(
 
 
 def cholesky_tsqr(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
-    """One pass of Cholesky QR with products as accurate as those of float32; without synchronizing.
+    """One pass of Cholesky QR for a tall A with products as accurate as those of float32; without
+    synchronizing.
 
-    Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        At least in single precision. Squares of the elements should neither overflow nor underflow.
-
-    Returns
-    -------
-    Q : Tensor, shape (m, n)
-    R : Tensor, shape (n, n)
-        In double precision.
+    Orthogonal to ``u cond(A)^2``; NaN where the Gram matrix is not positive definite. A is at least in single
+    precision, and squares of its elements should neither overflow nor underflow. R is in double precision.
     """
     gram = over_rows.total(tall_gram(a))
-    factor, info = upper_cholesky(gram)
-    r = factor.masked_fill(info > 0, torch.nan)
-    identity = torch.eye(a.shape[1], dtype=r.dtype, device=r.device)
-    inverse = torch.linalg.solve_triangular(r.mT, identity, upper=False).mT
-    return tall_product(a, inverse, gram.diagonal().real.sqrt()), r
+    r = factor_or_nan(gram)
+    return tall_product(a, upper_inverse(r), gram.diagonal().real.sqrt()), r
 
 
 def cholesky_tsqr32(a: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:

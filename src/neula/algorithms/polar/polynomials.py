@@ -61,16 +61,10 @@ class OddPolynomial:
 
 @lru_cache(maxsize=32)
 def composition(smallest: float, error: float, margin: float) -> tuple[OddPolynomial, ...]:
-    """Polynomials one after the other, after which numbers from an interval are near 1.
+    """Polynomials one after the other, after which numbers in ``[smallest, 1]`` differ from 1 by at most
+    ``error``.
 
-    Parameters
-    ----------
-    smallest : float
-        The interval ends here, and at 1.
-    error : float
-        How far from 1 they may be at the end.
-    margin : float
-        By how much values on the way stay below 1, for rounding errors.
+    Values on the way stay below 1 by the ``margin``, for rounding errors.
 
     Examples
     --------

@@ -19,26 +19,10 @@ def isometry(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``W V^H`` of ``W S V^H``, without the vectors of singular values that count as zero.
 
-    Parameters
-    ----------
-    wide : Tensor, shape (batch, k, m), k <= m
-        float32, float64, complex64 or complex128; no NaN, no Inf.
-    cutoff : float
-        Singular values up to this part of the largest count as zero.
-    unknown : float, optional
-        Up to this part of the largest they may be zero or not.
-    completion : bool
-        Whether their vectors are taken all the same.
-    over_rows : Reduction, optional
-        Of the columns of W, the rows of its transpose.
-
-    Returns
-    -------
-    factor : Tensor, shape (batch, k, m)
-    rank : Tensor, shape (batch,)
-        How many do not count as zero.
-    doubtful : Tensor, shape (batch,)
-        Whether one is unknown.
+    Matrices, shape (batch, k, m) with k <= m, hold neither NaN nor Inf; ``over_rows`` is that of their
+    columns. Singular values up to a part ``cutoff`` of the largest count as zero; their vectors are taken all
+    the same for a ``completion``. Up to the part ``unknown`` they may be zero or not. Returns the factor, how
+    many do not count as zero, and whether one is unknown, each of shape (batch,).
 
     Examples
     --------

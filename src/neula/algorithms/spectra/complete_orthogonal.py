@@ -28,7 +28,7 @@ import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, probes
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
-from neula.algorithms.orthogonal.gram_pivots import column_basis, gram_noise
+from neula.algorithms.orthogonal.pivots import column_basis, gram_noise
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.scaled_problems import ScaledProblems
@@ -289,18 +289,8 @@ def _without_gap(
 
     Nothing has a digit to offer there: the singular vectors on both sides of the threshold are those of
     rounding errors. Singular values are only estimated, since all that they decide is that there is no need
-    for an SVD.
-
-    Parameters
-    ----------
-    b_matrix : Tensor, shape (m, n)
-    z : Tensor, shape (n, k)
-        Basis of all rows, in order of what B makes of them.
-
-    Returns
-    -------
-    MinimumNorm or None
-        None if there may be a gap.
+    for an SVD. None if there may be a gap. Z, shape (n, k), is a basis of all rows, in order of what B makes
+    of them.
     """
     q, r = _graded_qr(b_matrix @ z)
     if not bool(r.isfinite().all()):

@@ -12,13 +12,8 @@ _SEED = 20200623
 
 
 def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
-    """Estimate ``||R||_2`` from below, usually within a few percent: n^2 operations a step.
-
-    Parameters
-    ----------
-    r : Tensor, shape (n, n)
-    steps : int
-        Steps of the power method on ``R^H R``.
+    """Estimate ``||R||_2`` from below, usually within a few percent, by some steps of the power method on
+    ``R^H R``.
     """
     return float(_largest(r, steps, torch.ones_like(r[0].real)))
 
@@ -26,20 +21,10 @@ def largest_singular_value(r: torch.Tensor, steps: int = _STEPS + 1) -> float:
 def extreme_singular_values(
     r: torch.Tensor, triangle: UpperTriangular, columns: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Estimates of the largest singular value of R, from below, and of the smallest, from above and 0 for an
-    exactly singular one, on the device of R: nothing synchronizes.
+    """Estimates of the largest singular value of R, from below, and of the smallest, from above, shape (2,).
 
-    Parameters
-    ----------
-    r : Tensor, shape (n, n)
-    triangle : UpperTriangular
-        The same R, as it is solved with.
-    columns : Tensor, shape (n,), optional
-        Divisors of its columns.
-
-    Returns
-    -------
-    Tensor, shape (2,)
+    The latter is 0 for an exactly singular R; ``triangle`` is R as it is solved with, and columns of R are
+    divided by ``columns``. Nothing synchronizes.
     """
     columns = torch.ones_like(r[0].real) if columns is None else columns.to(r.dtype.to_real())
     largest, smallest = _largest(r, _STEPS + 1, columns), _smallest(triangle, _STEPS, columns)
@@ -47,17 +32,12 @@ def extreme_singular_values(
 
 
 def expected_decay(diagonal: torch.Tensor, n: int) -> float:
-    """Decay of the diagonal of an R of n columns, extrapolated from the first columns.
+    """Decay of the diagonal of an R of n columns, extrapolated from that of the first columns, two at least.
 
     Each element is the distance of a column from those before it. Errors of its direction are those of the
     arithmetic divided by that distance, so this says early how good R can become. Medians of eighths are
     compared: a few large singular values show in a few elements, and cost few iterations. How it falls in the
     later half of what is known says how it will continue.
-
-    Parameters
-    ----------
-    diagonal : Tensor, shape (k,)
-        Of the first k columns, two at least.
 
     Examples
     --------
@@ -74,7 +54,7 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
 
 
 def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor:
-    x = _random_vector(r)[:, 0]
+    x = random_direction(len(r), r.dtype, r.device)[:, 0]
     for _ in range(steps):
         x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
         x = (r.mH @ (r @ (x / columns))) / columns
@@ -82,7 +62,7 @@ def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor
 
 
 def _smallest(r: UpperTriangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
-    x, d = _random_vector(triangular(r).r), columns[:, None]
+    x, d = random_direction(len(columns), r.dtype, columns.device), columns[:, None]
     for _ in range(steps):
         x = d * solve_normal(r, d * (x / torch.linalg.vector_norm(x)))
     growth = torch.linalg.vector_norm(x)
@@ -103,15 +83,6 @@ def solve_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
 def solve_rt(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
     """``R^-H x``."""
     return triangular(r).solve_transposed(x)
-
-
-def multiply_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
-    """``R x``."""
-    return triangular(r).matmul(x)
-
-
-def _random_vector(r: torch.Tensor) -> torch.Tensor:
-    return random_direction(r.shape[0], r.dtype, r.device)
 
 
 def random_direction(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

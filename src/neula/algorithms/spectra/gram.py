@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import GRAM_PARTS, upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import GRAM_PARTS, factor_or_nan
 from neula.engines import Engine
 
 
@@ -23,18 +22,9 @@ class GramTuning:
 
 
 def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """Lower triangle of ``A^H A``; what is above it means nothing.
+    """Lower triangle of ``A^H A``, for A as an operand of the engine; what is above it means nothing.
 
-    Parameters
-    ----------
-    operand : Tensor, shape (m, n)
-        A as an operand of the engine.
-    scales : Tensor, shape (n,), optional
-        Scales that make the columns of A at most 1, if A is not an operand yet.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
+    If A is not an operand yet, ``scales`` make its columns at most 1.
 
     Examples
     --------
@@ -52,17 +42,6 @@ def gram(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = No
 def gram_r(operand: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
     """R of ``A^H A = R^H R``: the R of A's QR factorization up to ``u cond(A)^2``, for half its operations.
 
-    Parameters
-    ----------
-    operand : Tensor, shape (m, n)
-        A as an operand of the engine, its columns scaled.
-    scales : Tensor, shape (n,), optional
-        As for :func:`gram`.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        Upper triangular; NaN where the Gram matrix is not numerically positive definite.
+    Parameters are those of :func:`gram`. NaN where the Gram matrix is not numerically positive definite.
     """
-    r, info = upper_cholesky(gram(operand, engine, scales))
-    return r.masked_fill(info > 0, math.nan)
+    return factor_or_nan(gram(operand, engine, scales))

@@ -16,7 +16,7 @@ import torch
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.algorithms.spectra.gram import gram
 from neula.engines import Engine
-from neula.engines.formats import in_double
+from neula.engines.formats import double_gram, in_double
 from neula.engines.reduction import Reduction
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
@@ -101,19 +101,14 @@ def _project(
 ) -> tuple[MeasuredTriplets, torch.Tensor]:
     """Singular triplets of ``A V V^T``, measured, and ``A^T U``."""
     b = exact_matmul(a, v)
-    theta, w = over_rows.agreed(*converged_eigh(over_rows.total(_gram64(b))))
+    theta, w = over_rows.agreed(*converged_eigh(over_rows.total(double_gram(b))))
     s, w = theta.flip(0).clamp_min(0).sqrt(), w.flip(1)
     u = exact_matmul(b, (w / s).to(a.dtype))
     v = exact_matmul(v, w.to(a.dtype))
     image = over_rows.total(exact_matmul(a.mH, u))
     gap = torch.linalg.matrix_norm(in_double(image) - v * s)
-    of_u = over_rows.total(_gram64(u))
+    of_u = over_rows.total(double_gram(u))
     loss = torch.linalg.matrix_norm(of_u - torch.eye(len(s), dtype=s.dtype, device=s.device))
     measured = torch.stack([gap / norm if norm > 0 else gap, loss / len(s) ** 0.5])
     residual, orthogonality = over_rows.agree(measured).tolist()
     return MeasuredTriplets(u, s.to(a.dtype.to_real()), v, residual, orthogonality, norm, math.nan), image
-
-
-def _gram64(b: torch.Tensor) -> torch.Tensor:
-    wide = in_double(b)
-    return wide.mH @ wide

@@ -6,7 +6,8 @@ from collections.abc import Callable, Generator
 
 import torch
 
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.elimination.lu_panels import blocks
+from neula.algorithms.orthogonal.r_only import HALVED
 from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import adjoint_times
 from neula.kernels.small_problems.systems import turned
@@ -36,21 +37,10 @@ def inverse_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``||diag(left) A^-1 diag(right)||_2``, within a factor of three, and a vector that shows it.
 
-    Parameters
-    ----------
-    solve, solve_transposed : callable
-        ``A^-1 x`` and ``A^-H x`` for the columns of x, shape (..., n, k).
-    left, right : Tensor, shape (..., n, 1)
-        The right one is an identity by default.
-    dtype : torch.dtype
-        Of x.
-
-    Returns
-    -------
-    norm : Tensor, shape (...)
-        For n up to :data:`EXPLICIT` from above, else by the power method from below.
-    vector : Tensor, shape (..., n, 1)
-        Of norm 1: ``diag(left) A^-1 diag(right)`` applied to it has nearly that norm.
+    The solvers find ``A^-1 x`` and ``A^-H x`` for the columns of x, shape (..., n, k); both diagonals have
+    the shape (..., n, 1), the right one being an identity by default. For n up to :data:`EXPLICIT` the norm
+    is from above, else by the power method from below. Of the vector, of norm 1, the product has nearly that
+    norm.
     """
     n = left.shape[-2]
     if n <= EXPLICIT:
@@ -68,13 +58,7 @@ def inverse_norm(
 
 
 def norm_of_triangle(r: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """``||R diag(columns)^-1||_2`` by the power method, from below, shape (batch, 1).
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-    columns : Tensor, shape (batch, n, 1)
-    """
+    """``||R diag(columns)^-1||_2`` of a batch by the power method, from below, shape (batch, 1)."""
     v = gaussian(r.shape[-1], 1, r.dtype, r.device, seed=20180417).expand_as(columns)
     for _ in range(NORM_STEPS):
         v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
@@ -226,14 +210,8 @@ def sampled_inverse_norm(z: torch.Tensor) -> float:
 def norm_of(
     a: torch.Tensor, columns: torch.Tensor, beside: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``||A diag(columns)^-1||_2``, estimated, shape (batch,), and ``A X`` for other vectors.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-    columns : Tensor, shape (batch, n, 1)
-    beside : Tensor, shape (batch, n, k), optional
-        X; no vectors by default.
+    """``||A diag(columns)^-1||_2``, estimated, shape (batch,), and ``A X`` for other vectors, if any, in
+    ``beside``.
     """
     n, x = a.shape[-1], columns[..., :0] if beside is None else beside
     if n <= EXPLICIT:
@@ -249,3 +227,43 @@ def norm_of(
 def _times(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X``, as a product that reads row-major matrices along their rows."""
     return (x.mT @ a.mT).mT
+
+
+def schatten_bounds(a: torch.Tensor, *, upper: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    """``||A||_2`` from below and from above, shape (batch, 1), by one product.
+
+    With the Schatten 4-norm ``||A||_4`` they are ``||A||_4^2 / ||A||_F``, at least ``sqrt(2 / (1 +
+    sqrt(n)))`` of it, and ``||A||_4``, at most ``n^(1/4)`` times as large. Large upper triangular matrices
+    take fewer operations.
+    """
+    size = torch.linalg.matrix_norm(a)[:, None, None]
+    scaled = a / torch.where(size > 0, size, 1.0)
+    square = _gram_norm(scaled, upper=upper)[:, None]
+    return size[..., 0] * square, size[..., 0] * square.sqrt()
+
+
+def schatten_bounds_of_gram(gram: torch.Tensor, sizes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Schatten bounds of ``A D^-1`` from the lower triangle of the Gram matrix of A, in a few operations an
+    element.
+
+    ``sizes``, shape (batch, n, 1), are the diagonal of D.
+    """
+    norm = torch.linalg.vector_norm
+    scaled = (gram / sizes / sizes.mT).tril_()
+    diagonal = scaled.diagonal(dim1=1, dim2=2).real
+    squares = 2 * norm(scaled, dim=(1, 2))[:, None].square() - norm(diagonal, dim=1, keepdim=True).square()
+    square = squares.sqrt()
+    return square / diagonal.sum(1, keepdim=True).sqrt(), square.sqrt()
+
+
+def _gram_norm(a: torch.Tensor, *, upper: bool) -> torch.Tensor:
+    """``||A^H A||_F``, shape (batch,); of a large triangle in eight blocks, a quarter of the operations."""
+    n, norm = a.shape[-1], torch.linalg.matrix_norm
+    if (1 + a.is_complex()) * n < HALVED or not upper:
+        return norm(a.mH @ a)
+    squares = torch.zeros(len(a), dtype=a.dtype.to_real(), device=a.device)
+    for k in blocks(slice(0, n), -(-n // 8)):
+        # A block of columns of the Gram matrix from the diagonal down, where the rest is its transpose.
+        part = a[:, : k.stop, k.start :].mH @ a[:, : k.stop, k]
+        squares += 2 * norm(part).square() - norm(part[:, : k.stop - k.start]).square()
+    return squares.sqrt()

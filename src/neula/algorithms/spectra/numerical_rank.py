@@ -25,13 +25,7 @@ n at most, if the direction has the usual component ``1/sqrt(n)`` of its singula
 
 
 def columns_of_norm_one(r: torch.Tensor) -> torch.Tensor:
-    """R with its columns divided by their norms; zero columns as they are.
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, k, n)
-        With at least one element each.
-    """
+    """R, shape (batch, k, n), with its columns divided by their norms; zero columns as they are."""
     # First by powers of two, since squares may be out of range.
     scaled = r * power_of_two_scales(r.abs().amax(1))[:, None]
     norms = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
@@ -98,16 +92,7 @@ def numerical_ranks(
 
 
 def largest_singular_values(r: torch.Tensor) -> torch.Tensor:
-    """Estimates from below by the power method, usually within a few percent.
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, k, n)
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-    """
+    """Estimates from below by the power method, usually within a few percent, shape (batch,)."""
     x = _direction(r.shape[2], r)
     for _ in range(_STEPS):
         y = _unit(exact_matmul(r, x))[0]
@@ -116,20 +101,12 @@ def largest_singular_values(r: torch.Tensor) -> torch.Tensor:
 
 
 def smallest_singular_values(r: torch.Tensor, width: int = 0) -> torch.Tensor:
-    """Estimates from above by inverse iteration, the reciprocals of ``||R^-T x||`` for unit vectors x.
+    """Estimates from above by inverse iteration, the reciprocals of ``||R^-T x||`` for unit vectors x, shape
+    (batch,).
 
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-        Upper triangular.
-    width : int
-        Order of diagonal blocks to invert, where that takes less time than substitution. Errors of inverses
-        of ill-conditioned blocks leave their size as it is.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        0 for a matrix that is singular, or so nearly that numbers overflow.
+    Zero for an upper triangular R that is singular, or so nearly that numbers overflow. Diagonal blocks of
+    order ``width`` are inverted, where that takes less time than substitution. Errors of inverses of
+    ill-conditioned blocks leave their size as it is.
     """
     count, x = len(r), _direction(r.shape[2], r)
     # A single matrix is multiplied with vectors at the speed of memory.

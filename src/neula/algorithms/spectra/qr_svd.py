@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import torch
 
-from neula.algorithms.spectra.refined_svd import refined_svd
-from neula.engines.formats import FP32, format_of, in_double
+from neula.engines.formats import FP32, double_gram, double_of, format_of, in_double
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.polar.svd import converged_eigh
+from neula.kernels.phases import phases
+from neula.kernels.polar.svd import Factors, converged_eigh, svd
 from neula.kernels.precision import exact_matmul
 
 LARGEST_RATIO = 1e4
@@ -17,16 +17,8 @@ LARGEST_RATIO = 1e4
 
 
 def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
-    """Number of singular values to keep.
-
-    Parameters
-    ----------
-    s : Tensor, shape (n,)
-        Singular values, descending.
-    rank : int or None
-        Keep this many.
-    tol : float or None
-        Keep the fewest for which the rest is at most ``tol`` times the whole, in the Frobenius norm.
+    """Number of singular values to keep, of descending ones: ``rank``, or, if that is None, the fewest for
+    which the rest is at most ``tol`` times the whole, in the Frobenius norm.
     """
     if rank is not None:
         return min(rank, s.numel())
@@ -45,22 +37,8 @@ def qr_svd(
     tol: float | None = None,
     over_rows: Reduction = HERE,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``A = Q R``, ``R = U S V^H``, hence ``A = (Q U) S V^H``, truncated.
-
-    Parameters
-    ----------
-    q : Tensor, shape (m, n)
-    r : Tensor, shape (n, n)
-    rank, tol : optional
-        See :func:`truncate`.
-    over_rows : Reduction
-        Where other rows of Q are.
-
-    Returns
-    -------
-    U : Tensor, shape (m, k)
-    s : Tensor, shape (k,)
-    Vh : Tensor, shape (k, n)
+    """``A = Q R``, ``R = U S V^H``, hence ``A = (Q U) S V^H``, truncated as :func:`truncate` says: U, s and
+    ``V^H``.
     """
     u, s, vh, *_ = svd_of_r(r, rank=rank, tol=tol, over_rows=over_rows)
     return exact_matmul(q, u), s, vh
@@ -78,15 +56,9 @@ class SVDOfR(NamedTuple):
 
 
 def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows: Reduction = HERE) -> SVDOfR:
-    """The singular value decomposition of a square matrix, truncated and measured.
+    """The singular value decomposition of a square matrix, truncated (:func:`truncate`) and measured.
 
-    Parameters
-    ----------
-    r : Tensor, shape (n, n)
-    rank, tol : optional
-        See :func:`truncate`.
-    over_rows : Reduction
-        All processes have the same R, and find the same.
+    All processes of ``over_rows`` have the same R, and find the same.
     """
     found = None if over_rows.spread else _svd_from_gram(r, rank, tol)
     # Singular vectors are not unique: all processes take those of the first.
@@ -100,8 +72,7 @@ def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows:
 
 def loss_of(v: torch.Tensor) -> torch.Tensor:
     """``||V^H V - I||_F / sqrt(k)``, in double precision."""
-    wide = in_double(v)
-    gram = wide.mH @ wide
+    gram = double_gram(v)
     gram.diagonal().sub_(1)
     return torch.linalg.matrix_norm(gram) / max(1, v.shape[1]) ** 0.5
 
@@ -125,3 +96,50 @@ def _svd_from_gram(
         return None
     s, v = s[:k], v[:, :k]
     return (wide @ v / s).to(r.dtype), s.float(), v.mH.to(r.dtype)
+
+
+LARGEST_CORRECTION = 2.0**-26
+"""Of singular vectors: its square is a rounding error."""
+
+
+def refined_svd(a: torch.Tensor) -> Factors:
+    """The reduced SVD of a matrix that is not wide, refined once in double precision.
+
+    LAPACK takes elements beside the diagonal for zero up to 100 u (``TOLMUL`` of DBDSQR), and methods of
+    libraries on a GPU leave more. That shows where few columns leave few rounding errors.
+
+    A step of Ogita and Aishima, "Iterative refinement for singular value decomposition based on matrix
+    multiplication", J. Comput. Appl. Math. 369, 2020. Singular vectors whose singular values are so close
+    that a correction would be large keep their directions; only norms and angles are corrected.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+
+    Returns
+    -------
+    u, s, vh : Tensor, shapes (m, n), (n,) and (n, n)
+
+    Examples
+    --------
+    >>> refined_svd(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[1]
+    tensor([3., 2.], dtype=torch.float64)
+    """
+    u, s, vh = svd(a)
+    if a.dtype != double_of(a.dtype) or not len(s):
+        return u, s, vh
+    v, identity = vh.mH, torch.eye(len(s), dtype=s.dtype, device=s.device)
+    of_u, of_v, t = identity - u.mH @ u, identity - vh @ v, u.mH @ (a @ v)
+    if t.is_complex():  # u and v determine each other's phases
+        turn = phases(t.diagonal())
+        u, t = u * turn, turn.conj()[:, None] * t
+        of_u = identity - u.mH @ u
+    s = (t.diagonal().real / (1 - (of_u + of_v).diagonal().real / 2)).clamp_min(0)
+    alpha, beta = t + of_u * s, t.mH + of_v * s
+    apart = s * s - s[:, None] * s[:, None]
+    left, right = (s * alpha + s[:, None] * beta) / apart, (s[:, None] * alpha + s * beta) / apart
+    small = torch.maximum(left.abs(), right.abs()) <= LARGEST_CORRECTION  # not where it is NaN
+    u = u + u @ torch.where(small, left, of_u / 2)
+    v = v + v @ torch.where(small, right, of_v / 2)
+    s, order = s.sort(descending=True)
+    return u[:, order], s, v[:, order].mH

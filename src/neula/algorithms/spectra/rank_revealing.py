@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes
@@ -12,11 +13,11 @@ from neula.algorithms.krylov.doubled_refinement import refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.spectra.leading_columns import ALIKE, FIRST_ORDER, LeadingRowSpace, pivoted_qr
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.forward_error import enlarged, wedin_factor
 from neula.certificates.rank import rank_doubt
 from neula.engines import FP64
+from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import svd
 from neula.kernels.small_problems.refining import over
 
@@ -76,13 +77,13 @@ def minimum_norm(problem: ScaledProblems, rcond: float) -> MinimumNorm:
     error = spectrum.coefficient_error(over(outside, s[0] * _lengths(coefficients)))
     angle = spectrum.angle
     if rank > 0:
-        refined = _refined(problem, u, s[:rank])
+        refined, basis, left_over = _refined(problem, u, s[:rank])
         turned = spectrum.dropped * angle + 4 * rank**0.5 * FP64.u
         # Of these coefficients: the others may be rounding errors of b alone, and far larger.
-        ratio = over(outside, s[0] * _lengths(refined.coefficients))
-        better = refined.error + spectrum.dropped * turned * wedin_factor(spectrum.condition, ratio)
+        ratio = over(outside, s[0] * _lengths(refined))
+        better = left_over + spectrum.dropped * turned * wedin_factor(spectrum.condition, ratio)
         if bool(over_rows.agree((better <= error).all())):
-            coefficients, v, error, angle = refined.coefficients, refined.v, better, turned
+            coefficients, v, error, angle = refined, basis, better, turned
     if rank == n:
         y = v @ coefficients
     else:
@@ -160,15 +161,6 @@ class Spectrum:
         return turned * wedin_factor(self.condition, ratio)
 
 
-@dataclass(frozen=True)
-class _RowSpaceCoefficients:
-    """Coefficients of the solution in a basis of the row space."""
-
-    coefficients: torch.Tensor  # shape (rank, k)
-    v: torch.Tensor  # shape (n, rank): orthonormal columns
-    error: torch.Tensor  # shape (k,): bound on the relative error of the coefficients in this space
-
-
 def _doubt(
     problem: ScaledProblems, u: torch.Tensor, others: torch.Tensor, kept: float, y: torch.Tensor
 ) -> str:
@@ -194,8 +186,11 @@ def _doubt(
     return rank_doubt(kept, dropped, along, length, u.shape[1], problem.used_rows, problem.rounding)
 
 
-def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowSpaceCoefficients:
-    """Row space and coefficients once more, with products in twice the working precision.
+def _refined(
+    problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Coefficients of the solution and a basis of the row space once more, with products in twice the working
+    precision, and a bound on the relative errors of the coefficients.
 
     Columns of ``B^H U`` lie in the row space of B, whatever the errors of U, except for dropped directions.
     In a basis of it there is a problem of full rank.
@@ -215,28 +210,17 @@ def _refined(problem: ScaledProblems, u: torch.Tensor, s: torch.Tensor) -> _RowS
     r = householder_r(image, over_rows)
     system = Overdetermined(image, r, low, problem.b_low, columns=one, over_rows=over_rows)
     found = refine_doubled(system, problem.b, tolerance=FP64.u)
-    return _RowSpaceCoefficients(found.x[0], v, found.forward_error[0] + 4 * FP64.u)
+    return found.x[0], v, found.forward_error[0] + 4 * FP64.u
 
 
 class RowSpace:
-    """The row space of the part of A that counts: where the minimum-norm x is.
+    """The row space of the part of A that counts, of orthonormal basis v, shape (n, rank): where the
+    minimum-norm x is.
 
-    With ``M = D V`` it is ``x = M (M^H M)^-1 c`` for the coefficients c of ``D x`` in V.
-
-    Parameters
-    ----------
-    v : Tensor, shape (n, rank)
-        Orthonormal columns.
-    sizes : Tensor, shape (n,)
-        The diagonal of D.
-    sure : bool
-        Whether to guarantee as many digits of x as possible. Householder's QR with pivots, which they take
-        where sizes differ, is LAPACK's on the host, and takes longer than all the rest.
-
-    Attributes
-    ----------
-    spread : float
-        By how much the sizes differ.
+    With ``M = D V`` it is ``x = M (M^H M)^-1 c`` for the coefficients c of ``D x`` in V. The diagonal of D
+    are the ``sizes``, shape (n,), which differ by the factor ``spread``. Householder's QR with pivots, which
+    as many guaranteed digits of x as possible take where sizes differ, is LAPACK's on the host, and takes
+    longer than all the rest: if not ``sure``, it is left out.
     """
 
     def __init__(self, v: torch.Tensor, sizes: torch.Tensor, *, sure: bool = True) -> None:
@@ -297,3 +281,72 @@ class RowSpace:
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=0)
+
+
+FIRST_ORDER = 0.1
+"""Relative change of a basis up to which its square does not matter."""
+
+ALIKE = 16.0
+"""If column norms differ by less, Cholesky QR loses at most this factor of accuracy."""
+
+
+@dataclass(frozen=True)
+class LeadingRowSpace:
+    """The row space by its largest columns, where as many as there are dimensions are independent.
+
+    ``V^H D x = c`` is ``D1 x1 + F D2 x2 = V1^-H c`` with ``F = V1^-H V2^H``. Where no column of D2 is much
+    larger than one of D1, ``G = D1^-1 F D2`` is small, the minimum-norm x is ``[I G]^+ D1^-1 V1^-H c``, and
+    its errors do not depend on the units of the columns.
+    """
+
+    order: torch.Tensor  # int, shape (n,): the columns of D1, then the others
+    first: torch.Tensor  # shape (rank, rank): V1^-H
+    rest: torch.Tensor  # shape (rank, n - rank): F
+    sizes: torch.Tensor  # shape (n, 1): the diagonal of D, in order
+
+    @classmethod
+    def from_basis(cls, v: torch.Tensor, sizes: torch.Tensor) -> LeadingRowSpace | None:
+        """None where the largest columns are dependent."""
+        rank = v.shape[1]
+        if rank in (0, len(v)):
+            return None
+        order = pivoted_qr((v * sizes[:, None]).mH)[2]
+        inverse, info = torch.linalg.inv_ex(v[order[:rank]].mH)
+        if bool(info) or not bool(inverse.isfinite().all()):
+            return None
+        if not float(sizes[order[rank:]].amax()) <= ALIKE * float(sizes[order[:rank]].amin()):
+            return None
+        return cls(order, inverse, inverse @ v[order[rank:]].mH, sizes[order, None])
+
+    def shortest(self, coefficients: torch.Tensor) -> torch.Tensor:
+        """``D x``."""
+        rank, along = len(self.first), self.first @ coefficients
+        first, rest = self.sizes[:rank], self.sizes[rank:]
+        one = torch.eye(rank, dtype=along.dtype, device=along.device)
+        q, r = torch.linalg.qr(torch.cat([one, (self.rest / first * rest.T).mH]))
+        x = q[rank:] @ torch.linalg.solve_triangular(r.mH, along / first, upper=False)
+        y = torch.empty(len(self.order), along.shape[1], dtype=along.dtype, device=along.device)
+        y[self.order] = torch.cat([along - self.rest @ (rest * x), rest * x])
+        return y
+
+    def error(self, relative: torch.Tensor, angle: float) -> torch.Tensor:
+        """Relative error of ``D x`` by those of c and of V, to first order.
+
+        ``D1 dx1 = V1^-H (dc - dV^H D x) - F D2 dx2`` and
+        ``dx2 = (I + G^H G)^-1 (dG^H x1 + G^H (dh - dG x2))`` for ``h = D1^-1 V1^-H c``, with
+        ``dG = D1^-1 V1^-H dV^H [-F I]^H D2`` and ``dh = D1^-1 V1^-H (dc - dV1^H D1 h)``, x not being longer
+        than h.
+        """
+        norm, rank = torch.linalg.matrix_norm, len(self.first)
+        first, rest = self.sizes[:rank], self.sizes[rank:]
+        angle, relative, along = angle + 4 * FP64.u, relative + 4 * FP64.u, float(norm(self.first, 2))
+        grows = float(norm(self.first / first) * torch.hypot(norm(self.rest * rest.T), norm(rest)))
+        of_rest = grows * (1.12 * angle * grows + (relative + angle * along) / 2)
+        change = along * (relative + angle) + of_rest
+        return change if angle * max(along, grows) <= FIRST_ORDER else torch.full_like(change, math.inf)
+
+
+def pivoted_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``A[:, pivots] = Q R`` by LAPACK: torch has none."""
+    q, r, pivots = scipy_linalg.qr(a.resolve_conj().cpu().numpy(), mode="economic", pivoting=True)
+    return tuple(torch.from_numpy(x).to(a.device) for x in (q, r, pivots.astype(np.int64)))  # type: ignore[return-value]

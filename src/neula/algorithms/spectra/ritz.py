@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from neula.algorithms.orthogonal.block_on_host import block_on_host
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
+from neula.certificates.low_rank import beside
 from neula.engines import Engine
-from neula.engines.formats import in_double
+from neula.engines.formats import double_gram, in_double
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS
 from neula.kernels.polar.small_svd import small_svd
+from neula.kernels.precision import exact_matmul
 
 ROUNDING = 8
 """Units in the last place that elements of ``Q^H Q`` may be off by, for Q to count as orthonormal."""
@@ -53,9 +56,9 @@ def orthonormal(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a block of columns whose Q is orthonormal whatever their rank.
 
-    On a CPU by :mod:`~neula.algorithms.orthogonal.block_on_host`. Else by a panel of the engine, which is a
-    few products, and once more if that was not enough; by Householder's reflections where a look at ``Q^H Q``
-    says that columns depend on each other.
+    On a CPU by :func:`block_on_host`. Else by a panel of the engine, which is a few products, and once more
+    if that was not enough; by Householder's reflections where a look at ``Q^H Q`` says that columns depend on
+    each other.
 
     Parameters
     ----------
@@ -94,6 +97,62 @@ def orthonormal(
         return q, engine.over_rows.agree(in_double(again)).cpu() @ r
     q, r = householder(x, engine)
     return q, in_double(r.cpu())
+
+
+REFLECTED = 100_000
+"""Elements of a block times its columns up to which LAPACK's reflections take less than the calls of
+Cholesky QR."""
+
+PASSES = 2
+"""Of Cholesky QR: what these do not make orthonormal has columns that depend on each other."""
+
+
+def block_on_host(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """QR whose Q is as orthonormal as that of reflections whatever the rank, and its residual as small.
+
+    By Cholesky QR with Gram matrices in double precision, twice where that is needed. By LAPACK's reflections
+    where columns depend on each other, and where calls take longer than the arithmetic.
+
+    Parameters
+    ----------
+    x : Tensor, shape (m, l), m >= l
+        On the host.
+    loss : float
+        How large elements of ``Q^H Q - I`` may be.
+
+    Returns
+    -------
+    q : Tensor, shape (m, l)
+    r : Tensor, shape (l, l)
+        Upper triangular, the phases of its diagonal as they come.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, r = block_on_host(torch.ones(4, 2), 1e-6)
+    >>> bool((q.T @ q - torch.eye(2)).norm() < 1e-6)
+    True
+    """
+    if x.numel() * x.shape[1] > REFLECTED:
+        found = _by_cholesky(x, loss)
+        if found is not None:
+            return found
+    q, r = torch.linalg.qr(x)
+    return q, r
+
+
+def _by_cholesky(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Tensor] | None:
+    q, r, one = x, None, np.eye(x.shape[1])
+    for _ in range(PASSES):
+        factor, info = torch.linalg.cholesky_ex(double_gram(q), upper=True)
+        if info:
+            return None
+        # Not by the inverse, with which A = Q R would err by the condition number.
+        q = torch.linalg.solve_triangular(factor.to(x), q, upper=True, left=False)
+        r = factor if r is None else factor @ r
+        if np.abs(exact_matmul(q.mH, q).numpy() - one).max() <= loss:
+            return q, r
+    return None
 
 
 def is_blind(x: torch.Tensor, engine: Engine) -> bool:
@@ -174,11 +233,11 @@ def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
     (u, s, v), over_rows = triplets, engine.over_rows
 
     def measured(image: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor) -> Tensors:
-        losses = [_loss(over_rows.total(_gram64(u))), _loss(_gram64(v))]
+        losses = [_loss(over_rows.total(double_gram(u))), _loss(double_gram(v))]
         rest = image - v * s.to(v.dtype.to_real())
         rounding = schatten_bounds((in_double(v).mH @ in_double(rest))[None])[1][0, 0]
         numbers = [torch.stack(losses).amax(), rounding]
-        return (torch.cat([_gram64(rest), s[None], torch.stack(numbers)[:, None].expand(2, len(s))]),)
+        return (torch.cat([double_gram(rest), s[None], torch.stack(numbers)[:, None].expand(2, len(s))]),)
 
     image = engine.inner(a, u)
     (found,) = engine.replay(measured, (image, u, s, v), ("Ritz residuals", repr(engine)))
@@ -192,6 +251,51 @@ def _loss(gram: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(gram) / len(gram) ** 0.5
 
 
-def _gram64(b: torch.Tensor) -> torch.Tensor:
-    wide = in_double(b)
-    return wide.mH @ wide
+def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: torch.Tensor) -> Ritz:
+    """:func:`ritz_triplets` on a CPU, in a third of the calls.
+
+    These take longer than the arithmetic where matrices are small. Other vectors come along, since reading A
+    once more would take longer.
+
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+        On the host, in the storage precision of the engine, all of its rows.
+    block : Tensor, shape (n, l)
+    engine : Engine
+        Its products are as accurate as the triplets.
+    others : Tensor, shape (m, p)
+        ``A G`` for vectors G. Their part outside U is multiplied by the transpose of A together with U.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from neula.engines import CpuEngine
+    >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    >>> ritz_on_host(a, torch.eye(3)[:, :2], CpuEngine("cpu", "fp32"), a[:, 2:]).s
+    tensor([3., 2.], dtype=torch.float64)
+    """
+    v = orthonormal(block, engine)[0]
+    q, r = orthonormal(engine.image(a, v), engine)
+    w, s, x = small_svd.reference(r)
+    u, v = engine.image(q, w.to(q)), engine.image(v, x.to(v))
+    left = beside(u, others, engine)
+    image, back = engine.inner(a, torch.cat([u, left], 1)).split([len(s), left.shape[1]], 1)
+    rest, loss, rounding = _measured_on_host(u, s, v, image)
+    return Ritz(u, s, v, image, rest, loss, rounding, (left, back))
+
+
+def _measured_on_host(
+    u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, image: torch.Tensor
+) -> tuple[torch.Tensor, float, float]:
+    """``E^H E`` of ``E = A^H U - V diag(s)``, the loss of orthogonality, and the norm of ``V^H E``."""
+    size = len(s)
+    both = double_gram(torch.cat([v, image - v * s.to(v.dtype.to_real())], 1))
+    of_u, products, one = double_gram(u).numpy(), both.numpy(), np.eye(size)
+    losses = [np.linalg.norm(gram - one) for gram in (of_u, products[:size, :size])]
+    # Up to l^(1/4) times the spectral norm, whose singular values would take longer.
+    across = products[:size, size:]
+    largest = np.abs(across).max()
+    scaled = across / largest if largest > 0 else across
+    rounding = largest * math.sqrt(np.linalg.norm(scaled.conj().T @ scaled))
+    return both[size:, size:], float(max(losses)) / math.sqrt(size), float(rounding)

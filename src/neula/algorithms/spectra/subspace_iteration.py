@@ -17,8 +17,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from neula.algorithms.spectra.ritz import Ritz, is_blind, orthonormal, orthonormal_blindly, ritz_triplets
-from neula.algorithms.spectra.ritz_on_host import ritz_on_host
+from neula.algorithms.spectra.ritz import (
+    Ritz,
+    is_blind,
+    orthonormal,
+    orthonormal_blindly,
+    ritz_on_host,
+    ritz_triplets,
+)
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 

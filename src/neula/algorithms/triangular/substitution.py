@@ -59,16 +59,8 @@ class Substitution:
         return solver
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
-        """``x = U^-1 L^-1 P b``, without waiting for the device.
-
-        Parameters
-        ----------
-        b : Tensor, shape (n, k)
-            In the dtype that was chosen, on the device of the factors; not modified.
-
-        Returns
-        -------
-        Tensor, shape (n, k)
+        """``x = U^-1 L^-1 P b``, without waiting for the device; b is in the dtype that was chosen, and not
+        modified.
         """
         lu = self.factors.lu
         x = b[self.factors.permutation]
@@ -79,16 +71,7 @@ class Substitution:
         return upper.solve(lower.solve(x))
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        """``x = P^T L^-H U^-H b``, as :meth:`solve`.
-
-        Parameters
-        ----------
-        b : Tensor, shape (n, k)
-
-        Returns
-        -------
-        Tensor, shape (n, k)
-        """
+        """``x = P^T L^-H U^-H b``, as :meth:`solve`."""
         lu = self.factors.lu
         x = b.clone()
         if not self._by_inverses:

@@ -47,16 +47,9 @@ def steps_of(
 ) -> list[TriangularBlock]:
     """In which order blocks of unknowns are found, and by which blocks of T.
 
-    Parameters
-    ----------
-    t : Tensor, shape (..., n, n)
-        Only what is beside the diagonal blocks is read, and only on one side.
-    inverses : Tensor, shape (blocks, ..., width, width)
-        Of the diagonal blocks; the last one may be bordered.
-    upper : bool
-        Which triangle T is.
-    refining : Tensor, shape (blocks, ..., width, width), optional
-        The diagonal blocks, as :attr:`TriangularBlock.block` has them.
+    Inverses of the diagonal blocks, and the blocks themselves for ``refining``, have the shape (blocks, ...,
+    width, width); the last one may be bordered. Only what is beside the diagonal blocks is read of T, and
+    only on one side.
     """
     n, found = t.shape[-1], []
     exact = [None] * len(inverses) if refining is None else refining
@@ -80,23 +73,9 @@ def solve_in_blocks(
 ) -> torch.Tensor:
     """``T X = B`` by blocks: once a block of X is known, its columns of T times that are subtracted from B.
 
-    Parameters
-    ----------
-    steps : list of TriangularBlock
-        Prepared, since on a GPU each view that is made takes the host as long as a launch.
-    right : Tensor, shape (..., n, k)
-        B; overwritten.
-    out : Tensor, shape (..., n, k)
-        Room for X.
-    multiply : callable
-        ``multiply(A, X, Y)`` leaves ``A X`` in Y.
-    subtract : callable
-        ``subtract(A, X, Y)`` leaves ``Y - A X`` in Y.
-
-    Returns
-    -------
-    Tensor, shape (..., n, k)
-        ``out``.
+    Steps are prepared, since on a GPU each view that is made takes the host as long as a launch. B, in
+    ``right``, is overwritten, and X is written to ``out``, which is returned. ``multiply(A, X, Y)`` leaves
+    ``A X`` in Y, and ``subtract(A, X, Y)`` leaves ``Y - A X``.
     """
     for first, size, inverse, panel, start, length, block in steps:
         known, of_block = out.narrow(-2, first, size), right.narrow(-2, first, size)

@@ -37,7 +37,7 @@ def reflected_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.nd
     Examples
     --------
     >>> import torch
-    >>> from neula.certificates.probes import gaussian_probes
+    >>> from neula.certificates.orthogonality import gaussian_probes
     >>> from neula.kernels.few_vectors.probes_host import reflected_errors
     >>> a = torch.tensor([[3.0, 1.0], [4.0, 2.0]], dtype=torch.float64)
     >>> q, r = torch.linalg.qr(a)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.errors import of_batch

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import FEW as FEW_PROBES
-from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, probes
+from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, limits_of, probes
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS
-from neula.algorithms.krylov.one_launch import limits_of
 from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64

@@ -12,13 +12,13 @@ from neula.algorithms.krylov.batched_lstsq import MARGINS, ROUNDING
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
-from neula.algorithms.krylov.summed import SummedGradient, SummedProblem
+from neula.algorithms.krylov.streamed_lstsq import SummedGradient, SummedProblem
 from neula.algorithms.scaled_problems import DOMINATES
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import enlarged
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.certificates.residuals import residual_noise
 from neula.certificates.stagnation import settled
 from neula.engines import FP64

@@ -15,7 +15,7 @@ import torch
 from neula.algorithms.krylov.held_sums import Gathered, HeldSums, scaled_rows
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
-from neula.certificates.probes import gaussian_probes
+from neula.certificates.orthogonality import gaussian_probes
 from neula.engines import FP64, Engine, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import in_double

@@ -9,11 +9,10 @@ import torch
 
 from neula.algorithms.exact_combinations import beyond_combinations
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
-from neula.algorithms.krylov.doubled_refinement import add_to_pair
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.certificates.verdict import within
 from neula.engines import FP64, Engine
-from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.doubled.doubled import Doubled, two_sum
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.problems.orthogonal.qr import qr
@@ -169,7 +168,7 @@ class NullSpace:
         factors = low = rows.new_zeros(self.rank, len(rows))
         for _ in range(STEPS):
             update = torch.linalg.solve_triangular(triangle, self.q.mH @ left, upper=True)
-            factors, low = add_to_pair(factors, low, update)
+            factors, low = two_sum(factors, low + update)
             left = prepared.residual(factors[None], wanted[None], low[None])[0][0]
         return factors, left
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.krylov.pace import LaunchTuning, Pace
+from neula.algorithms.krylov.doubled_refinement import LaunchTuning, Pace
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import DTYPES
 from neula.kernels.small_problems import seminormal_host

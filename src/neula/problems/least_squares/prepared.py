@@ -16,7 +16,7 @@ from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.engines.formats import in_double
-from neula.engines.inputs import called
+from neula.engines.graphs import called
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer

@@ -20,13 +20,12 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import (
     expected_decay,
     extreme_singular_values,
-    multiply_r,
     solve_r,
     solve_rt,
 )
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.inverted import InvertedTuning
-from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular
+from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.certificates.backward_error import Scale
 from neula.certificates.forward_error import (
     ESTIMATED,
@@ -454,7 +453,7 @@ def _probe(
     )
     found = cgls(problem.operator, r, rhs, stop=stop, max_iterations=max_iterations, gradient=gradient)
     smallest = torch.full_like(size, found.smallest)
-    measured = torch.cat([norm(multiply_r(r, found.x[:, :1] - known))[None] / size, smallest])
+    measured = torch.cat([norm(triangular(r).matmul(found.x[:, :1] - known))[None] / size, smallest])
     error, smallest_of_all = problem.options.over_rows.agree(measured).tolist()
     if not together:
         return _Probed(error, smallest_of_all)

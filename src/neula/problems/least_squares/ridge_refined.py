@@ -11,7 +11,7 @@ from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, FactoredProble
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.forward_error import MAX_RATE, SURE, enlarged, measured_error
 from neula.certificates.verdict import Evidence, Limits, within
 from neula.engines import FP64

@@ -12,8 +12,13 @@ import torch
 
 from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
-from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums, RefinementSums
-from neula.algorithms.krylov.summed import SummedGradient, SummedProblem
+from neula.algorithms.krylov.streamed_lstsq import (
+    GramSums,
+    HouseholderSums,
+    RefinementSums,
+    SummedGradient,
+    SummedProblem,
+)
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import MAX_RATE

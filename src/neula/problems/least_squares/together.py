@@ -13,25 +13,26 @@ from typing import NamedTuple, Self
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import lengths, rate_of
+from neula.algorithms.krylov.batched_lstsq import lengths, limits_of, rate_of
 from neula.algorithms.krylov.doubled_refinement import (
     MAX_STEPS,
+    SYNCHRONOUS,
     DoubledSolution,
     FactoredProblems,
+    LaunchTuning,
+    Pace,
     Refinement,
     refine_doubled,
 )
-from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
 from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE
 from neula.engines import FP64
 from neula.engines.formats import in_double
-from neula.engines.inputs import Tensors, made
+from neula.engines.graphs import Tensors, made
 from neula.kernels.dispatch import try_together
 from neula.kernels.doubled.doubled import cuts, doubled_product
 from neula.kernels.few_vectors.one_pass_host import pays

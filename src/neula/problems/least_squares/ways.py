@@ -8,8 +8,8 @@ from functools import partial
 
 import torch
 
+from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.algorithms.krylov.driver import Refined
-from neula.algorithms.krylov.pace import Pace
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
 from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max

@@ -12,7 +12,7 @@ import torch
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.krylov.passes import times
-from neula.algorithms.krylov.summed import SummedProblem
+from neula.algorithms.krylov.streamed_lstsq import SummedProblem
 from neula.algorithms.krylov.triangles import Triangles, are_solved
 from neula.algorithms.orthogonal.r_only import (
     HALVED,

@@ -13,10 +13,9 @@ import torch
 
 from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
-from neula.algorithms.spectra.qr_svd import truncate
-from neula.algorithms.spectra.refined_svd import refined_svd
+from neula.algorithms.spectra.qr_svd import refined_svd, truncate
 from neula.algorithms.spectra.ritz import orthonormal
-from neula.certificates.probes import PROBES
+from neula.certificates.orthogonality import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import largest_magnitude

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.qr_svd import loss_of, svd_of_r, truncate
-from neula.algorithms.spectra.refined_svd import refined_svd
+from neula.algorithms.spectra.qr_svd import loss_of, refined_svd, svd_of_r, truncate
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error

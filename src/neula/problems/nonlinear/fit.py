@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from neula.algorithms.nonlinear.damped import picked
 from neula.algorithms.nonlinear.feasible import Bounds
 from neula.algorithms.nonlinear.gauss_newton import newton_steps, polish
 from neula.algorithms.nonlinear.levenberg_marquardt import (
@@ -25,7 +26,6 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
     leave_flat_bounds,
     levenberg_marquardt,
 )
-from neula.algorithms.nonlinear.some import picked
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
 from neula.pipeline.call import Call

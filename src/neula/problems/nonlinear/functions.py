@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from neula.algorithms.nonlinear import differentiate
+from neula.algorithms.nonlinear.damped import picked, placed
 from neula.algorithms.nonlinear.differentiate import STEPS, Differences, Function
-from neula.algorithms.nonlinear.some import picked, placed
 from neula.errors import check_name
 from neula.io.integers import in_float64
 from neula.pipeline.inputs import FLOATS, has_tangent, take

@@ -16,7 +16,7 @@ from neula.algorithms.krylov.batched_lstsq import MARGINS
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.orthogonal.reorthogonalize import WELL_CONDITIONED
 from neula.algorithms.spectra.gram import GramTuning, gram_r
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.engines import FP16_COR, FP64, Engine, Tuning
 from neula.engines.complex import over
 from neula.engines.formats import in_double

@@ -18,7 +18,7 @@ from neula.algorithms.orthogonal.pivots import (
     eliminated_order,
     greedy_orders,
     lapack_factors,
-    sketched_order,
+    sketched_pivots,
 )
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
@@ -187,7 +187,7 @@ def _order_of(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     engine.fill(work, a, power_of_two_scales(largest).repeat(a.shape[1]))
     if at_once:
         return eliminated_order(work, engine)
-    return sketched_order(work, engine, engine.tuning[PivotTuning].pivot_block)
+    return sketched_pivots(work, engine, engine.tuning[PivotTuning].pivot_block)[0]
 
 
 def _eliminates(engine: Engine) -> bool:

@@ -13,8 +13,7 @@ from torch.nn import functional
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
-from neula.certificates.orthogonality import measured_again
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, gaussian_probes, measured_again
 from neula.certificates.qr import certifying_dtype, image_of, qr_measures, units
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format

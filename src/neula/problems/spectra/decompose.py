@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
-from neula.certificates.spectra import SpectralErrors, a_priori_error, frobenius_error, spectral_errors
+from neula.certificates.spectra import SpectralErrors, a_priori_error, backward_error, spectral_errors
 from neula.engines.formats import in_double, matching_dtype
 from neula.errors import of_batch
 from neula.kernels.magnitudes import largest_magnitude, two_norms
@@ -98,7 +98,7 @@ class Decomposed:
         """Frobenius norms of changes of A whose exact eigenvalues and eigenvectors are those found, shape
         (batch,), relative to the powers of two that A was divided by.
         """
-        return frobenius_error(in_double(self.run.found.s), self.run.found.measures)
+        return backward_error(in_double(self.run.found.s), self.run.found.measures, frobenius=True)
 
     def _rounding(self, dtype: torch.dtype) -> torch.Tensor:
         """Errors of rounding values to a dtype, scaled."""

@@ -15,8 +15,13 @@ from neula.algorithms.krylov.iterative_refinement import Beside, Companions, OnT
 from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
-from neula.algorithms.spectra.inverse_norm import EXPLICIT, half_random, inverse_norm, symmetric_inverse_norm
-from neula.algorithms.spectra.schatten import schatten_bounds
+from neula.algorithms.spectra.inverse_norm import (
+    EXPLICIT,
+    half_random,
+    inverse_norm,
+    schatten_bounds,
+    symmetric_inverse_norm,
+)
 from neula.certificates.forward_error import ESTIMATED, MAX_RATE, measured_error
 from neula.certificates.residuals import residual_noise
 from neula.engines.random_vectors import gaussian

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
-from neula.algorithms.elimination.double_cholesky import blocks_pay, double_cholesky, inverted_cholesky
+from neula.algorithms.elimination.cholesky import blocks_pay, double_cholesky, inverted_cholesky
 from neula.algorithms.elimination.factorization import inverted_lu
 from neula.algorithms.krylov.batched_lstsq import PROBES
 from neula.algorithms.krylov.factored_systems import Factors

@@ -14,7 +14,7 @@ from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks, largest_of
 from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
-from neula.certificates.probes import PROBES, gaussian_probes
+from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.engines import Engine, Format, format_of
 from neula.engines.formats import in_double
 from neula.errors import check_name

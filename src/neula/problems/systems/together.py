@@ -19,15 +19,14 @@ from typing import NamedTuple
 import torch
 
 from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
-from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
+from neula.algorithms.krylov.batched_lstsq import limits_of
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, SYNCHRONOUS, LaunchTuning, Pace, Refinement
 from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
-from neula.algorithms.krylov.one_launch import limits_of
-from neula.algorithms.krylov.pace import SYNCHRONOUS, LaunchTuning, Pace
 from neula.algorithms.spectra.inverse_norm import inverse_norm, norm_of
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, rounded_error
 from neula.engines import FP64, format_of
 from neula.engines.formats import in_double
-from neula.engines.inputs import Inputs, Tensors, called, made, nbytes_of
+from neula.engines.graphs import Inputs, Tensors, called, made, nbytes_of
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.refining import over
 from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems

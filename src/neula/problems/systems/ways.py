@@ -12,6 +12,7 @@ from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
+    FallingPivotsError,
     cholesky,
     library_cholesky,
     recursion_pays,
@@ -21,12 +22,11 @@ from neula.algorithms.elimination.cholesky_factor import CholeskyFactor, NotPosi
 from neula.algorithms.elimination.equilibrate import Equilibrated
 from neula.algorithms.elimination.factorization import (
     Factorization,
+    Recorded,
     SingularMatrixError,
     library_lu,
     mixed_lu,
 )
-from neula.algorithms.elimination.falling_pivots import FallingPivotsError
-from neula.algorithms.elimination.recorded import Recorded
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.iterative_refinement import (
     UpdateSolver,
