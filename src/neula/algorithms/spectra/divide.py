@@ -79,12 +79,12 @@ def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: 
     Returns
     -------
     Tensor, shape (batch, n, n)
-        Orthonormal but for errors of thousandths.
+        Orthonormal up to errors of about 0.001.
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
-    alike = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
-    deep = 2 + ((a.shape[1] - 1) // width).bit_length()
-    return _Tree(orthonormal, width, exact, rough).vectors(a, sizes, alike, deep)
+    tolerance = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
+    depth = 2 + ((a.shape[1] - 1) // width).bit_length()
+    return _Tree(orthonormal, width, exact, rough).vectors(a, sizes, tolerance, depth)
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -119,41 +119,45 @@ class _Tree:
     exact: Engine
     rough: Engine
 
-    def vectors(self, a: torch.Tensor, sizes: torch.Tensor, alike: torch.Tensor, deep: int) -> torch.Tensor:
-        """Eigenvectors of the blocks; the columns beyond are anything.
+    def vectors(
+        self, a: torch.Tensor, sizes: torch.Tensor, tolerance: torch.Tensor, depth: int
+    ) -> torch.Tensor:
+        """Eigenvectors of the blocks; columns beyond their orders have no meaning.
 
         Parameters
         ----------
         a : Tensor, shape (batch, n, n)
         sizes : Tensor, shape (batch,)
             Orders of the blocks.
-        alike : Tensor, shape (batch,)
+        tolerance : Tensor, shape (batch,)
             Eigenvalues that differ by no more are equal.
-        deep : int
+        depth : int
             Splits one after the other that may follow: a good one leaves half of the order.
         """
         n = a.shape[1]
         place = torch.arange(n, device=a.device)
         inside = place < sizes[:, None]
         diagonal = a.diagonal(0, 1, 2).real
-        if n <= self.width or deep == 0:
+        if n <= self.width or depth == 0:
             # Beyond all eigenvalues: they come last.
             far = torch.where(inside, diagonal, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return _eigenvectors(_with_diagonal(a, far))
         # About zero: of a cluster elsewhere products would have more rounding errors, and Lanczos no digits.
         diagonal = torch.where(inside, diagonal - (diagonal.sum(1) / sizes.clamp_min(1))[:, None], 0.0)
         a = _with_diagonal(a, diagonal)
-        same = (two_norms(a, 1, 2) <= alike) | (sizes <= 1)
-        if bool(same.all()):
+        scalar = (two_norms(a, 1, 2) <= tolerance) | (sizes <= 1)
+        if bool(scalar.all()):
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
         parts = self.exact.parts(a)
         sigma, size = (x[:, None].to(diagonal.dtype) for x in _middle(parts, inside, self.exact))
         # Rows beyond the block have the sign +1. Of a multiple of the identity any subspace is invariant.
         shifted = torch.where(inside, diagonal - sigma, size)
-        size = torch.where(same[:, None], alike[:, None] / torch.finfo(a.dtype).eps + 1e-30, size)
-        shifted = torch.where(same[:, None], torch.where(place < (sizes // 2)[:, None], -size, size), shifted)
+        scalar = scalar[:, None]
+        size = torch.where(scalar, tolerance[:, None] / torch.finfo(a.dtype).eps + 1e-30, size)
+        halves = torch.where(place < (sizes // 2)[:, None], -size, size)
+        shifted = torch.where(scalar, halves, shifted)
         bases, ranks = self._split(_with_diagonal(a, shifted), size[:, 0], inside, sizes)
-        return self._conquered(_congruent(bases, parts, self.exact), bases, ranks, sizes, alike, deep)
+        return self._conquered(_congruent(bases, parts, self.exact), bases, ranks, sizes, tolerance, depth)
 
     def _conquered(
         self,
@@ -161,8 +165,8 @@ class _Tree:
         bases: torch.Tensor,
         ranks: torch.Tensor,
         sizes: torch.Tensor,
-        alike: torch.Tensor,
-        deep: int,
+        tolerance: torch.Tensor,
+        depth: int,
     ) -> torch.Tensor:
         """Eigenvectors from bases in which matrices fall into two blocks, the first ones of these orders."""
         count, n, _ = inner.shape
@@ -179,10 +183,11 @@ class _Tree:
             within = place[: block.shape[1]] < order[:, None]
             blocks.append(torch.where(within[:, :, None] & within[:, None], block, 0.0))
         if most[0] == most[1]:
-            both = torch.cat(blocks), orders.flatten(), torch.cat([alike, alike])
-            below, above = self.vectors(*both, deep - 1).split(count)
+            both = torch.cat(blocks), orders.flatten(), torch.cat([tolerance, tolerance])
+            below, above = self.vectors(*both, depth - 1).split(count)
         else:
-            below, above = (self.vectors(*each, alike, deep - 1) for each in zip(blocks, orders, strict=True))
+            each = zip(blocks, orders, strict=True)
+            below, above = (self.vectors(*block, tolerance, depth - 1) for block in each)
         below = product(bases[:, :, : most[0]], below, self.exact)
         above = product(bases.gather(2, moved[:, None].expand(-1, n, -1)), above, self.exact)
         back = (place - ranks[:, None]).clamp(0, most[1] - 1)
@@ -202,11 +207,11 @@ class _Tree:
         projector = sign(shifted, size, self.rough, self.exact).mul_(-0.5)
         projector.diagonal(0, 1, 2).add_(0.5)
         ranks = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
-        none = (ranks <= 0) | (ranks >= sizes)
-        ranks = torch.where(none, sizes // 2, ranks)
+        unsplit = (ranks <= 0) | (ranks >= sizes)
+        ranks = torch.where(unsplit, sizes // 2, ranks)
         generator = torch.Generator(shifted.device).manual_seed(n)
         g = torch.randn(n, n, dtype=shifted.dtype, device=shifted.device, generator=generator) / n**0.5
-        found, first = inside & ~none[:, None], (place < ranks[:, None])[:, None]
+        found, first = inside & ~unsplit[:, None], (place < ranks[:, None])[:, None]
         found = found[:, :, None] & found[:, None]
         image = product(projector.reshape(1, -1, n), g[None], self.exact).view(count, n, n)
         eye = torch.eye(n, dtype=shifted.dtype, device=shifted.device)

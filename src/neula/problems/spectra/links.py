@@ -100,7 +100,7 @@ _singular = _when(
 )
 
 _divided = _when(
-    "by name; eigenvectors of orders that no kernel takes, of a batch or a large matrix",
+    "by name; eigenvectors of batches and of large matrices, beyond the orders of the kernel",
     lambda case: case.options.algorithm == "divide" or case.divided,
 )
 
