@@ -31,11 +31,9 @@ STRIP = 2048
 class ButterfliedInverses:
     """``U^T diag(A, s I) V = (L R)^T``, to solve systems with A by products."""
 
-    # Shape (n, n): that of A, in which a small matrix costs less than it would to read two factors.
-    inverse: torch.Tensor | None
-    # lower, upper: L and R of others.
-    lower: InvertedBlocks | None
-    upper: InvertedBlocks | None
+    # Inverse of a small matrix, shape (n, n), which costs less than it would to read two factors; of others L
+    # and R.
+    solver: torch.Tensor | tuple[InvertedBlocks, InvertedBlocks]
     transform: TwoSided
     magnified: torch.Tensor  # shape (): largest element of R by that of A
     narrow: ClassVar[bool] = False
@@ -53,9 +51,9 @@ class ButterfliedInverses:
         magnified, order = over(_largest_of_upper(lu), _largest(a)), len(lu)
         width = 0 if order <= tuning[InvertedTuning].inverted_whole else tuning[InvertedTuning].width(order)
         if not width:
-            return cls(_inverse(lu, transform), None, None, transform, magnified)
+            return cls(_inverse(lu, transform), transform, magnified)
         # Without pivots blocks on the diagonal may be ill-conditioned.
-        return cls(None, *inverted_factors(lu, lu.dtype, width, refining=True), transform, magnified)
+        return cls(inverted_factors(lu, lu.dtype, width, refining=True), transform, magnified)
 
     @property
     def growth(self) -> float:
@@ -64,23 +62,18 @@ class ButterfliedInverses:
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-1 b`` for the columns of b, shape (n, k)."""
-        if self.lower is None or self.upper is None:
-            return exact_matmul(self._known, b)
+        if isinstance(self.solver, torch.Tensor):
+            return exact_matmul(self.solver, b)
         # The factors are those of the transpose: with conjugates these of the conjugate transpose solve.
-        lower, upper = self.lower.mH, self.upper.mH
+        lower, upper = (factor.mH for factor in self.solver)
         return self.transform.solve(lambda x: lower.solved(upper.solved(x.conj())).conj(), b)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-H b``."""
-        if self.lower is None or self.upper is None:
-            return exact_matmul(self._known.mH, b)
-        lower, upper = self.lower, self.upper
+        if isinstance(self.solver, torch.Tensor):
+            return exact_matmul(self.solver.mH, b)
+        lower, upper = self.solver
         return self.transform.mH.solve(lambda x: upper.solved(lower.solved(x.conj())).conj(), b)
-
-    @property
-    def _known(self) -> torch.Tensor:
-        assert self.inverse is not None
-        return self.inverse
 
     def in_double(self) -> ButterfliedInverses:
         """Return the same factors: they already solve in double precision."""

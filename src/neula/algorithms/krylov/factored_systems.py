@@ -53,23 +53,10 @@ class FactoredSystems(FactoredProblems):
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
     the first solutions, and what to update these by: ten columns take a GPU hardly longer than one.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        float64 or complex128.
-    factors : Factors
-    sizes : Tensor, shape (batch, n, 1)
-        The diagonal of D.
-    b : Tensor, shape (batch, n, k)
-    norm : Tensor, shape (batch,)
-        ``||A||_F``.
-    measured : Images
-    doubled : bool
-        Whether residuals are in twice the working precision.
-    u : float
-        Unit roundoff of the factors.
-    power : int
-        Of the condition number, by which a solve with them magnifies rounding errors.
+    A, shape (batch, n, n), is in double precision; ``sizes``, shape (batch, n, 1), are the diagonal of D, and
+    ``norm``, shape (batch,), is ``||A||_F``. If ``doubled``, residuals are in twice the working precision.
+    Factors have the unit roundoff u, and solves with them magnify rounding errors by a ``power`` of the
+    condition number.
     """
 
     def __init__(

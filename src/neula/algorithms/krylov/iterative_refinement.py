@@ -178,14 +178,8 @@ def gmres_refinement(
     was rounded to a low precision: where rounding errors of solves would count beside those of the factors,
     they solve in double.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        float64.
-    beside : Beside, optional
-        Right-hand sides to include in the first call.
-    rows : Tensor, shape (n,), optional
-        Scales of equations in which residuals are minimized, if not as they are.
+    A is float64. The first call includes the right-hand sides ``beside``. Residuals are minimized in
+    equations with the scales ``rows``, shape (n,), if not as they are.
     """
     precondition = _preconditioner(factors)
     if rows is None:
@@ -193,22 +187,6 @@ def gmres_refinement(
     else:
         scales = rows[:, None]
         space = Space(lambda z: scales * (a @ z), lambda v: precondition(v / scales))
-
-    def reduce(b: torch.Tensor, aims: torch.Tensor, max_iterations: int) -> tuple[torch.Tensor, int]:
-        b = b if rows is None else rows[:, None] * b
-        steps = [
-            space.solve(block, aim, max_iterations)
-            for block, aim in zip(b.split(COLUMNS, 1), aims.split(COLUMNS), strict=True)
-        ]
-        return torch.cat([found for found, _ in steps], 1), max(iterations for _, iterations in steps)
-
-    return _with_others(reduce, beside)
-
-
-def _with_others(
-    reduce: Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor, int]], beside: Beside | None
-) -> UpdateSolver:
-    """An update solver that includes the probe right-hand sides ``beside`` in its first call."""
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=torch.float64, device="cpu")
@@ -219,10 +197,13 @@ def _with_others(
             residual = torch.cat([beside.b, residual, beside.companions], 1)
             aim, none = aims.new_full((first,), MARGIN * beside.reduction), aims.new_full((more,), math.inf)
             aims = torch.cat([aim, aims, none])
-        x, iterations = reduce(residual, aims.clamp_min(INNER_TOLERANCE), max_iterations)
+        scaled = residual if rows is None else rows[:, None] * residual
+        blocks = zip(scaled.split(COLUMNS, 1), aims.clamp_min(INNER_TOLERANCE).split(COLUMNS), strict=True)
+        steps = [space.solve(block, aim, max_iterations) for block, aim in blocks]
+        x = torch.cat([found for found, _ in steps], 1)
         if beside is not None and first:
             beside.x = x[:, :first]
-        return x[:, first:last], iterations
+        return x[:, first:last], max(iterations for _, iterations in steps)
 
     return solve
 
@@ -245,16 +226,10 @@ def cg_refinement(
     Systems and Least Squares Problems", SIAM J. Sci. Comput. 43, 2021, section 3: in practice as many
     iterations as GMRES, each without a basis to keep.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        float64.
-    beside : OnTheWay, optional
-        Work to include in the first call.
-    scalings : sequence of Scaling, optional
-        Given where the first call begins with the zero vector: it ends as soon as backward errors in these
-        are as small as requested, in the norms of the x that is there by then. Of a residual relative to b
-        alone too much may be asked, or so little that a second call has to follow.
+    A is float64. The first call includes the work ``beside``. Scalings are given where it begins with the
+    zero vector: it ends as soon as backward errors in these are as small as requested, in the norms of the x
+    that is there by then. Of a residual relative to b alone too much may be asked, or so little that a second
+    call has to follow.
     """
     from_zero = bool(scalings)
     products, solves = (None, None) if beside is None else (beside.products, beside.solves)

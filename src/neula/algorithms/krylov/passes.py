@@ -25,12 +25,6 @@ def in_one_pass(t: torch.Tensor, count: int) -> bool:
     return len(t) == 1 and normal_product.takes(t[0], t.new_empty(t.shape[2], count))
 
 
-def _at_a_time(t: torch.Tensor, count: int) -> int:
-    """Number of vectors that a kernel multiplies in a pass; 0 if there is no kernel for the matrix."""
-    some = min(count, vectors_at_once(t.shape[2]))
-    return some if in_one_pass(t, some) else 0
-
-
 def residual_and_gradient(
     t: torch.Tensor, x: torch.Tensor, b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +58,8 @@ def normal(t: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def normal_beside(t: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``T^H T X`` and ``T^H B``, in as few passes over a single matrix as its kernel can."""
     count, k = x.shape[2], b.shape[2]
-    some = _at_a_time(t, count + k)
+    some = min(count + k, vectors_at_once(t.shape[2]))
+    some = some if in_one_pass(t, some) else 0  # without a kernel for the matrix
     # Where the kernel takes all of X at once, one pass for that and a product for B are no more than these.
     if count <= some < count + k or count + k > PASSES * some:
         return normal(t, x), transposed(t, b)

@@ -37,26 +37,10 @@ def refine_sum(
 ) -> BestSolutions:
     """Update until the forward error of each right-hand side meets the tolerance, or stagnates.
 
-    Parameters
-    ----------
-    start : Tensor, shape (n, k)
-    evaluate : callable
-        From the two parts of a sum to numbers, shape (q, k), the first row of which bounds
-        ``||D (x - x*)|| / ||D x||`` for the sum x, and to what is solved with.
-    solve : callable
-        From the latter to an update, and the iterations that it took.
-    size : callable
-        ``||D x||``, shape (k,).
-    tolerance : float
-        Forward error of the sum at which to stop.
-    over_rows : Reduction
-        Where other rows are.
-
-    Returns
-    -------
-    BestSolutions
-        The only vectors are sums rounded to float64, and the first row of numbers, before those of the
-        evaluation, is their forward error.
+    ``evaluate`` maps the two parts of a sum to numbers, shape (q, k), the first row of which bounds ``||D (x
+    - x*)|| / ||D x||`` for the sum x, and to what ``solve`` maps to an update, and the iterations that it
+    took. ``size`` is ``||D x||``, shape (k,). Of the best solutions the only vectors are sums rounded to
+    float64, and the first row of numbers, before those of the evaluation, is their forward error.
     """
 
     def evaluated(high: torch.Tensor, low: torch.Tensor) -> Evaluated:

@@ -108,16 +108,10 @@ def shifted_cholesky3_r(
     of ill-conditioned matrices", SIAM J. Sci. Comput. 42, 2020: large products alone, for condition numbers
     up to about 1e14. NaN beyond.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        float64.
-    gram : Tensor, shape (batch, n, n), optional
-        :func:`lower_gram` of all rows, where it is known.
-    rcond : float, optional
-        Where the host may wait for a look at a single A: if a vector is found that shows the smallest
-        singular value of A with normalized columns to be below this, or the second pass breaks down, R is
-        NaN, and there is no third one.
+    A, shape (batch, m, n), is float64; ``gram`` is :func:`lower_gram` of all rows, where it is known. With an
+    ``rcond`` the host may wait for a look at a single A: if a vector is found that shows the smallest
+    singular value of A with normalized columns to be below this, or the second pass breaks down, R is NaN,
+    and there is no third one.
     """
     m, n = over_rows.count(a.shape[1]), a.shape[2]
     gram = over_rows.total(lower_gram(a)) if gram is None else gram.clone()

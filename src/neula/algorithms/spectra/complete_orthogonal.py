@@ -95,23 +95,10 @@ def complete_orthogonal(
 ) -> MinimumNorm | str:
     """Solution of ``min ||A x - b||`` with the smallest ``||x||``, its rank decided in ``B = A D^-1``.
 
-    Parameters
-    ----------
-    problem : ScaledProblems
-        A single problem, D being the norms of its columns.
-    rcond : float
-        Singular values of B below ``rcond`` times the largest count as zero.
-    engine : Engine
-        Multiplies, in float64.
-    width : int
-        Columns of a block of pivots.
-    gram : Tensor, shape (n, n), optional
-        Lower triangle of the Gram matrix of A, or of A with columns in other units, where it is known.
-
-    Returns
-    -------
-    MinimumNorm or str
-        Or why there is a doubt that only an SVD can settle.
+    Returns the solution of a single problem, D being the norms of its columns, or why there is a doubt that
+    only an SVD can settle. Singular values of B below ``rcond`` times the largest count as zero. The engine
+    multiplies in float64; blocks of pivots have ``width`` columns. ``gram`` is the lower triangle of the Gram
+    matrix of A, or of A with columns in other units, where it is known.
     """
     b_matrix = problem.a[0] / problem.norms[0]
     separated = _separated_rows(b_matrix, gram)
