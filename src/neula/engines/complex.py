@@ -170,12 +170,12 @@ class ComplexEngine(Engine):
         if symmetric and a is b and scales is None:  # A is A^H
             return self.across(a, a, factor=factor, shift=shift)
         products = self.real.wide(a, b).unflatten(0, (3, -1))
-        planes = planes_of_product(products, factor, shift, scales)
+        found = planes_of_product(products, factor, shift, scales)
         if symmetric:
-            planes[0] = hermitian_from_lower(planes[0])
-            planes[1] = planes[1].tril(-1) - planes[1].tril(-1).mT
-            torch.add(planes[0], planes[1], out=planes[2])
-        return self.real.parts(planes.flatten(0, 1))
+            found[0] = hermitian_from_lower(found[0])
+            found[1] = found[1].tril(-1) - found[1].tril(-1).mT
+            torch.add(found[0], found[1], out=found[2])
+        return self.real.parts(found.flatten(0, 1))
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
         products = self.real.wide(a, b).unflatten(0, (3, -1))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
+from neula.kernels.cholesky.symmetric import hermitian_from_lower, symmetric_copy, unscaled_triangle
 
 
 @pytest.mark.parametrize("by_kernel", [False, True])
@@ -63,3 +63,15 @@ def test_what_nobody_reads_need_not_be_written(by_kernel: bool) -> None:
     scales = torch.ones(2, 70, device=DEVICE)
     found = (symmetric_copy.kernel if by_kernel else symmetric_copy.reference)(a, scales, whole=False)
     assert torch.equal(found.tril(), a.tril())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_hermitian_matrices_from_one_triangle(dtype: torch.dtype) -> None:
+    """The other triangle, and imaginary parts of the diagonal, are not read, as LAPACK does not read them."""
+    generator = torch.Generator().manual_seed(1)
+    a = torch.randn(2, 4, 4, generator=generator, dtype=dtype)
+    whole = a.tril(-1) + a.tril(-1).mH + torch.diag_embed(a.diagonal(0, 1, 2).real)
+    given = a.masked_fill(torch.ones(4, 4, dtype=torch.bool).triu(1), math.nan)
+    if dtype.is_complex:
+        given.diagonal(0, 1, 2).imag.fill_(math.nan)
+    assert torch.equal(hermitian_from_lower(given), whole)

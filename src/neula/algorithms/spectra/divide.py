@@ -52,11 +52,11 @@ def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> t
     x, _ = polar_factor(
         rough.parts(a, 16 / size), steps(nearest), rough, size=torch.full_like(size, 16.0), hermitian=True
     )
-    for _ in range(4):
+    for left in (3, 2, 1, 0):
         x = taken_on(exact.parts(rough.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
         found = exact.joined(x)
         missing = n - two_norms(found, 2).double().square().sum(1)
-        if not bool((missing > 0.01).any()):  # NaN is not repaired
+        if not left or not bool((missing > 0.01).any()):  # NaN is not repaired
             break
         x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
     return found

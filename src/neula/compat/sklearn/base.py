@@ -44,7 +44,7 @@ class Linear(Dense):
         return self
 
     def _more(self, X: Any, y: Any, sample_weight: Any) -> tuple[TrainingData, Seen]:
-        """Rows with the means of all that were seen, and all these rows as a fit that is held open."""
+        """The new data without its rows, with the means of all rows so far, and the fit of all these rows."""
         self._validate_params()
         before: Seen | TrainingData | None = getattr(self, "_seen", None)
         first = before is None and not hasattr(self, "coef_")

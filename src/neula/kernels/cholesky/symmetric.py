@@ -12,6 +12,8 @@ from neula.kernels.dispatch import kernel, trial
 def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
     """The Hermitian matrix with the lower triangle of A, and the real part of its diagonal; differentiable.
 
+    An imaginary part of the diagonal is not read, even if it is NaN.
+
     Parameters
     ----------
     a : Tensor, shape (..., n, n)
@@ -22,8 +24,10 @@ def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
     tensor([[1., 2.],
             [2., 3.]])
     """
-    whole = a.tril() + a.tril(-1).mH
-    return whole - 1j * torch.diag_embed(whole.diagonal(0, -2, -1).imag) if a.is_complex() else whole
+    strict = a.tril(-1)
+    if not a.is_complex():
+        return a.tril() + strict.mH
+    return strict + strict.mH + torch.diag_embed(a.diagonal(0, -2, -1).real)
 
 
 @trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")

@@ -15,6 +15,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.spectra import SpectralErrors, a_priori_error, backward_error, spectral_errors
 from neula.engines.formats import in_double, matching_dtype
 from neula.errors import of_batch
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -195,9 +196,7 @@ def decompose(
     m, n = matrices.shape[1:]
     a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
     if options.symmetric:
-        a = a.tril()
-        if a.is_complex():  # as LAPACK, which reads the real part of the diagonal
-            a.diagonal(0, 1, 2).imag.zero_()
+        a = hermitian_from_lower(a)
     largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
     usable = largest.isfinite()
     if call.first.tensor.ndim == 2:
@@ -209,8 +208,6 @@ def decompose(
         a = torch.where(usable[:, None, None], a, 0.0)
     scales = power_of_two_scales(torch.where(usable, largest, 0.0))
     a = a * scales[:, None, None]
-    if options.symmetric:
-        a = a + a.tril(-1).mH
     judge = SpectralJudge(options.bounds(n))
     if a.numel() == 0:
         run = _of_nothing(a)

@@ -83,7 +83,8 @@ class SpectralMatrices(Batch):
     def neighbours(self) -> int:
         """Eigenvectors that are corrected together.
 
-        Half precision leaves errors of a thousandth of the norm, and n / 1000 eigenvalues are that near.
+        Half precision leaves errors of about 0.001 of the norm, and first-order changes need gaps ten times
+        as large: about n / 100 eigenvalues are nearer.
         """
         least = int(self.options.tuning[SpectralTuning].neighbours)
         return max(least, min(1 << (self.a.shape[2] // 64).bit_length(), self.options.leaf))

@@ -88,9 +88,7 @@ def by_polar_factor(
     judge = SpectralJudge(of_h.bounds(h.shape[2]))
     found = run_chain(links(len(h), h.shape[2], of_h), SpectralMatrices(h, of_h), judge).found
     s, v = found.s.to(a.dtype.to_real()), found.v.to(a.dtype)
-    u = exact_matmul(u, v * torch.where(s < 0, -1.0, 1.0)[:, None, :])  # those near zero may be negative
-    s, order = s.abs().sort(1, descending=True)
-    u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v))
+    u, s, v = _descending(exact_matmul(u, v), s, v)  # values near zero may be negative
     return measured_answer(matrices, u if q is None else exact_matmul(q, u), s, v, label, format)
 
 
@@ -98,17 +96,25 @@ def by_gram_matrix(
     matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
 ) -> Solution:
     """Singular vectors of single precision from eigenvectors of ``A^T A`` in double precision, then QR of
-    ``A V``, whose R is diagonal but for rounding errors.
+    ``A V``: R is diagonal up to rounding errors.
     """
     a, engine = matrices.stored(format), matrices.options.engine
     wide = in_double(a)
     v = converged_eigh(exact_matmul(wide.mH, wide))[1].flip(2)
     factors = factorize(exact_matmul(wide, v).to(a.dtype), "reduced", QROptions(format, engine))
     s = factors.r.diagonal(0, 1, 2).to(a.dtype)
-    u = factors.q.to(a.dtype) * torch.where(s < 0, -1.0, 1.0)[:, None, :]
-    s, order = s.abs().sort(1, descending=True)
-    u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v.to(a.dtype)))
+    u, s, v = _descending(factors.q.to(a.dtype), s, v.to(a.dtype))
     return measured_answer(matrices, u, s, v, label, format)
+
+
+def _descending(
+    u: torch.Tensor, s: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Triplets with the largest value first; the sign of a negative one goes to U."""
+    u = u * torch.where(s < 0, -1.0, 1.0)[:, None, :]
+    s, order = s.abs().sort(1, descending=True)
+    u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v))
+    return u, s, v
 
 
 def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
