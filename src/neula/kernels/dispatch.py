@@ -2,7 +2,7 @@
 
 A function decorated by :func:`kernel` is the reference: it says what is computed, and runs anywhere. On a GPU
 calls that the kernel is made for go to the kernel instead, if a :class:`Trial` has shown that it runs on that
-GPU. Modules with kernels are imported by the first call that has use for one: Triton may be missing.
+GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from functools import lru_cache, update_wrapper
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -120,8 +119,7 @@ class Kernel(Generic[P, R]):
     ) -> None:
         update_wrapper(self, reference)
         self.reference, self.tried = reference, tried
-        self._module_name, self._name = where.split(":")
-        self._when, self._variant = when, variant
+        self._name, self._when, self._variant = where, when, variant
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         chosen = self.kernel if self.takes(*args, **kwargs) else self.reference
@@ -140,18 +138,13 @@ class Kernel(Generic[P, R]):
 
     def compiles(self, device: torch.device) -> bool:
         """Whether what compiles the kernel is there, and made for a GPU like this."""
-        return _compiles("cuda" if self._module_name.endswith("_cuda") else "triton", device)
+        return _compiles("cuda" if self._name.endswith("_cuda") else "triton", device)
 
     @property
     def kernel(self) -> Callable[P, R]:
-        """The kernel's function, whatever the device.
-
-        Raises
-        ------
-        ImportError
-            Without what compiles it: Triton, or a torch that compiles CUDA.
-        """
-        return getattr(import_module(self._module_name), self._name)
+        """The function that launches the kernel, whatever the device."""
+        launch: Callable[P, R] = self.reference.__globals__[self._name]  # type: ignore[attr-defined]
+        return launch
 
 
 @lru_cache
@@ -186,7 +179,8 @@ def kernel(
     Parameters
     ----------
     where : str
-        The kernel's function, of the same parameters, as ``"module:name"``.
+        Name, in the same module, of the function that launches the kernel; of the same parameters. It ends
+        with ``_triton`` or ``_cuda``.
     trial : Trial
         Shows whether it runs; functions whose kernels are tried together share one.
     when : callable, optional

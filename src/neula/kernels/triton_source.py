@@ -66,6 +66,8 @@ class _Language:
     """``triton.language``, imported when somebody asks for something of it."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by tools that look through a module
+            raise AttributeError(name)
         return getattr(import_module("triton.language"), name)
 
 

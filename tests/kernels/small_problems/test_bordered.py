@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL
 
-from neula.kernels.small_problems import bordered_cuda
+from neula.kernels.small_problems import bordered as module
 from neula.kernels.small_problems.bordered import bordered
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -23,8 +23,8 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     if request.param == "function":
         return bordered
     if not HAS_GPU:
-        monkeypatch.setattr(bordered_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
-    return bordered_cuda.bordered_cuda
+        monkeypatch.setattr(module, "compiled", request.getfixturevalue("compiled_on_host"))
+    return module.bordered_cuda
 
 
 @pytest.mark.parametrize("view", VIEWS)

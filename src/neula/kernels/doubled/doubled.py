@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.doubled.doubled_cuda import THREADS, doubled_product_cuda, sliced_product_cuda, tiles_of  # noqa: F401
 from neula.kernels.doubled.slices import (
     Pair,
     anchors_of,
@@ -270,8 +271,6 @@ def _check(product: Callable[..., Pair], columns: int, device: torch.device, k: 
 
 @trial("The kernel of doubled products", "sliced products take its place")
 def _tried(device: torch.device) -> None:
-    from neula.kernels.doubled.doubled_cuda import THREADS
-
     # One thread sums both products; if the second is added before it is rounded, its error counts twice.
     _check(doubled_product.kernel, 1 + THREADS, device)
 
@@ -301,12 +300,10 @@ def _on_units(a: torch.Tensor, x: torch.Tensor, *_: object) -> bool:
 
 def _tiles(a: torch.Tensor, x: torch.Tensor, *_: object) -> int:
     """Which kernel: they are compiled one by one."""
-    from neula.kernels.doubled.sliced_cuda import tiles_of
-
     return tiles_of(x.shape[2])
 
 
-@kernel("neula.kernels.doubled.doubled_cuda:doubled_product_cuda", trial=_tried)
+@kernel("doubled_product_cuda", trial=_tried)
 def doubled_product(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
 ) -> Pair:
@@ -321,7 +318,7 @@ def doubled_product(
 
 
 @kernel(
-    "neula.kernels.doubled.sliced_cuda:sliced_product_cuda",
+    "sliced_product_cuda",
     trial=_tried_on_units,
     when=_on_units,
     variant=_tiles,

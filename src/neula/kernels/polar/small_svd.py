@@ -11,6 +11,7 @@ import math
 
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.polar.svd import converged_svd
 
@@ -24,7 +25,7 @@ def _tried(device: torch.device) -> None:
 
 
 @kernel(
-    "neula.kernels.polar.small_svd_cuda:small_svd_cuda",
+    "small_svd_cuda",
     trial=_tried,
     when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
 )
@@ -55,3 +56,28 @@ def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
         return nan, nan[0].real, nan
     w, s, xh = converged_svd(on_host)
     return w.to(r.device), s.to(r.device), xh.mH.to(r.device)
+
+
+LANES = 16
+"""Threads for each pair of columns."""
+
+MOST_THREADS = 1024
+
+
+def shared_bytes(n: int) -> int:
+    """Memory of n columns that are filled up to a multiple of the lanes, and of their norms."""
+    return 8 * n * (-(-n // LANES) * LANES + 1)
+
+
+def threads_for(n: int) -> int:
+    """Whole warps with a half for each pair of n columns, one more if n is odd."""
+    return min(MOST_THREADS, -(-(n + 1) // 4) * 2 * LANES)
+
+
+def small_svd_cuda(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    n = len(r)
+    x, s = torch.empty_like(r, memory_format=torch.contiguous_format), r.new_empty(n)
+    with torch.cuda.device_of(r):
+        kernel = compiled("small_svd", "small_svd", r.device, shared_bytes=shared_bytes(MAX_ORDER))
+        kernel((1, 1, 1), (threads_for(n), 1, 1), [r, x, s, n, *r.stride()], shared_bytes(n))
+    return (r @ x.mT).div_(s), s, x.mT

@@ -13,7 +13,8 @@ from typing import Self
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.products.gemm import combine, product_of_parts
+from neula.kernels.products.gemm import SplitProduct, combine, first_that_runs, product_of_parts
+from neula.kernels.products.gemm_split_triton import Parts, configs, split_into
 from neula.kernels.products.parts import (
     SCHEMES,
     Scheme,
@@ -70,7 +71,7 @@ def _tried(device: torch.device) -> None:
     multiply_kept.kernel(one, kept, kept, alpha=-1.0, beta=1.0)
 
 
-@kernel("neula.kernels.products.gemm_triton:keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
+@kernel("keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
 def keep(x: torch.Tensor, into: Kept) -> None:
     """Split a matrix into its parts.
 
@@ -89,7 +90,7 @@ def keep(x: torch.Tensor, into: Kept) -> None:
 
 
 @kernel(
-    "neula.kernels.products.gemm_triton:multiply_kept_triton",
+    "multiply_kept_triton",
     trial=_tried,
     when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
 )
@@ -121,3 +122,17 @@ def multiply_kept(
     """
     product = product_of_parts([*x.parts], [*y.parts], x.scheme)
     return combine(unbalanced(product, x.exponents, y.exponents), alpha, beta, c)
+
+
+def keep_triton(x: torch.Tensor, into: Kept) -> None:
+    with torch.cuda.device_of(x):
+        split_into(into.parts, x, into.largest, into.scheme)
+
+
+def multiply_kept_triton(
+    c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
+) -> torch.Tensor:
+    with torch.cuda.device_of(c):
+        product = SplitProduct(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
+        config = first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
+        return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)

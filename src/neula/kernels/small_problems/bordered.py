@@ -1,10 +1,15 @@
-"""A problem in the shape of another one, with what makes that no harder, in one launch."""
+"""A problem in the shape of another one, with what makes that no harder, in one launch.
+
+A problem written in its border on a GPU in one launch, in CUDA C++.
+"""
 
 from __future__ import annotations
 
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import ceil_div
 
 
 @trial("The kernel that borders matrices", "half a dozen launches of the library take its place")
@@ -19,7 +24,7 @@ def _is_one(a: torch.Tensor, b: torch.Tensor, to_a: torch.Tensor, to_b: torch.Te
 
 
 @kernel(
-    "neula.kernels.small_problems.bordered_cuda:bordered_cuda",
+    "bordered_cuda",
     trial=_tried,
     when=_is_one,
     variant=lambda a, b, to_a, to_b: a.dtype.itemsize,
@@ -50,3 +55,16 @@ def bordered(a: torch.Tensor, b: torch.Tensor, to_a: torch.Tensor, to_b: torch.T
     to_b.zero_()[:, :m] = b
     largest = torch.linalg.vector_norm(a[:, :, 0], torch.inf, dim=1)
     to_a[:, m:, n:].diagonal(dim1=1, dim2=2).copy_(largest[:, None])
+
+
+THREADS, TILE = 256, 32
+
+
+def bordered_cuda(a: torch.Tensor, b: torch.Tensor, to_a: torch.Tensor, to_b: torch.Tensor) -> None:
+    (_, m, n), (_, rows, columns), k = a.shape, to_a.shape, b.shape[2]
+    real = "double" if a.dtype == torch.float64 else "float"
+    tiles = ceil_div(rows, TILE) * ceil_div(columns, TILE)
+    arguments = [a, b, to_a, to_b, m, n, k, rows, columns, *a.stride()[1:], *b.stride()[1:]]
+    with torch.cuda.device_of(a):
+        kernel = compiled("bordered", "bordered", a.device, f"#define REAL {real}\n")
+        kernel((tiles, 1, 1), (THREADS, 1, 1), arguments)

@@ -2,12 +2,19 @@
 
 Plain torch takes a launch for each operation; where matrices are small, those on a few numbers are most of
 what a GPU has to do.
+
+Steps of refinement on a GPU: elementwise, one launch for all operations on an element.
+
+CUDA rather than Triton, whose compiler takes as long for each of them as NVRTC for all.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -59,7 +66,7 @@ def _of_batch(*norms: torch.Tensor | float) -> bool:
     return _alike(first, *norms[1:-1]) and _alike(first[:, :1], norms[-1])
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:added_cuda", trial=_tried, when=_adds)
+@kernel("added_cuda", trial=_tried, when=_adds)
 def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
     """``high + low + update`` as an unevaluated sum, and the update: zero where a column is not active.
 
@@ -84,7 +91,7 @@ def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: t
     return total, (high - (total - of_rest)) + (rest - of_rest), update
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:progress_cuda", trial=_tried, when=_goes_on)
+@kernel("progress_cuda", trial=_tried, when=_goes_on)
 def progress(
     active: torch.Tensor,
     left: torch.Tensor,
@@ -119,7 +126,7 @@ def progress(
     return left, active & goes_on
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:uncertainty_cuda", trial=_tried, when=_is_uncertain)
+@kernel("uncertainty_cuda", trial=_tried, when=_is_uncertain)
 def uncertainty(
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     rate: torch.Tensor,
@@ -146,7 +153,7 @@ def uncertainty(
     return inverse_norm * wrong, inverse_norm * floor
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:relative_error_cuda", trial=_tried, when=_is_relative)
+@kernel("relative_error_cuda", trial=_tried, when=_is_relative)
 def relative_error(
     left: torch.Tensor,
     size: torch.Tensor,
@@ -174,7 +181,7 @@ def relative_error(
     return torch.where(trusted, error, torch.inf)
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:perturbations_cuda", trial=_tried, when=_of_batch)
+@kernel("perturbations_cuda", trial=_tried, when=_of_batch)
 def perturbations(
     gradient: torch.Tensor,
     residual: torch.Tensor,
@@ -201,3 +208,82 @@ def perturbations(
 def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return (a / b).masked_fill(a == 0, 0.0)
+
+
+THREADS = 256
+
+
+def added_cuda(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
+    found = [_like(high) for _ in range(3)]
+    _launch("added", high.numel(), active, high, low, update, *found, high[0].numel(), high.shape[2])
+    return found[0], found[1], found[2]
+
+
+def progress_cuda(
+    active: torch.Tensor,
+    left: torch.Tensor,
+    before: torch.Tensor,
+    floor: torch.Tensor,
+    size: torch.Tensor,
+    tolerance: float,
+    stagnation: float,
+    least: float,
+) -> Two:
+    found, goes_on = _like(left), _like(active)
+    numbers = (tolerance, stagnation, least)
+    _launch("progress", left.numel(), active, left, before, floor, size, found, goes_on, *numbers)
+    return found, goes_on
+
+
+def uncertainty_cuda(
+    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    rate: torch.Tensor,
+    norm: torch.Tensor,
+    inverse_norm: torch.Tensor,
+    noise: float,
+) -> Two:
+    left, floor = _like(norms[2]), _like(norms[2])
+    given = (*norms, rate, norm, inverse_norm, left, floor, noise)
+    _launch("uncertainty", left.numel(), *given, left.shape[1])
+    return left, floor
+
+
+def relative_error_cuda(
+    left: torch.Tensor,
+    size: torch.Tensor,
+    low: torch.Tensor,
+    rate: torch.Tensor,
+    max_rate: float,
+    computed: float,
+) -> torch.Tensor:
+    found = _like(left)
+    given = (left, size, low, rate, found, max_rate, computed)
+    _launch("relative_error", left.numel(), *given, left.shape[1])
+    return found
+
+
+def perturbations_cuda(
+    gradient: torch.Tensor,
+    residual: torch.Tensor,
+    projected: torch.Tensor,
+    image: torch.Tensor,
+    b: torch.Tensor,
+    norm: torch.Tensor,
+) -> Two:
+    error, optimality = _like(b), _like(b)
+    given = (gradient, residual, projected, image, b, norm, error, optimality)
+    _launch("perturbations", b.numel(), *given, b.shape[1])
+    return error, optimality
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _launch(name: str, count: int, *given: Any) -> None:
+    """For each element of the results; all tensors are made contiguous, the results are."""
+    arguments = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in given]
+    first = next(x for x in arguments if isinstance(x, torch.Tensor))
+    with torch.cuda.device_of(first):
+        kernel = compiled("refining", name, first.device)
+        kernel((-(-count // THREADS), 1, 1), (THREADS, 1, 1), [*arguments, count])

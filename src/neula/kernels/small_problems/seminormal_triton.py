@@ -5,8 +5,6 @@ from a cache. The sums of residuals and gradients carry their rounding errors al
 (:mod:`neula.kernels.doubled.doubled_triton`).
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
