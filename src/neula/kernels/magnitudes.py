@@ -206,15 +206,14 @@ def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
     strips, pieces = ceil_div(m, ROWS), ceil_div(n, COLUMNS * tiles)
     parts = a.new_empty(2 * pieces * m + 2 * strips * n)
     found = a.new_empty(2 * (m + n))
-    with torch.cuda.device_of(a):
-        _sizes_kernel[(strips, pieces)](
-            *(a, *a.stride()[1:], parts, m, n, strips, pieces),
-            *(ROWS, COLUMNS, tiles),
-            num_warps=WARPS,
-        )
-        _gathered[(ceil_div(max(m, n), GATHERED),)](
-            *(parts, found, m, n, strips, pieces, GATHERED), num_warps=GATHERED // 32
-        )
+    _sizes_kernel[(strips, pieces)](
+        *(a, *a.stride()[1:], parts, m, n, strips, pieces),
+        *(ROWS, COLUMNS, tiles),
+        num_warps=WARPS,
+    )
+    _gathered[(ceil_div(max(m, n), GATHERED),)](
+        *(parts, found, m, n, strips, pieces, GATHERED), num_warps=GATHERED // 32
+    )
     rows, sums, columns, norms = found.split([m, m, n, n])
     return Magnitudes(rows[None, :, None], columns[None, None], sums[None], norms[None, :, None])
 
@@ -222,12 +221,11 @@ def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
 def ends_of_triton(sizes: Magnitudes, b: torch.Tensor) -> Ends:
     _, n, k = b.shape
     found = b.new_empty(8 + k)
-    with torch.cuda.device_of(b):
-        _ends_kernel[(1,)](
-            *(x.contiguous() for x in (sizes.rows, sizes.columns, sizes.sums, sizes.norms)),
-            *(b, *b.stride()[1:], found, n, k, TOGETHER),
-            num_warps=WARPS,
-        )
+    _ends_kernel[(1,)](
+        *(x.contiguous() for x in (sizes.rows, sizes.columns, sizes.sums, sizes.norms)),
+        *(b, *b.stride()[1:], found, n, k, TOGETHER),
+        num_warps=WARPS,
+    )
     return Ends(found[6:7, None], found[None, 8:], found[7:8], found[:6])
 
 

@@ -76,8 +76,7 @@ def shift_cuda(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     order = sorted(range(3), key=out.stride, reverse=True)
     strides = (tensor.stride(i) for tensor in (x, exponents, out) for i in order)
     _, *sizes = (x.shape[i] for i in order)
-    with torch.cuda.device_of(x):
-        kernel = compiled("shift", "shift", x.device)
-        arguments = [x, exponents, out, x.numel(), *sizes, *strides, exponents.itemsize, LIMIT]
-        kernel((-(-x.numel() // THREADS), 1, 1), (THREADS, 1, 1), arguments)
+    kernel = compiled("shift", "shift", x.device)
+    arguments = [x, exponents, out, x.numel(), *sizes, *strides, exponents.itemsize, LIMIT]
+    kernel((-(-x.numel() // THREADS), 1, 1), (THREADS, 1, 1), arguments)
     return found

@@ -98,19 +98,17 @@ def transposed_copy_triton(
 ) -> torch.Tensor:
     m, n = a.shape
     grid = (ceil_div(m, TILE) * ceil_div(n, TILE),)
-    with torch.cuda.device_of(a):
-        _copy_kernel[grid](
-            *(a, a if scales is None else scales, out, m, n, *a.stride(), *out.stride()),
-            *(scales is not None, TILE),
-            num_warps=WARPS,
-        )
+    _copy_kernel[grid](
+        *(a, a if scales is None else scales, out, m, n, *a.stride(), *out.stride()),
+        *(scales is not None, TILE),
+        num_warps=WARPS,
+    )
     return out
 
 
 def transpose_in_place_triton(a: torch.Tensor) -> torch.Tensor:
     tiles = ceil_div(len(a), TILE)
-    with torch.cuda.device_of(a):
-        _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
+    _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
     return a.T
 
 

@@ -162,7 +162,8 @@ class TritonKernel:
                 self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
             ready = self._ready[key]
         if ready is None:
-            self.by_triton[grid](*map(_of_triton, args), **options)
+            with torch.cuda.device_of(first):
+                self.by_triton[grid](*map(_of_triton, args), **options)
         else:
             ready(grid, values)
 

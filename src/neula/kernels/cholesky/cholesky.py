@@ -183,10 +183,9 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     # One allocation for all of it: in a graph, and without one, they are what takes time here.
     room = torch.empty(2 * n + 1, n, dtype=torch.float32, device=gram.device)
     inverse, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
-    with torch.cuda.device_of(gram):
-        arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
-        kernel = compiled("cholesky", "cholesky_inverse", gram.device, shared_bytes=SHARED_BYTES)
-        kernel((1, 1, 1), (THREADS * MAX_COLUMNS, 1, 1), arguments, SHARED_BYTES)
+    arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
+    kernel = compiled("cholesky", "cholesky_inverse", gram.device, shared_bytes=SHARED_BYTES)
+    kernel((1, 1, 1), (THREADS * MAX_COLUMNS, 1, 1), arguments, SHARED_BYTES)
     return CholeskyFactors(r, inverse, norms)
 
 
@@ -208,10 +207,9 @@ def _factor(a: torch.Tensor, lower: torch.Tensor, inverse: torch.Tensor | None, 
     order = torch.empty(count, dtype=torch.int32, device=a.device)
     for x in (a, lower):
         strides += [x.stride(1), x.stride(2), x.stride(0) if count > 1 else 0]
-    with torch.cuda.device_of(a):
-        macros, nbytes = f"#define WIDTH {width}\n", shared_bytes(width)
-        kernel = compiled("cholesky", "cholesky_lower", a.device, macros, shared_bytes=nbytes)
-        room = lower if inverse is None else inverse
-        arguments = [a, lower, room, order, n, *strides, int(inverse is not None)]
-        kernel((count, 1, 1), (THREADS * width, 1, 1), arguments, nbytes)
+    macros, nbytes = f"#define WIDTH {width}\n", shared_bytes(width)
+    kernel = compiled("cholesky", "cholesky_lower", a.device, macros, shared_bytes=nbytes)
+    room = lower if inverse is None else inverse
+    arguments = [a, lower, room, order, n, *strides, int(inverse is not None)]
+    kernel((count, 1, 1), (THREADS * width, 1, 1), arguments, nbytes)
     return order

@@ -207,11 +207,8 @@ def _factor(a: torch.Tensor, per_block: int = 0) -> tuple[torch.Tensor, torch.Te
     blocks = min(tasks, running * multiprocessors(a.device))
     together = -(-AHEAD * blocks // tiles)
     macros = f"#define REAL {'double' if size == 8 else 'float'}\n#define BLOCKS {running}\n"
-    with torch.cuda.device_of(a):
-        kernel = compiled(
-            "cholesky_tiles", "cholesky_tiles", a.device, macros, shared_bytes=shared_bytes(size)
-        )
-        sizes = (n, tiles, per_block, count, together)
-        arguments = [a, lower, inverses, diagonal, unsolved, state, *a.stride(), *sizes]
-        kernel((blocks, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(size))
+    kernel = compiled("cholesky_tiles", "cholesky_tiles", a.device, macros, shared_bytes=shared_bytes(size))
+    sizes = (n, tiles, per_block, count, together)
+    arguments = [a, lower, inverses, diagonal, unsolved, state, *a.stride(), *sizes]
+    kernel((blocks, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(size))
     return lower[:, :n, :n], state[1 : 1 + count], inverses

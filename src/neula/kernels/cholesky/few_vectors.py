@@ -99,12 +99,11 @@ def orthonormalizing_triton(gram: torch.Tensor, factor: torch.Tensor, least: tor
     k = len(gram)
     found = gram.new_empty(2, k, k)
     fails = torch.empty(k, dtype=torch.int32, device=gram.device)
-    with torch.cuda.device_of(gram):
-        _orthonormalizing[(1,)](
-            *(gram, factor, least, found[0], found[1], fails, k),
-            *(*gram.stride(), *factor.stride(), BLURRED, max(2, next_power_of_2(k))),
-            num_warps=1,
-        )
+    _orthonormalizing[(1,)](
+        *(gram, factor, least, found[0], found[1], fails, k),
+        *(*gram.stride(), *factor.stride(), BLURRED, max(2, next_power_of_2(k))),
+        num_warps=1,
+    )
     return Steps(found[0], found[1], fails)
 
 

@@ -162,12 +162,11 @@ def eliminate_panel_triton(
 ) -> None:
     n = len(gram)
     block = max(32, next_power_of_2(n))
-    with torch.cuda.device_of(gram):
-        _panel_kernel[(1,)](
-            *(gram, gram.stride(0), diagonal, r, r.stride(0), pivots, count, start, n, tolerance),
-            *(PANEL, min(8, max(1, LOADED // block)), block),
-            num_warps=max(1, min(32, block // 64)),
-        )
+    _panel_kernel[(1,)](
+        *(gram, gram.stride(0), diagonal, r, r.stride(0), pivots, count, start, n, tolerance),
+        *(PANEL, min(8, max(1, LOADED // block)), block),
+        num_warps=max(1, min(32, block // 64)),
+    )
 
 
 @jit(do_not_specialize=["start", "n", "tolerance"])

@@ -137,11 +137,10 @@ def symmetric_copy_triton(
     out, scales = room_for(a, rows), scales.contiguous()
     count, n, _ = a.shape
     across = ceil_div(n, TILE)
-    with torch.cuda.device_of(a):
-        # The second and third index of a grid end at 65535.
-        _symmetric_kernel[(count * across * across,)](
-            a, scales, out, n, across, *a.stride(), out.stride(0), out.stride(2), TILE, whole
-        )
+    # The second and third index of a grid end at 65535.
+    _symmetric_kernel[(count * across * across,)](
+        a, scales, out, n, across, *a.stride(), out.stride(0), out.stride(2), TILE, whole
+    )
     return out
 
 
@@ -149,10 +148,7 @@ def unscaled_triangle_triton(t: torch.Tensor, scales: torch.Tensor, dtype: torch
     out, scales = triangle_room(t, dtype), scales.contiguous()
     count, n, _ = t.shape
     across = ceil_div(n, TILE)
-    with torch.cuda.device_of(t):
-        _triangle_kernel[(count * across * across,)](
-            t, scales, out, n, across, *t.stride(), *out.stride(), TILE
-        )
+    _triangle_kernel[(count * across * across,)](t, scales, out, n, across, *t.stride(), *out.stride(), TILE)
     return out
 
 

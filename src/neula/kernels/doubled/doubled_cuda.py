@@ -88,12 +88,11 @@ def doubled_product_cuda(
     where = [place(y) for y in (a, x, x_low, b)]
     task = (*sum(where, ()), sums, m, n, k, batch * k * m, pieces, piece)
     name, macros = "column_product" if by_columns else "row_product", f"#define VECTORS {vectors}\n"
-    with torch.cuda.device_of(a):
-        compiled("doubled", name, a.device, macros)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
-        if pieces > 1:
-            grid = (-(-result[0].numel() // ELEMENTS), 1, 1)
-            kernel = compiled("doubled", "sum_of_pieces", a.device, macros)
-            kernel(grid, (THREADS, 1, 1), [task, result])
+    compiled("doubled", name, a.device, macros)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
+    if pieces > 1:
+        grid = (-(-result[0].numel() // ELEMENTS), 1, 1)
+        kernel = compiled("doubled", "sum_of_pieces", a.device, macros)
+        kernel(grid, (THREADS, 1, 1), [task, result])
     return high, low
 
 
@@ -154,13 +153,12 @@ def sliced_product_cuda(
     warps = batch * chunks * groups * tiles
     slices = result.new_empty(warps * 3 * 8 * CHUNK)
     sizes = 0 if columns is None else columns.contiguous()
-    with torch.cuda.device_of(a):
-        threads = (THREADS, 1, 1)
-        cut = compiled("sliced", "cut_vectors", a.device, macros)
-        cut((ceil_div(warps * 32, THREADS), 1, 1), threads, [task, slices, sizes])
-        kernel = compiled("sliced", "sliced_product", a.device, macros)
-        kernel((tasks * pieces, 1, 1), threads, [task, slices, sizes])
-        if pieces > 1:
-            grid = (ceil_div(result[0].numel(), ELEMENTS), 1, 1)
-            compiled("sliced", "sum_of_pieces", a.device, macros)(grid, threads, [task, result])
+    threads = (THREADS, 1, 1)
+    cut = compiled("sliced", "cut_vectors", a.device, macros)
+    cut((ceil_div(warps * 32, THREADS), 1, 1), threads, [task, slices, sizes])
+    kernel = compiled("sliced", "sliced_product", a.device, macros)
+    kernel((tasks * pieces, 1, 1), threads, [task, slices, sizes])
+    if pieces > 1:
+        grid = (ceil_div(result[0].numel(), ELEMENTS), 1, 1)
+        compiled("sliced", "sum_of_pieces", a.device, macros)(grid, threads, [task, result])
     return high, low

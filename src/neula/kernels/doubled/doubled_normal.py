@@ -131,13 +131,12 @@ def doubled_normal_triton(
     residual = torch.empty(2, m, 1, dtype=a.dtype, device=a.device)
     sums = torch.empty(2, programs, n, dtype=a.dtype, device=a.device)
     # Contracted to a multiply-add, a sum that is to be made of rounded products has another rounding error.
-    with torch.cuda.device_of(a):
-        _doubled_normal[(programs,)](
-            *(a, x.contiguous(), x_low.contiguous(), b, *residual, *sums, m, n, a.stride(0), b.stride(0)),
-            *(rows, width, stages, n == width, a.is_cuda),
-            num_warps=warps,
-            enable_fp_fusion=False,
-        )
+    _doubled_normal[(programs,)](
+        *(a, x.contiguous(), x_low.contiguous(), b, *residual, *sums, m, n, a.stride(0), b.stride(0)),
+        *(rows, width, stages, n == width, a.is_cuda),
+        num_warps=warps,
+        enable_fp_fusion=False,
+    )
     high, low = doubled_product(sums[0].T[None], sums.new_ones(1, programs, 1))
     return (residual[0], residual[1]), (high[0], low[0] + sums[1].sum(0)[:, None])
 

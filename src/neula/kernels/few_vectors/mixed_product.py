@@ -88,18 +88,16 @@ STAGES = 3
 def subtract_product_triton(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     m, n = a.shape
     if x.dtype == torch.float32 != a.dtype:
-        with torch.cuda.device_of(a):
-            _few_vectors[(ceil_div(m, ROWS),)](
-                *(a, x, y, m, n, *a.stride(), *x.stride(), *y.stride(), x.shape[1]),
-                *(ROWS, COLUMNS, VECTORS, STAGES),
-                num_warps=4,
-            )
+        _few_vectors[(ceil_div(m, ROWS),)](
+            *(a, x, y, m, n, *a.stride(), *x.stride(), *y.stride(), x.shape[1]),
+            *(ROWS, COLUMNS, VECTORS, STAGES),
+            num_warps=4,
+        )
         return y
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    with torch.cuda.device_of(a):
-        launch = _subtract_product[(ceil_div(m, ROWS), x.shape[1])]
-        strides = (*a.stride(), *x.stride(), *y.stride())
-        launch(a, x, y, m, n, *strides, ROWS, COLUMNS, wide, num_warps=8)
+    launch = _subtract_product[(ceil_div(m, ROWS), x.shape[1])]
+    strides = (*a.stride(), *x.stride(), *y.stride())
+    launch(a, x, y, m, n, *strides, ROWS, COLUMNS, wide, num_warps=8)
     return y
 
 

@@ -98,12 +98,11 @@ def narrow_product_triton(
     piece = share(n, pieces, terms)
     sums = torch.empty(ceil_div(n, piece), k, m, dtype=a.dtype, device=a.device)
     vector = elements_at_a_time(a)
-    with torch.cuda.device_of(a):
-        _product[(down, len(sums))](
-            *(a, x, sums, m, n, k, piece, a.stride(0) if by_rows else a.stride(1)),
-            *(rows, terms, width, stages, by_rows, vector),
-            num_warps=warps,
-        )
+    _product[(down, len(sums))](
+        *(a, x, sums, m, n, k, piece, a.stride(0) if by_rows else a.stride(1)),
+        *(rows, terms, width, stages, by_rows, vector),
+        num_warps=warps,
+    )
     return (sums[0] if len(sums) == 1 else sums.sum(0)).mT
 
 

@@ -183,12 +183,11 @@ def _launched(
     programs = min(blocks * multiprocessors(a.device), ceil_div(m, rows))
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)
     b_strides = (0, 0) if b is None else b.stride()
-    with torch.cuda.device_of(a):
-        _normal_product[(programs,)](
-            *(a, a if x is None else x, a if b is None else b, a if y is None else y, sums, m, n),
-            *(a.stride(0), *b_strides, rows, width, k, x is not None, b is not None, stages, n == width),
-            num_warps=warps,
-        )
+    _normal_product[(programs,)](
+        *(a, a if x is None else x, a if b is None else b, a if y is None else y, sums, m, n),
+        *(a.stride(0), *b_strides, rows, width, k, x is not None, b is not None, stages, n == width),
+        num_warps=warps,
+    )
     return sums.sum(0).T
 
 

@@ -188,18 +188,17 @@ def probe_errors_triton(
     rg = torch.empty(count, 4, k, dtype=precision, device=a.device)
     parts = torch.empty(count, blocks, 4, k, dtype=precision, device=a.device)
     sums = torch.empty(count, blocks, 2, dtype=precision, device=a.device)
-    with torch.cuda.device_of(a):
-        strides = (*r.stride(), *scales.stride(), *g.stride())
-        launch = _scaled_product[(count * ceil_div(k, rows_of_r),)]
-        launch(r, scales, g, rg, k, n, *strides, rows_of_r, COLUMNS, wide, num_warps=_warps(rows_of_r))
-        strides = (*a.stride(), *q.stride(), *scales.stride(), *g.stride(), *h.stride())
-        arguments = (a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, *strides)
-        if tall:
-            launch = _tall_errors[(count * blocks,)]
-            launch(*arguments, chunk, rows_of_tall, half, _stages(half), num_warps=TALL_WARPS)
-        else:
-            launch = _errors[(count * blocks,)]
-            launch(*arguments, rows, COLUMNS, wide, num_warps=_warps(rows))
+    strides = (*r.stride(), *scales.stride(), *g.stride())
+    launch = _scaled_product[(count * ceil_div(k, rows_of_r),)]
+    launch(r, scales, g, rg, k, n, *strides, rows_of_r, COLUMNS, wide, num_warps=_warps(rows_of_r))
+    strides = (*a.stride(), *q.stride(), *scales.stride(), *g.stride(), *h.stride())
+    arguments = (a, q, scales, g, h, rg, parts, sums, m, n, k, blocks, *strides)
+    if tall:
+        launch = _tall_errors[(count * blocks,)]
+        launch(*arguments, chunk, rows_of_tall, half, _stages(half), num_warps=TALL_WARPS)
+    else:
+        launch = _errors[(count * blocks,)]
+        launch(*arguments, rows, COLUMNS, wide, num_warps=_warps(rows))
     whole, products = (sums[:, 0], parts[:, 0]) if blocks == 1 else (sums.sum(1), parts.sum(1))
     residual, size = whole.sqrt_().unbind(-1)
     return residual, size, norms(products), spectral_norms(products.mT)

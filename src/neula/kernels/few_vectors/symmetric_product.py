@@ -94,8 +94,7 @@ def _summed(
     n, tiles = len(a), ceil_div(len(a), TILE)
     a = a if a.stride(1) == 1 else a.mT  # whose tiles are those of A, turned over
     shares = a.new_empty(tiles, tiles * TILE, VECTORS)
-    with torch.cuda.device_of(a):
-        kernel = compiled("symmetric_product", name, a.device, MACROS)
-        arguments = [a, *vectors, shares, n, *counts, tiles, a.stride(0), *strides]
-        kernel((tiles * (tiles + 1) // 2, 1, 1), (THREADS, 1, 1), arguments)
+    kernel = compiled("symmetric_product", name, a.device, MACROS)
+    arguments = [a, *vectors, shares, n, *counts, tiles, a.stride(0), *strides]
+    kernel((tiles * (tiles + 1) // 2, 1, 1), (THREADS, 1, 1), arguments)
     return shares.sum(0)

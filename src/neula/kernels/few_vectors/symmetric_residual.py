@@ -112,10 +112,7 @@ def diagonal_scales_triton(a: torch.Tensor) -> torch.Tensor:
     count, n, _ = a.shape
     scales = torch.empty(count, n, dtype=torch.float64, device=a.device)
     span = min(SPAN, next_power_of_2(n))
-    with torch.cuda.device_of(a):
-        _scales_kernel[(count * ceil_div(n, span),)](
-            a, a.stride(0), a.stride(1) + a.stride(2), scales, n, span
-        )
+    _scales_kernel[(count * ceil_div(n, span),)](a, a.stride(0), a.stride(1) + a.stride(2), scales, n, span)
     return scales
 
 
@@ -127,12 +124,11 @@ def factor_residuals_triton(
     scales = diagonal_scales_triton(a)
     image, product = images(a, lower, probes * scales[..., None])
     span = min(SPAN, next_power_of_2(n))
-    with torch.cuda.device_of(a):
-        _norms_kernel[(count,)](
-            *(image, *image.stride(), product, *product.stride(), scales, order, found, n, count),
-            *(VECTORS, span),
-            num_warps=max(1, span // 128),
-        )
+    _norms_kernel[(count,)](
+        *(image, *image.stride(), product, *product.stride(), scales, order, found, n, count),
+        *(VECTORS, span),
+        num_warps=max(1, span // 128),
+    )
     return found
 
 

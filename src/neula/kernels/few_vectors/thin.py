@@ -116,12 +116,11 @@ def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     sums = torch.empty(pieces, k, m, dtype=x.dtype, device=a.device)
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     vector = elements_at_a_time(a)
-    with torch.cuda.device_of(a):
-        _thin_product[(down, pieces)](
-            *(a, x, sums, m, n, piece, *a.stride(), *x.stride()),
-            *(rows, columns, k, wide, a.stride(0) == 1, vector, STAGES if vector > 1 else 1),
-            num_warps=4,
-        )
+    _thin_product[(down, pieces)](
+        *(a, x, sums, m, n, piece, *a.stride(), *x.stride()),
+        *(rows, columns, k, wide, a.stride(0) == 1, vector, STAGES if vector > 1 else 1),
+        num_warps=4,
+    )
     return (sums[0] if pieces == 1 else sums.sum(0)).mT[:, :vectors]
 
 

@@ -111,12 +111,11 @@ def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> tor
     x = x.expand(count, n, VECTORS)
     parts, tile = ceil_div(n, WIDTH), SMALL if n <= SMALL else TILE
     found = torch.empty(parts, count, VECTORS, n, dtype=torch.float64, device=t.device)
-    with torch.cuda.device_of(t):
-        _triangle_product[(ceil_div(n, tile) * count, parts)](
-            *(t, x, found, n, *t.stride(), *x.stride(), found.stride(0)),
-            *(kind != "transposed", kind != "lower", tile, WIDTH, ROOM, STAGES),
-            num_warps=4,
-        )
+    _triangle_product[(ceil_div(n, tile) * count, parts)](
+        *(t, x, found, n, *t.stride(), *x.stride(), found.stride(0)),
+        *(kind != "transposed", kind != "lower", tile, WIDTH, ROOM, STAGES),
+        num_warps=4,
+    )
     return (found[0] if parts == 1 else found.sum(0)).mT
 
 

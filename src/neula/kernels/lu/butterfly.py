@@ -78,12 +78,11 @@ def mixed_triton(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> t
     h, k = weights.shape[-1], x.shape[1]
     rows, columns = (LONG, SHORT) if x.stride(0) == 1 or k <= SHORT else (SHORT, LONG)
     grid = (ceil_div(h, rows) * ceil_div(k, columns),)
-    with torch.cuda.device_of(x):
-        _mixed_kernel[grid](
-            *(x, weights, out, len(x), len(out), k, h, *x.stride(), *out.stride()),
-            *(rows, columns, WAYS),
-            num_warps=WARPS,
-        )
+    _mixed_kernel[grid](
+        *(x, weights, out, len(x), len(out), k, h, *x.stride(), *out.stride()),
+        *(rows, columns, WAYS),
+        num_warps=WARPS,
+    )
     return out
 
 

@@ -192,13 +192,12 @@ def rows_of_u_triton(
     (m, r), index = panel.shape, start // WIDTH
     if start + 2 * WIDTH >= r:
         return
-    with torch.cuda.device_of(panel):
-        _rows_of_u_kernel[(ceil_div(r - start - 2 * WIDTH, COLUMNS),)](
-            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
-            *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
-            *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
-            num_warps=WARPS,
-        )
+    _rows_of_u_kernel[(ceil_div(r - start - 2 * WIDTH, COLUMNS),)](
+        *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+        *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
+        *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
+        num_warps=WARPS,
+    )
 
 
 def update_triton(
@@ -207,12 +206,11 @@ def update_triton(
     (m, r), rows = panel.shape, _rows_of(panel)
     if start + WIDTH >= r:
         return
-    with torch.cuda.device_of(panel):
-        _update_kernel[(ceil_div(m, rows),)](
-            *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
-            *(out, start, m, r, rows, WIDTH, DEPTH, STAGES),
-            num_warps=WARPS,
-        )
+    _update_kernel[(ceil_div(m, rows),)](
+        *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+        *(out, start, m, r, rows, WIDTH, DEPTH, STAGES),
+        num_warps=WARPS,
+    )
 
 
 def eliminate_triton(
@@ -224,13 +222,12 @@ def eliminate_triton(
     start: int,
 ) -> None:
     (m, r), index, rows = lower.shape, start // WIDTH, _rows_of(lower)
-    with torch.cuda.device_of(block):
-        _eliminate_kernel[(ceil_div(m, rows),)](
-            *(block, following, lower, *lower.stride(), upper, *upper.stride()),
-            *(found.places, found.pivots, found.l_inverses[index], found.u_inverses[index]),
-            *(found.factors[index], start, m, r, rows, WIDTH, PRECISION),
-            num_warps=WARPS,
-        )
+    _eliminate_kernel[(ceil_div(m, rows),)](
+        *(block, following, lower, *lower.stride(), upper, *upper.stride()),
+        *(found.places, found.pivots, found.l_inverses[index], found.u_inverses[index]),
+        *(found.factors[index], start, m, r, rows, WIDTH, PRECISION),
+        num_warps=WARPS,
+    )
 
 
 def _rows_of(x: torch.Tensor) -> int:
@@ -240,12 +237,11 @@ def _rows_of(x: torch.Tensor) -> int:
 
 def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
     n, count = matrix.shape[1], len(to)
-    with torch.cuda.device_of(matrix):
-        _move_kernel[(ceil_div(n, MOVED),)](
-            *(matrix, *matrix.stride(), n, to, origin, count),
-            *(MOVED, next_power_of_2(count)),
-            num_warps=8,
-        )
+    _move_kernel[(ceil_div(n, MOVED),)](
+        *(matrix, *matrix.stride(), n, to, origin, count),
+        *(MOVED, next_power_of_2(count)),
+        num_warps=8,
+    )
 
 
 @jit

@@ -243,10 +243,9 @@ def factor_diagonal_cuda(
     work: torch.Tensor, out: torch.Tensor, l_inverse: torch.Tensor, u_inverse: torch.Tensor
 ) -> None:
     macros = "#define BFLOAT16\n" if out.dtype == torch.bfloat16 else ""
-    with torch.cuda.device_of(work):
-        kernel = compiled("lu_block", "lu_block", work.device, macros, shared_bytes=SHARED_BYTES)
-        arguments = [work, out, l_inverse, u_inverse, len(out), *out.stride()]
-        kernel((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
+    kernel = compiled("lu_block", "lu_block", work.device, macros, shared_bytes=SHARED_BYTES)
+    arguments = [work, out, l_inverse, u_inverse, len(out), *out.stride()]
+    kernel((1, 1, 1), (THREADS, 1, 1), arguments, SHARED_BYTES)
 
 
 DEPTH = 64
@@ -275,24 +274,22 @@ def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, 
     work = block.new_empty(width, width, dtype=torch.float32)
     # The interpreter has no CUDA.
     factor = factor_diagonal.kernel if block.is_cuda else factor_diagonal.reference
-    with torch.cuda.device_of(block):
-        for index, start in enumerate(range(0, r, width)):
-            k, (l_inverse, u_inverse) = slice(start, start + width), inverses[:, index : index + 1]
-            _diagonal_kernel[(width // TILE, width // TILE)](
-                *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES),
-                num_warps=FACTOR_WARPS,
-            )
-            factor(work, block[k, k], l_inverse[0], u_inverse[0])
-            if start + width < r:
-                _solve_beside(block, start, start + width, l_inverse, u_inverse, STRIP)
+    for index, start in enumerate(range(0, r, width)):
+        k, (l_inverse, u_inverse) = slice(start, start + width), inverses[:, index : index + 1]
+        _diagonal_kernel[(width // TILE, width // TILE)](
+            *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES),
+            num_warps=FACTOR_WARPS,
+        )
+        factor(work, block[k, k], l_inverse[0], u_inverse[0])
+        if start + width < r:
+            _solve_beside(block, start, start + width, l_inverse, u_inverse, STRIP)
     return inverses[0], inverses[1]
 
 
 def solve_beside_triton(
     a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor
 ) -> torch.Tensor:
-    with torch.cuda.device_of(a):
-        _solve_beside(a, 0, r, l_inverses, u_inverses, ROWS)
+    _solve_beside(a, 0, r, l_inverses, u_inverses, ROWS)
     return a
 
 
@@ -310,13 +307,12 @@ def _solve_beside(
 
 def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
     (m, r), width = b.shape, inverses.shape[-1]
-    with torch.cuda.device_of(b):
-        _solve_kernel[(ceil_div(m, ROWS),)](
-            *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
-            # Products with narrow inverses cost little, also in full precision.
-            *(ROWS, width, DEPTH, _low(b) if width == WIDTH else torch.float32, STAGES),
-            num_warps=SOLVE_WARPS,
-        )
+    _solve_kernel[(ceil_div(m, ROWS),)](
+        *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),
+        # Products with narrow inverses cost little, also in full precision.
+        *(ROWS, width, DEPTH, _low(b) if width == WIDTH else torch.float32, STAGES),
+        num_warps=SOLVE_WARPS,
+    )
     return b
 
 

@@ -97,16 +97,15 @@ def end_panel_triton(
     m, r = lower.shape
     to, origin, numbered = (torch.empty(2 * r, dtype=torch.int64, device=lower.device) for _ in range(3))
     blocks = ceil_div(r, WIDTH)
-    with torch.cuda.device_of(lower):
-        _moves_kernel[(1,)](
-            *(found.pivots, found.places, to, origin, numbered, m, r),
-            *(ELSEWHERE, COUNTED, next_power_of_2(r)),
-            num_warps=WARPS,
-        )
-        move_rows_triton(lower, to, origin)
-        _upper_kernel[(blocks, blocks)](
-            *(lower, *lower.stride(), upper, *upper.stride(), found.factors, to, r, WIDTH)
-        )
+    _moves_kernel[(1,)](
+        *(found.pivots, found.places, to, origin, numbered, m, r),
+        *(ELSEWHERE, COUNTED, next_power_of_2(r)),
+        num_warps=WARPS,
+    )
+    move_rows_triton(lower, to, origin)
+    _upper_kernel[(blocks, blocks)](
+        *(lower, *lower.stride(), upper, *upper.stride(), found.factors, to, r, WIDTH)
+    )
     return to, origin
 
 

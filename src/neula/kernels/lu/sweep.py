@@ -90,9 +90,8 @@ def sweep_cuda(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, uppe
     arguments, x = prepared(t, inverses, b, upper=upper)
     shared_bytes = 4 * (VECTORS * PIECE + THREADS // 32 * ROWS * VECTORS + 4)
     bfloat = "#define BFLOAT16\n" if t.dtype == torch.bfloat16 else ""
-    with torch.cuda.device_of(t):
-        kernel = compiled("sweep", "sweep", t.device, MACROS + bfloat, shared_bytes=shared_bytes)
-        kernel((BLOCKS * multiprocessors(t.device), 1, 1), (THREADS, 1, 1), arguments, shared_bytes)
+    kernel = compiled("sweep", "sweep", t.device, MACROS + bfloat, shared_bytes=shared_bytes)
+    kernel((BLOCKS * multiprocessors(t.device), 1, 1), (THREADS, 1, 1), arguments, shared_bytes)
     return x
 
 

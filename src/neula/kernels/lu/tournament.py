@@ -151,9 +151,8 @@ MACROS = f"#define TILE {TILE}\n"
 
 def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     tensors, numbers = arguments(block, found, start)
-    with torch.cuda.device_of(block):
-        kernel = compiled("tournament", "tournament", block.device, MACROS)
-        kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
+    kernel = compiled("tournament", "tournament", block.device, MACROS)
+    kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
 
 
 def arguments(

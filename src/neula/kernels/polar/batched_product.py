@@ -195,16 +195,15 @@ def batched_product_triton(
     )
     down, across = ceil_div(m, config.rows), ceil_div(n, config.columns)
     tiles = down * (down + 1) // 2 if symmetric else down * across
-    with torch.cuda.device_of(a):
-        _batched_product[(tiles * batch,)](
-            *descriptors,
-            *(out, *out.stride()[1:3], out if scales is None else scales.contiguous()),
-            *(factor, shift, m, n, k, tiles),
-            *(a.dtype, parts, SHIFT, symmetric, by_columns, scales is not None, wide, not a.is_cuda),
-            *(config.rows, config.columns, config.run, GROUP),
-            num_warps=config.warps,
-            num_stages=config.stages,
-        )
+    _batched_product[(tiles * batch,)](
+        *descriptors,
+        *(out, *out.stride()[1:3], out if scales is None else scales.contiguous()),
+        *(factor, shift, m, n, k, tiles),
+        *(a.dtype, parts, SHIFT, symmetric, by_columns, scales is not None, wide, not a.is_cuda),
+        *(config.rows, config.columns, config.run, GROUP),
+        num_warps=config.warps,
+        num_stages=config.stages,
+    )
     return out
 
 
@@ -325,13 +324,12 @@ def split_triton(
     batch, m, n = x.shape
     out = room(parts, batch, m, n, dtype=dtype, device=x.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
-    with torch.cuda.device_of(x):
-        # The second and third index of a grid end at 65535.
-        _split_kernel[(batch * down * across,)](
-            *(x, x if scales is None else scales, out, factor, m, n, down, across),
-            *(*x.stride(), *out.stride()[:3], SHIFT, parts, scales is not None, x.dtype == torch.float64),
-            TILE,
-        )
+    # The second and third index of a grid end at 65535.
+    _split_kernel[(batch * down * across,)](
+        *(x, x if scales is None else scales, out, factor, m, n, down, across),
+        *(*x.stride(), *out.stride()[:3], SHIFT, parts, scales is not None, x.dtype == torch.float64),
+        TILE,
+    )
     return out
 
 
@@ -339,8 +337,7 @@ def joined_triton(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> to
     _, batch, m, n = parts.shape
     out = torch.empty(batch, m, n, dtype=dtype, device=parts.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
-    with torch.cuda.device_of(parts):
-        _joined_kernel[(batch * down * across,)](parts, out, m, n, down, across, *parts.stride(), SHIFT, TILE)
+    _joined_kernel[(batch * down * across,)](parts, out, m, n, down, across, *parts.stride(), SHIFT, TILE)
     return out
 
 

@@ -109,12 +109,11 @@ ROUNDS = 12
 def advance_triton(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     batch, steps, k = basis.shape
     found = image.new_empty(2, batch)
-    with torch.cuda.device_of(image):
-        _advance[(batch,)](
-            *(image, basis, found, batch, k, steps, step, NEW),
-            *(MOST, min(LENGTH, next_power_of_2(k))),
-            num_warps=8,
-        )
+    _advance[(batch,)](
+        *(image, basis, found, batch, k, steps, step, NEW),
+        *(MOST, min(LENGTH, next_power_of_2(k))),
+        num_warps=8,
+    )
     return found[0], found[1]
 
 
@@ -170,8 +169,7 @@ def extreme_values_triton(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple
     d, b = diagonal.double().contiguous(), beside.double().contiguous()
     batch, n = d.shape
     found = d.new_empty(2, batch)
-    with torch.cuda.device_of(d):
-        _extreme_values[(batch,)](d, b, found, batch, n, ROUNDS, num_warps=1)
+    _extreme_values[(batch,)](d, b, found, batch, n, ROUNDS, num_warps=1)
     return found[0], found[1]
 
 

@@ -77,7 +77,6 @@ def threads_for(n: int) -> int:
 def small_svd_cuda(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n = len(r)
     x, s = torch.empty_like(r, memory_format=torch.contiguous_format), r.new_empty(n)
-    with torch.cuda.device_of(r):
-        kernel = compiled("small_svd", "small_svd", r.device, shared_bytes=shared_bytes(MAX_ORDER))
-        kernel((1, 1, 1), (threads_for(n), 1, 1), [r, x, s, n, *r.stride()], shared_bytes(n))
+    kernel = compiled("small_svd", "small_svd", r.device, shared_bytes=shared_bytes(MAX_ORDER))
+    kernel((1, 1, 1), (threads_for(n), 1, 1), [r, x, s, n, *r.stride()], shared_bytes(n))
     return (r @ x.mT).div_(s), s, x.mT

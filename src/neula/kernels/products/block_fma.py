@@ -223,9 +223,8 @@ def _launch(
     total = c.contiguous()
     many, x, y = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (total, a, b))
     grid = (ceil_div(m, ROWS), ceil_div(n, COLUMNS), len(many))
-    with torch.cuda.device_of(c):
-        strides = (*x.stride(), *y.stride())
-        run[grid](x, y, many, m, n, k, block, *strides, *options, ROWS, COLUMNS, num_warps=WARPS)
+    strides = (*x.stride(), *y.stride())
+    run[grid](x, y, many, m, n, k, block, *strides, *options, ROWS, COLUMNS, num_warps=WARPS)
     return total
 
 

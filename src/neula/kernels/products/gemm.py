@@ -263,11 +263,10 @@ def gemm_triton(
     bound: float | torch.Tensor | None = None,
     triangular: bool = False,
 ) -> torch.Tensor:
-    with torch.cuda.device_of(a):
-        product = SplitProduct(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
-        config = config or _filling(product)
-        target = a.new_empty(product.shape) if c is None else c
-        return product(target, alpha, beta, config, pieces or product.pieces(config))
+    product = SplitProduct(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
+    config = config or _filling(product)
+    target = a.new_empty(product.shape) if c is None else c
+    return product(target, alpha, beta, config, pieces or product.pieces(config))
 
 
 def corrected_projection_triton(
@@ -280,28 +279,26 @@ def corrected_projection_triton(
     columns: int,
     scheme: Scheme = SCHEMES["fp16_cor"],
 ) -> None:
-    with torch.cuda.device_of(a):
-        across = split(q.T, scheme, bound)
-        along = across.transposed(len(q))
-        for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
-            # Without gaps: what is sent need not be copied before and after.
-            image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
-            SplitProduct(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
-            if total is not None:
-                total(image)
-                r_part.copy_(image)
-            SplitProduct(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
+    across = split(q.T, scheme, bound)
+    along = across.transposed(len(q))
+    for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
+        # Without gaps: what is sent need not be copied before and after.
+        image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
+        SplitProduct(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
+        if total is not None:
+            total(image)
+            r_part.copy_(image)
+        SplitProduct(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
 
 
 def gram_triton(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
     g = empty_gram(a)
-    with torch.cuda.device_of(a):
-        fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
-        for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
-            whole = split(some.mT, scheme, scales=scales)
-            SplitProduct(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
+    fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
+    for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
+        whole = split(some.mT, scheme, scales=scales)
+        SplitProduct(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
     return g
 
 

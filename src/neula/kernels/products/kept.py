@@ -125,14 +125,12 @@ def multiply_kept(
 
 
 def keep_triton(x: torch.Tensor, into: Kept) -> None:
-    with torch.cuda.device_of(x):
-        split_into(into.parts, x, into.largest, into.scheme)
+    split_into(into.parts, x, into.largest, into.scheme)
 
 
 def multiply_kept_triton(
     c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
 ) -> torch.Tensor:
-    with torch.cuda.device_of(c):
-        product = SplitProduct(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
-        config = first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
-        return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)
+    product = SplitProduct(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
+    config = first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
+    return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)

@@ -159,11 +159,10 @@ def planes_of_product_triton(
 ) -> torch.Tensor:
     _, batch, m, n = products.shape
     down, across = ceil_div(m, TILE[0]), ceil_div(n, TILE[1])
-    with torch.cuda.device_of(products):
-        _planes_of_product_kernel[(batch * down * across,)](
-            *(products, products if scales is None else scales.contiguous(), factor, shift),
-            *(m, n, down, across, *products.stride()[:3], scales is not None, *TILE),
-        )
+    _planes_of_product_kernel[(batch * down * across,)](
+        *(products, products if scales is None else scales.contiguous(), factor, shift),
+        *(m, n, down, across, *products.stride()[:3], scales is not None, *TILE),
+    )
     return products
 
 
@@ -173,11 +172,10 @@ def _launch(kernel, x, planes, *factors: float, **constants: bool) -> None:
         x, planes = x.transpose(1, 2), planes.mT
     batch, m, n, _ = x.shape
     down, across = ceil_div(m, TILE[0]), ceil_div(n, TILE[1])
-    with torch.cuda.device_of(x):
-        kernel[(batch * down * across,)](
-            *(x, planes, *factors, m, n, down, across),
-            *(*x.stride()[:2], *planes.stride(), *constants.values(), *TILE),
-        )
+    kernel[(batch * down * across,)](
+        *(x, planes, *factors, m, n, down, across),
+        *(*x.stride()[:2], *planes.stride(), *constants.values(), *TILE),
+    )
 
 
 @jit(do_not_specialize=["m", "down", "across"])

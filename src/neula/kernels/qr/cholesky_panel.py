@@ -139,12 +139,11 @@ def cholesky_panel_triton(
     sizes, constants = (m, n, chunk, blocks), (ROWS, MAX_COLUMNS)
     of_factors = (parts, kept, inverse, done, r, blocks, n, *r.stride())
     of_product = (a, place, inverse, parts, done, *sizes, *a.stride(), *place.stride())
-    with torch.cuda.device_of(a):
-        grid = (count * blocks,)
-        _gram[grid](a, parts, *sizes, *a.stride(), *constants, num_warps=WARPS)
-        for second in (False, True):
-            factorize(*of_factors, int(second))
-            _multiply[grid](*of_product, second, rounds, *constants, num_warps=WARPS)
+    grid = (count * blocks,)
+    _gram[grid](a, parts, *sizes, *a.stride(), *constants, num_warps=WARPS)
+    for second in (False, True):
+        factorize(*of_factors, int(second))
+        _multiply[grid](*of_product, second, rounds, *constants, num_warps=WARPS)
 
 
 @jit(do_not_specialize=["m", "n", "chunk", "blocks"])

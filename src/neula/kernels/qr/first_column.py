@@ -109,13 +109,12 @@ def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> Project
     multiples = work.new_empty(count, n)
     vanished = torch.empty(count, n, dtype=torch.bool, device=a.device)
     blocks = ceil_div(n, COLUMNS)
-    with torch.cuda.device_of(a):
-        _without[(count * blocks,)](
-            *(a, noise, work, multiples, vanished.view(torch.uint8), m, n, blocks),
-            *(*a.stride(), *noise.stride()),
-            *(ROWS, COLUMNS),
-            num_warps=WARPS,
-        )
+    _without[(count * blocks,)](
+        *(a, noise, work, multiples, vanished.view(torch.uint8), m, n, blocks),
+        *(*a.stride(), *noise.stride()),
+        *(ROWS, COLUMNS),
+        num_warps=WARPS,
+    )
     return ProjectedMatrices(work, multiples, vanished)
 
 
@@ -125,10 +124,9 @@ def with_first_column_triton(
     count, _, n = r.shape
     out = torch.empty(r.shape, dtype=dtype, device=r.device)
     blocks = ceil_div(n, SIDE)
-    with torch.cuda.device_of(r):
-        _with[(count * blocks * blocks,)](
-            r, multiples, vanished.view(torch.uint8), out, n, blocks, SIDE, num_warps=WARPS
-        )
+    _with[(count * blocks * blocks,)](
+        r, multiples, vanished.view(torch.uint8), out, n, blocks, SIDE, num_warps=WARPS
+    )
     return out
 
 

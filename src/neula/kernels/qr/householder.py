@@ -288,12 +288,11 @@ def _factor(
 ) -> None:
     batch, m, n = a.shape
     rows, blocks = _padded(height), ceil_div(m, height)
-    with torch.cuda.device_of(a):
-        _factor_kernel[(batch * blocks,)](
-            *(a, v, t, r, m, n, height, blocks, *a.stride(), *v.stride()),
-            *(rows, WIDTH, product, n <= WIDTH, negligible_square(a.dtype)),
-            num_warps=num_warps or _warps(rows, a),
-        )
+    _factor_kernel[(batch * blocks,)](
+        *(a, v, t, r, m, n, height, blocks, *a.stride(), *v.stride()),
+        *(rows, WIDTH, product, n <= WIDTH, negligible_square(a.dtype)),
+        num_warps=num_warps or _warps(rows, a),
+    )
 
 
 def apply_tiles_triton(
@@ -303,12 +302,11 @@ def apply_tiles_triton(
     batch, m, n = v.shape
     q = torch.empty_like(v)
     rows = _padded(reflectors.height)
-    with torch.cuda.device_of(v):
-        _apply_kernel[(batch * t.shape[1], ceil_div(n, COLUMNS))](
-            *(v, t, c, q, m, n, reflectors.height, t.shape[1], *c.stride()),
-            *(rows, WIDTH, COLUMNS, product),
-            num_warps=num_warps or _warps(rows, v),
-        )
+    _apply_kernel[(batch * t.shape[1], ceil_div(n, COLUMNS))](
+        *(v, t, c, q, m, n, reflectors.height, t.shape[1], *c.stride()),
+        *(rows, WIDTH, COLUMNS, product),
+        num_warps=num_warps or _warps(rows, v),
+    )
     return q
 
 

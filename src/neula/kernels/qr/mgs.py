@@ -173,9 +173,8 @@ def mgs_into_triton(
     half = max(16 if twice else 4, next_power_of_2(n) // 2)
     warps = num_warps or max(1, rows * 2 * half * tiles.element_size() // BYTES_PER_WARP)
     strides = (*tiles.stride(), *q.stride(), *r.stride())
-    with torch.cuda.device_of(tiles):
-        launch = _mgs[(count,)]
-        launch(tiles, q, r, m, n, *strides, rows, half, twice, num_warps=warps, enable_fp_fusion=True)
+    launch = _mgs[(count,)]
+    launch(tiles, q, r, m, n, *strides, rows, half, twice, num_warps=warps, enable_fp_fusion=True)
 
 
 @jit

@@ -134,12 +134,11 @@ def panel_gram_triton(a: torch.Tensor) -> PanelGram:
     count = ceil_div(m, chunk)
     parts = torch.empty(count, pairs * WIDTH, WIDTH, dtype=torch.float32, device=a.device)
     vector = elements_at_a_time(a)
-    with torch.cuda.device_of(a):
-        _gram_kernel[(count, pairs)](
-            *(a, parts, m, n, chunk, a.stride(1)),
-            *(rows, WIDTH, stages if vector > 1 else 1, vector),
-            num_warps=warps,
-        )
+    _gram_kernel[(count, pairs)](
+        *(a, parts, m, n, chunk, a.stride(1)),
+        *(rows, WIDTH, stages if vector > 1 else 1, vector),
+        num_warps=warps,
+    )
     total = torch.empty(pairs * WIDTH, WIDTH, dtype=torch.float64, device=a.device)
     first, *others = sum_of_blocks(parts, total).split(WIDTH)
     k, rest = min(n, WIDTH), max(0, n - WIDTH)
@@ -159,13 +158,12 @@ def eliminate_triton(
 def _multiply(x: torch.Tensor, y: torch.Tensor, base: torch.Tensor | None, out: torch.Tensor) -> None:
     """``X^T Y``, or what is left of a base without it: two launches take half of the time of one for both."""
     m, n = out.shape
-    with torch.cuda.device_of(out):
-        _multiply_kernel[(ceil_div(m, TILE), ceil_div(n, TILE))](
-            *(x, y, out if base is None else base, out, len(x), m, n),
-            *(*x.stride(), *y.stride(), *(out if base is None else base).stride(), *out.stride()),
-            *(WIDTH, TILE, base is not None, LOST),
-            num_warps=4,
-        )
+    _multiply_kernel[(ceil_div(m, TILE), ceil_div(n, TILE))](
+        *(x, y, out if base is None else base, out, len(x), m, n),
+        *(*x.stride(), *y.stride(), *(out if base is None else base).stride(), *out.stride()),
+        *(WIDTH, TILE, base is not None, LOST),
+        num_warps=4,
+    )
 
 
 @jit(do_not_specialize=["m", "n", "chunk"])

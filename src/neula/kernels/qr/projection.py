@@ -85,20 +85,19 @@ def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total:
     pieces = max(1, min(multiprocessors(a.device) // (tiles[0] * tiles[1]), ceil_div(m, RUN)))
     chunk = share(m, pieces, RUN)
     parts = torch.empty(ceil_div(m, chunk), n, k, dtype=torch.float32, device=a.device)
-    with torch.cuda.device_of(a):
-        _coefficients[(len(parts), *tiles)](
-            *(q, a, parts, m, k, n, chunk, q.stride(1), a.stride(1)),
-            *(RUN, WIDTH, 3 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
-            num_warps=8,
-        )
-        sum_of_blocks(parts, r.mT)
-        if total is not None:
-            total(r)
-        _subtract[(ceil_div(m, ROWS), tiles[1])](
-            *(q, r, a, m, k, n, q.stride(1), *r.stride(), a.stride(1)),
-            *(ROWS, WIDTH, RUN, 2 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
-            num_warps=8,
-        )
+    _coefficients[(len(parts), *tiles)](
+        *(q, a, parts, m, k, n, chunk, q.stride(1), a.stride(1)),
+        *(RUN, WIDTH, 3 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
+        num_warps=8,
+    )
+    sum_of_blocks(parts, r.mT)
+    if total is not None:
+        total(r)
+    _subtract[(ceil_div(m, ROWS), tiles[1])](
+        *(q, r, a, m, k, n, q.stride(1), *r.stride(), a.stride(1)),
+        *(ROWS, WIDTH, RUN, 2 if vector > 1 else 1, vector, Q_SCALE, A_SCALE),
+        num_warps=8,
+    )
 
 
 @jit(do_not_specialize=["m", "k", "n", "chunk"])

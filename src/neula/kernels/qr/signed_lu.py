@@ -76,12 +76,11 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 def signed_lu_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     batch, n, _ = block.shape
     signs, inverses = block.new_empty(batch, n), block.new_empty(2, batch, n, n)
-    with torch.cuda.device_of(block):
-        _kernel[(batch,)](
-            *(block, *block.stride(), signs, inverses[0], inverses[1], n),
-            WIDTH=max(16, next_power_of_2(n)),
-            num_warps=1,
-        )
+    _kernel[(batch,)](
+        *(block, *block.stride(), signs, inverses[0], inverses[1], n),
+        WIDTH=max(16, next_power_of_2(n)),
+        num_warps=1,
+    )
     return signs, inverses[0], inverses[1]
 
 

@@ -203,29 +203,25 @@ def tall_half_gram_triton(a: torch.Tensor, *, config: TallGramConfig | None = No
     parts = torch.empty(ceil_div(m, chunk), n, n, dtype=a.dtype, device=a.device)
     arguments = (a, parts, m, n, chunk, samples_of(chunk, rows), *a.stride())
     vector, by_columns = elements_at_a_time(a), a.stride(0) == 1
-    with torch.cuda.device_of(a):
-        _gram_kernel[(len(parts), ceil_div(n, width))](
+    _gram_kernel[(len(parts), ceil_div(n, width))](
+        *arguments,
+        *(rows, width, stages if vector > 1 else 1, True, GRAM_TOP, vector, by_columns),
+        num_warps=warps,
+    )
+    if n > width:
+        rows, warps, stages, _ = ACROSS
+        _gram_kernel[(len(parts), 1)](
             *arguments,
-            *(rows, width, stages if vector > 1 else 1, True, GRAM_TOP, vector, by_columns),
+            *(rows, width, stages if vector > 1 else 1, False, GRAM_TOP, vector, by_columns),
             num_warps=warps,
         )
-        if n > width:
-            rows, warps, stages, _ = ACROSS
-            _gram_kernel[(len(parts), 1)](
-                *arguments,
-                *(rows, width, stages if vector > 1 else 1, False, GRAM_TOP, vector, by_columns),
-                num_warps=warps,
-            )
     return sum_of_blocks(parts, torch.empty(n, n, dtype=torch.float64, device=a.device))
 
 
 def sum_of_blocks(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     """Sum of float32 matrices in float64 into ``total``: torch would convert them first."""
     count, m, n = parts.shape
-    with torch.cuda.device_of(parts):
-        _sum_kernel[(ceil_div(n, SUM[1]), m)](
-            parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4
-        )
+    _sum_kernel[(ceil_div(n, SUM[1]), m)](parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4)
     return total
 
 
@@ -373,17 +369,16 @@ def tall_product_triton(
     chunk = share(m, blocks * multiprocessors(a.device), rows)
     arguments = (a, high, low, exponents, back, q, m, n)
     vector = 1 if a.stride(0) == 1 else elements_at_a_time(a)
-    with torch.cuda.device_of(a):
-        _product_kernel[(ceil_div(m, chunk),)](
-            *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector),
-            num_warps=warps,
+    _product_kernel[(ceil_div(m, chunk),)](
+        *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector),
+        num_warps=warps,
+    )
+    if n > BLOCK_COLUMNS:
+        rows, warps, stages, blocks = BEYOND
+        chunk = share(m, blocks * multiprocessors(a.device), rows)
+        _product_beyond_kernel[(ceil_div(m, chunk),)](
+            *(*arguments, chunk, *a.stride(), rows, BLOCK_COLUMNS, stages, vector), num_warps=warps
         )
-        if n > BLOCK_COLUMNS:
-            rows, warps, stages, blocks = BEYOND
-            chunk = share(m, blocks * multiprocessors(a.device), rows)
-            _product_beyond_kernel[(ceil_div(m, chunk),)](
-                *(*arguments, chunk, *a.stride(), rows, BLOCK_COLUMNS, stages, vector), num_warps=warps
-            )
     return q
 
 
@@ -412,13 +407,12 @@ def _multiply_columns(
     chunk = share(m, blocks * multiprocessors(a.device), rows)
     vector = min(elements_at_a_time(x) for x in (a, q, low) if x is not None)
     rounded = q if low is None else low
-    with torch.cuda.device_of(a):
-        _panel_kernel[(ceil_div(m, chunk),)](
-            *(a, w, sizes, q, rounded, m, n, chunk, a.stride(1), *w.stride(), q.stride(1), rounded.stride(1)),
-            *(rows, width_of(n) // 2, stages, vector, TOP),
-            low is not None,
-            num_warps=warps,
-        )
+    _panel_kernel[(ceil_div(m, chunk),)](
+        *(a, w, sizes, q, rounded, m, n, chunk, a.stride(1), *w.stride(), q.stride(1), rounded.stride(1)),
+        *(rows, width_of(n) // 2, stages, vector, TOP),
+        low is not None,
+        num_warps=warps,
+    )
 
 
 @jit(do_not_specialize=["m", "n", "chunk"])

@@ -65,6 +65,5 @@ def bordered_cuda(a: torch.Tensor, b: torch.Tensor, to_a: torch.Tensor, to_b: to
     real = "double" if a.dtype == torch.float64 else "float"
     tiles = ceil_div(rows, TILE) * ceil_div(columns, TILE)
     arguments = [a, b, to_a, to_b, m, n, k, rows, columns, *a.stride()[1:], *b.stride()[1:]]
-    with torch.cuda.device_of(a):
-        kernel = compiled("bordered", "bordered", a.device, f"#define REAL {real}\n")
-        kernel((tiles, 1, 1), (THREADS, 1, 1), arguments)
+    kernel = compiled("bordered", "bordered", a.device, f"#define REAL {real}\n")
+    kernel((tiles, 1, 1), (THREADS, 1, 1), arguments)

@@ -284,6 +284,5 @@ def _launch(name: str, count: int, *given: Any) -> None:
     """For each element of the results; all tensors are made contiguous, the results are."""
     arguments = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in given]
     first = next(x for x in arguments if isinstance(x, torch.Tensor))
-    with torch.cuda.device_of(first):
-        kernel = compiled("refining", name, first.device)
-        kernel((-(-count // THREADS), 1, 1), (THREADS, 1, 1), [*arguments, count])
+    kernel = compiled("refining", name, first.device)
+    kernel((-(-count // THREADS), 1, 1), (THREADS, 1, 1), [*arguments, count])

@@ -233,12 +233,11 @@ def seminormal_cuda(
         raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
     macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
     numbers = limits_on(a.device, limits, square)
-    with torch.cuda.device_of(a):
-        kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
-        arguments = [
-            *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-            *(found.doubtful, numbers, m, n, k, *a.stride(), *b.stride()),
-            *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
-        ]
-        kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
+    kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
+    arguments = [
+        *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
+        *(found.doubtful, numbers, m, n, k, *a.stride(), *b.stride()),
+        *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
+    ]
+    kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
     return found

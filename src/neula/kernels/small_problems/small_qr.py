@@ -109,10 +109,9 @@ def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
     (count, m, n), device = a.shape, a.device
     q, r = (torch.empty(count, rows, n, dtype=a.dtype, device=device) for rows in (m, n))
     measures = torch.empty(count, 3, dtype=torch.float64, device=device)
-    with torch.cuda.device_of(a):
-        most = shared_memory(device)
-        kernel = compiled("small_qr", "small_qr", device, macros_of(a.dtype), shared_bytes=most)
-        apart, row, column = a.stride()
-        arguments = [a, q, r, measures, enough, MOST, m, n, row, column, apart if count > 1 else 0]
-        kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(m, n))
+    most = shared_memory(device)
+    kernel = compiled("small_qr", "small_qr", device, macros_of(a.dtype), shared_bytes=most)
+    apart, row, column = a.stride()
+    arguments = [a, q, r, measures, enough, MOST, m, n, row, column, apart if count > 1 else 0]
+    kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(m, n))
     return SmallQR(q, r, measures)

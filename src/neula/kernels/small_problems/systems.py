@@ -261,8 +261,7 @@ NARROW, FEW_WARPS = 64, 1
 def turned_triton(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     count, n, _ = x.shape
     x, found = x.contiguous(), torch.empty_like(sizes, memory_format=torch.contiguous_format)
-    with torch.cuda.device_of(x):
-        _turned[(count,)](x, sizes.contiguous(), found, n, *_block(n), num_warps=_warps(n))
+    _turned[(count,)](x, sizes.contiguous(), found, n, *_block(n), num_warps=_warps(n))
     return found
 
 
@@ -277,12 +276,11 @@ def trusted_triton(
     count, n, _ = sizes.shape
     found = sizes.new_empty(2, count)
     given = [x.contiguous() for x in (sizes, norm, scaled_norm, inverse_norm, left)]
-    with torch.cuda.device_of(sizes):
-        _trusted[(count,)](
-            *(*given, found, n, count, margins.power),
-            *(margins.estimated, margins.rounding, margins.left, *_block(n)),
-            num_warps=_warps(n),
-        )
+    _trusted[(count,)](
+        *(*given, found, n, count, margins.power),
+        *(margins.estimated, margins.rounding, margins.left, *_block(n)),
+        num_warps=_warps(n),
+    )
     return found[0], found[1, :, None]
 
 
@@ -302,15 +300,14 @@ def stepped_triton(
     room = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*vectors, before, active)]
     found = Stepped._make(room)
     bools = [x.contiguous().view(torch.uint8) for x in (active, found.active)]
-    with torch.cuda.device_of(high):
-        _stepped[(count * k,)](
-            *(*vectors, *found[:3], *bools, before.contiguous(), found.left),
-            *(x.contiguous() for x in trust.numbers),
-            *(n, k, trust.noise, tolerance, stagnation, least, *_block(n)),
-            num_warps=_warps(n),
-            # Contracted to a multiply-add, a sum of rounded products has another rounding error.
-            enable_fp_fusion=False,
-        )
+    _stepped[(count * k,)](
+        *(*vectors, *found[:3], *bools, before.contiguous(), found.left),
+        *(x.contiguous() for x in trust.numbers),
+        *(n, k, trust.noise, tolerance, stagnation, least, *_block(n)),
+        num_warps=_warps(n),
+        # Contracted to a multiply-add, a sum of rounded products has another rounding error.
+        enable_fp_fusion=False,
+    )
     return found
 
 
@@ -331,13 +328,12 @@ def measured_systems_triton(
     count, n, k = high.shape
     found = MeasuredSystems(high.new_empty(count, k), high.new_empty(9, count))
     given = [x.contiguous() for x in (high, low, sizes, residual, b, left, size_of_a, size_of_b)]
-    with torch.cuda.device_of(high):
-        _measured_systems[(count,)](
-            *(*given, rate.contiguous(), condition.contiguous(), unfinished.contiguous().view(torch.uint8)),
-            *(found.forward_error, found.numbers, n, k, count),
-            *(margins.max_rate, margins.computed, margins.estimated, *_block(n)),
-            num_warps=_warps(n),
-        )
+    _measured_systems[(count,)](
+        *(*given, rate.contiguous(), condition.contiguous(), unfinished.contiguous().view(torch.uint8)),
+        *(found.forward_error, found.numbers, n, k, count),
+        *(margins.max_rate, margins.computed, margins.estimated, *_block(n)),
+        num_warps=_warps(n),
+    )
     return found
 
 

@@ -84,10 +84,9 @@ def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int, tile: int =
     count, m, n = x.shape
     blocks, width = turns.shape[1:3]
     out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, tile)
-    with torch.cuda.device_of(x):
-        _turned[(count * down * blocks,)](
-            *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), tile, width)
-        )
+    _turned[(count * down * blocks,)](
+        *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), tile, width)
+    )
     return out
 
 
@@ -97,10 +96,9 @@ def correction_triton(
     s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
     count, n, _ = s.shape
     across = ceil_div(n, tile)
-    with torch.cuda.device_of(s):
-        _correction[(count * across * across,)](
-            s, w, apart.contiguous(), noise.contiguous(), out, n, across, tile
-        )
+    _correction[(count * across * across,)](
+        s, w, apart.contiguous(), noise.contiguous(), out, n, across, tile
+    )
     return out
 
 

@@ -77,7 +77,6 @@ def small_eigh_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     macros = macros_for(n, a.dtype)
     source = "".join(f"#define {name} {text}\n" for name, text in macros.items())
     threads, lanes = macros["THREADS"], macros["ORDER"] // 2 * macros["SPLIT"]
-    with torch.cuda.device_of(a):
-        kernel = compiled("small_eigh", "small_eigh", a.device, source)
-        kernel((ceil_div(count, threads // lanes), 1, 1), (threads, 1, 1), [a, w, v, count, n])
+    kernel = compiled("small_eigh", "small_eigh", a.device, source)
+    kernel((ceil_div(count, threads // lanes), 1, 1), (threads, 1, 1), [a, w, v, count, n])
     return w, v
