@@ -61,21 +61,11 @@ _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 def compiled(
     name: str, function: str, device: torch.device, macros: str = "", shared_bytes: int = 0
 ) -> Launch:
-    """A function of ``name.cu``, ``extern "C"``, to be launched on a device.
+    """A function of ``name.cu``, ``extern "C"``, to be launched on a device, compiled with macros before the
+    source.
 
-    Parameters
-    ----------
-    name, function : str
-    device : torch.device
-    macros : str
-        Text before the source.
-    shared_bytes : int
-        Dynamic shared memory of a thread block, where it is more than a kernel may have unasked.
-
-    Raises
-    ------
-    ImportError
-        Without a torch that compiles CUDA.
+    ``shared_bytes`` is the dynamic shared memory of a thread block, where it is more than a kernel may have
+    unasked.
     """
     if not hasattr(torch.cuda, "_compile_kernel"):
         raise ImportError("compiling CUDA needs torch >= 2.9")
@@ -150,11 +140,6 @@ def ready(name: str, device: torch.device, macros: str = "") -> bool:
     begins it in the background, without the GPU. Which calls are among the first does not depend on how long
     that takes. It is no way for matrices whose products take several threads of the host: one of those has to
     wait for the compiler, and the others for it, 8 ms a call.
-
-    Parameters
-    ----------
-    name, device, macros
-        As for :func:`compiled`.
     """
     if torch.version.hip or not hasattr(torch.cuda, "_compile_kernel"):
         return True
@@ -212,13 +197,7 @@ def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -
 
 
 def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
-    """Machine code for GPUs of a compute capability.
-
-    Raises
-    ------
-    RuntimeError
-        With what the compiler says.
-    """
+    """Machine code for GPUs of a compute capability; RuntimeError says what the compiler says."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = [source.encode(), b"kernel.cu", 0, None, None]
     if library.nvrtcCreateProgram(ctypes.byref(program), *text):

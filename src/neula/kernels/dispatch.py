@@ -27,14 +27,9 @@ class Trial:
     """A launch of one or more kernels on something small, which shows whether they run on a device.
 
     Triton or a C compiler may be missing, or the GPU too old. Every device is tried once, by the first call
-    that has use for a kernel, whatever its thread.
-
-    Attributes
-    ----------
-    launch : callable
-        Takes the device, and the variant where kernels have several.
-    what, instead : str
-        For the warning where a launch fails: which kernels, and what takes their place.
+    that has use for a kernel, whatever its thread. ``launch`` takes the device, and the variant where kernels
+    have several; ``what`` and ``instead`` are for the warning if it fails: which kernels, and what replaces
+    them.
     """
 
     def __init__(self, launch: Callable[..., object], what: str, instead: str) -> None:
@@ -45,10 +40,7 @@ class Trial:
     def passed(self, device: torch.device, *variant: int) -> bool:
         """Whether the kernels run on a device, in one of their variants.
 
-        Raises
-        ------
-        RuntimeError
-            If that is not known yet, and a CUDA graph is being captured.
+        RuntimeError if that is not known yet, and a CUDA graph is being captured.
         """
         key = (device, *variant)
         if key not in self._passed:
@@ -76,17 +68,8 @@ class Trial:
 
 
 def refuse_capture(what: str) -> None:
-    """Refuse one-time preparation during the capture of a CUDA graph, which would break it.
-
-    Parameters
-    ----------
-    what : str
-        With an article.
-
-    Raises
-    ------
-    RuntimeError
-        That says what to do.
+    """Refuse one-time preparation of something, given with an article, while a CUDA graph is captured, which
+    it would break.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -101,12 +84,8 @@ def trial(what: str, instead: str) -> Callable[[Callable[..., object]], Trial]:
 
 
 class Kernel(Generic[P, R]):
-    """A function of tensors that a kernel computes where it can; made by :func:`kernel`.
-
-    Attributes
-    ----------
-    reference : callable
-        The function in plain torch.
+    """A function of tensors, its ``reference`` in plain torch, that a kernel computes where it can; made by
+    :func:`kernel`.
     """
 
     def __init__(

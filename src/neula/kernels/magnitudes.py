@@ -35,16 +35,9 @@ FEW = 16
 def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
     """``max |x|`` along some dimensions; NaN and Inf come through.
 
-    Of complex numbers it is that of their parts, which does not overflow.
-
-    The norm in the library is one launch on a GPU, and on a CPU takes five times as long as two reductions
-    that its vector units know (1000 x 1000 on an AMD EPYC: 3.8 ms and 0.7).
-
-    Parameters
-    ----------
-    x : Tensor
-    dim : int or tuple of int
-    keepdim : bool
+    Of complex numbers it is that of their parts, which does not overflow. The norm in the library is one
+    launch on a GPU, and on a CPU takes five times as long as two reductions that its vector units know (1000
+    x 1000 on an AMD EPYC: 3.8 ms and 0.7).
 
     Examples
     --------
@@ -119,11 +112,7 @@ def _tried(device: torch.device) -> None:
     when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4,
 )
 def magnitudes(a: torch.Tensor) -> Magnitudes:
-    """Sizes of rows and columns, by one pass on a CPU, and of one matrix on a GPU.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
+    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU, and of one matrix on a GPU.
 
     Examples
     --------
@@ -159,13 +148,7 @@ def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
 
 @kernel("ends_of_triton", trial=_tried, when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
-    """Magnitudes that decide whether systems need scaling.
-
-    Parameters
-    ----------
-    sizes : Magnitudes
-        Of square matrices.
-    b : Tensor, shape (batch, n, k)
+    """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k).
 
     Examples
     --------

@@ -33,17 +33,11 @@ def _is_one_launch(x: torch.Tensor, exponents: torch.Tensor) -> bool:
 
 @kernel("shift_cuda", trial=_tried, when=_is_one_launch)
 def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
-    """``x 2^e`` in double precision, exact unless it is subnormal; Inf where it overflows. Differentiable.
+    """``x 2^e`` in double precision, for exponents that broadcast with x, exact unless it is subnormal; Inf
+    where it overflows. Differentiable.
 
     In two steps, since ``2^e`` alone may overflow where the product does not. Subnormal numbers are rounded
     in both, to one unit in the last place.
-
-    Parameters
-    ----------
-    x : Tensor
-        float64 or complex128.
-    exponents : Tensor of int
-        Of a shape that broadcasts with that of x.
 
     Examples
     --------

@@ -34,26 +34,13 @@ def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor 
 
 @kernel("transposed_copy_triton", trial=_tried, when=_changes_the_order)
 def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-    """``out = a diag(scales)`` in the dtype of ``out``, on a GPU by a Triton kernel.
+    """``out = a diag(scales)`` in the dtype of ``out``, which may be ``a``, on a GPU by a Triton kernel.
 
     Unless neither the order changes, nor columns are scaled or numbers widened, what the library does at full
-    speed.
-
-    Parameters
-    ----------
-    out, a : Tensor, shape (m, n)
-        Of any floating dtypes and strides; ``out`` is overwritten, and may be ``a``.
-    scales : Tensor, shape (n,), optional
-        Products are rounded to the wider of its dtype and that of ``a``, then to that of ``out``.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        ``out``.
+    speed. Products are rounded to the wider of the dtypes of ``scales`` and ``a``, then to that of ``out``.
 
     Examples
     --------
-    >>> import torch
     >>> transposed_copy(torch.empty(2, 2).T, torch.ones(2, 2), torch.tensor([1.0, 2.0]))
     tensor([[1., 2.],
             [1., 2.]])
@@ -63,21 +50,11 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
 
 @kernel("transpose_in_place_triton", trial=_tried)
 def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
-    """Exchange ``a[i, j]`` and ``a[j, i]``: from column-major to row-major order, and back.
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        Of any floating dtype and strides; overwritten.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        The former ``a`` transposed: ``a.T``.
+    """Exchange ``a[i, j]`` and ``a[j, i]``: from column-major to row-major order, and back; returns ``a.T``,
+    the former ``a``.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     >>> transpose_in_place(a)
     tensor([[1., 2.],

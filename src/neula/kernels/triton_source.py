@@ -286,15 +286,11 @@ class TritonKernel:
 
 
 def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Collection[str] = ()) -> Any:
-    """In the place of ``triton.jit``.
+    """In the place of ``triton.jit``, in a module with ``from __future__ import annotations`` and ``tl`` of
+    this one, whose numbers are constants.
 
-    Parameters
-    ----------
-    function : callable
-        In a module with ``from __future__ import annotations`` and ``tl`` of this one, whose numbers are
-        constants.
-    do_not_specialize : collection of str
-        Parameters of which neither 1 nor multiples of 16 are worth machine code of their own.
+    ``do_not_specialize`` names parameters of which neither 1 nor multiples of 16 are worth machine code of
+    their own.
     """
     if function is None:
         return partial(jit, do_not_specialize=do_not_specialize)

@@ -54,24 +54,14 @@ def _tried(device: torch.device) -> None:
     when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS,
 )
 def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
-    """Factor of a Gram matrix and the inverse of the factor, on a GPU by a kernel for up to 128 columns.
+    """Factor of a Gram matrix, float64, of which only the symmetric part counts, and the inverse of the
+    factor.
 
-    Elsewhere in float64.
-
-    Parameters
-    ----------
-    gram : Tensor, shape (n, n)
-        float64. Only its symmetric part counts.
-    out : Tensor, shape (n, n), optional
-        float32, of any strides: room for R.
-
-    Returns
-    -------
-    CholeskyFactors
+    On a GPU by a kernel for up to 128 columns, elsewhere in float64. R is written to ``out``, float32, if
+    given.
 
     Examples
     --------
-    >>> import torch
     >>> factors = cholesky_inverse(torch.tensor([[4.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
     >>> factors.r
     tensor([[2., 1.],
@@ -108,23 +98,13 @@ def _fits_kernel(a: torch.Tensor) -> bool:
 
 @kernel("cholesky_lower_cuda", trial=_tried, when=_fits_kernel)
 def cholesky_lower(a: torch.Tensor) -> LowerFactors:
-    """Cholesky factors of a batch in their place, and their inverses, without synchronizing.
+    """Cholesky factors of a batch (batch, n, n) in their place, and their inverses, without synchronizing.
 
-    On a GPU float32 matrices of up to 128 columns take one launch, a thread block each.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        In single or double precision, real or complex, of any strides. Its lower triangles are read, and L
-        takes their place; what is above the diagonal becomes zero.
-
-    Returns
-    -------
-    LowerFactors
+    On a GPU float32 matrices of up to 128 columns take one launch, a thread block each. Lower triangles are
+    read, and L takes their place; what is above the diagonal becomes zero.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]])
     >>> cholesky_lower(a)  # doctest: +NUMBER
     LowerFactors(inverse=tensor([[[ 0.5000, -0.5000],
@@ -145,19 +125,8 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
 
 @kernel("cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
 def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cholesky factors alone, in memory of their own, likewise.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        float32, of any strides. Only the lower triangles are read.
-
-    Returns
-    -------
-    lower : Tensor, shape (batch, n, n)
-        Row-major, zero above the diagonal.
-    order : Tensor, shape (batch,)
-        As in :class:`LowerFactors`.
+    """Cholesky factors alone, row-major in memory of their own and zero above the diagonal, with the order as
+    in :class:`LowerFactors`; only the lower triangles of A, float32, are read.
     """
     lower, order = torch.linalg.cholesky_ex(a)
     return lower.contiguous(), order

@@ -55,22 +55,13 @@ def _tried(device: torch.device) -> None:
     when=lambda a, width: a.dtype in (torch.float32, torch.float64) and len(a) == 1 and a.numel() > 0,
 )
 def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
-    """A Cholesky factor of one matrix, and inverses of the blocks on its diagonal, without synchronizing.
+    """A Cholesky factor of one matrix (1, n, n), of which only the lower triangle is read, and inverses of
+    the blocks on its diagonal, without synchronizing.
 
-    Parameters
-    ----------
-    a : Tensor, shape (1, n, n)
-        float32 or float64, of any strides. Only the lower triangle is read.
-    width : int
-        Of the blocks; on a GPU a multiple of :data:`TILE`, or at least n.
-
-    Returns
-    -------
-    InvertedFactor
+    On a GPU the width of the blocks is a multiple of :data:`TILE`, or at least n.
 
     Examples
     --------
-    >>> import torch
     >>> factor = factor_inverted(torch.tensor([[[4.0, 0.0], [2.0, 2.0]]], dtype=torch.float64), 2)
     >>> factor.inverses[0, 0].tolist(), factor.order.tolist()
     ([[0.5, 0.0], [-0.5, 1.0]], [0])
@@ -86,22 +77,11 @@ def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
 
 
 def lower_factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cholesky factors as :func:`torch.linalg.cholesky_ex` has them, of one matrix of middle size by tiles.
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-        Only the lower triangles are read.
-
-    Returns
-    -------
-    lower : Tensor, shape (..., n, n)
-    order : Tensor, shape (...)
-        int32: 0, or the order of the first leading minor that is not positive; then L means nothing.
+    """Cholesky factors as :func:`torch.linalg.cholesky_ex` returns them, of one matrix of middle size by
+    tiles; only the lower triangles are read.
 
     Examples
     --------
-    >>> import torch
     >>> lower_factor(torch.tensor([[4.0, 0.0], [2.0, 2.0]]))[0].tolist()  # doctest: +NUMBER
     [[2.0, 0.0], [1.0, 1.0]]
     """
@@ -132,22 +112,13 @@ def _tried_on_batch(device: torch.device) -> None:
     when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
 )
 def factor_batch(a: torch.Tensor) -> BatchFactors:
-    """Cholesky factors of all matrices of a batch, in products as accurate as float32, without synchronizing.
+    """Cholesky factors of a batch of any floating dtype, in products as accurate as float32, without
+    synchronizing; only the lower triangles are read.
 
     On a GPU by the kernel of tiles, or by that of matrices of up to 128 columns.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides. Only the lower triangles are read.
-
-    Returns
-    -------
-    BatchFactors
-
     Examples
     --------
-    >>> import torch
     >>> factor_batch(torch.tensor([[[4.0, torch.nan], [2.0, 2.0]]]))  # doctest: +NUMBER
     BatchFactors(lower=tensor([[[2., 0.],
              [1., 1.]]]), order=tensor([0], dtype=torch.int32))

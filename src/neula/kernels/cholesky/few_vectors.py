@@ -55,22 +55,15 @@ def _complex(x: torch.Tensor) -> torch.Tensor:
     when=lambda gram, *_: gram.dtype == torch.float64 and 0 < len(gram) <= VECTORS,
 )
 def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tensor) -> Steps:
-    """One of some rounds of Cholesky QR, without synchronizing.
+    """One of some rounds of Cholesky QR of k vectors with a Gram matrix (k, k), without synchronizing.
 
     The component of a vector orthogonal to those before is normalized if it is not small. Otherwise rounding
     errors of the Gram matrix are too large compared with it, and the next round has that of what is left.
-
-    Parameters
-    ----------
-    gram : Tensor, shape (k, k)
-    factor : Tensor, shape (k, k)
-        Of the rounds before: an identity at first.
-    least : Tensor, shape (k,)
-        Norms up to which what is left of a vector is nothing.
+    ``factor`` is that of the rounds before, an identity at first; ``least`` are the norms up to which what is
+    left of a vector is nothing.
 
     Examples
     --------
-    >>> import torch
     >>> x = torch.tensor([[3.0, 3.0], [0.0, 2.0]])
     >>> orthonormalizing(x.T @ x, torch.eye(2), torch.zeros(2)).factor
     tensor([[3., 3.],

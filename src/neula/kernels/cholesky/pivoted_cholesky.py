@@ -40,25 +40,14 @@ def _tried(device: torch.device) -> None:
 
 
 def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
-    """Cholesky factors of a positive semidefinite matrix, the largest diagonal element first.
+    """Cholesky factors of a positive semidefinite matrix in double precision, the largest diagonal element
+    first, until none exceeds the tolerance; overwrites the matrix.
 
     The choice is that of QR with column pivoting (Higham, "Analysis of the Cholesky decomposition of a
     semi-definite matrix", 1990). The host waits once in a while.
 
-    Parameters
-    ----------
-    gram : Tensor, shape (n, n)
-        In double precision, Hermitian. Overwritten.
-    tolerance : float
-        Where diagonal elements are at most that, nothing is left.
-
-    Returns
-    -------
-    PivotedFactors
-
     Examples
     --------
-    >>> import torch
     >>> found = pivoted_cholesky(torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64), 1e-9)
     >>> found.r.tolist(), found.pivots.tolist(), found.left
     ([[1.0, 2.0]], [1], 0.0)
@@ -120,20 +109,9 @@ def eliminate_panel(
 ) -> None:
     """The next :data:`PANEL` pivots and their rows of R, fewer where nothing is left.
 
-    Parameters
-    ----------
-    gram : Tensor, shape (n, n)
-        Row-major, without what rows of R before ``start`` contribute.
-    diagonal : Tensor, shape (n,)
-        Of what is left of it, -Inf where the column is a pivot.
-    r : Tensor, shape (n, n)
-        Row-major, zero from row ``start`` on.
-    pivots : Tensor, shape (n,)
-        int32.
-    count : Tensor, shape (1,)
-        int32: how many there are.
-    start : int
-    tolerance : float
+    ``gram`` (n, n) is without what rows of R before ``start`` contribute, ``diagonal`` is that of what is
+    left of it, -Inf where the column is a pivot, and ``r`` is zero from row ``start`` on. ``pivots`` and
+    their ``count`` are int32.
     """
     for j in range(start, min(start + PANEL, len(gram))):
         value, p = diagonal.max(0)

@@ -16,10 +16,6 @@ def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
 
     An imaginary part of the diagonal is not read, even if it is NaN.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-
     Examples
     --------
     >>> hermitian_from_lower(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
@@ -49,24 +45,11 @@ def _tried(device: torch.device) -> None:
 def symmetric_copy(
     a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
 ) -> torch.Tensor:
-    """``D A D`` of a batch of symmetric matrices whose lower triangles are read, and what is above them is
-    not.
+    """``D A D`` of a batch of symmetric matrices, column-major and at least float32; what is above their
+    lower triangles is not read.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D: powers of two, in the dtype of the result or of its parts.
-    rows : int, optional
-        Stride between two columns of the result, at least n.
-    whole : bool, optional
-        Whether anybody reads what is above the diagonal, which otherwise need not be written.
-
-    Returns
-    -------
-    Tensor, shape (batch, n, n)
-        Column-major, at least float32.
+    D has powers of two, ``scales`` (batch, n), in the dtype of the result or of its parts. Columns of the
+    result are ``rows`` apart, or n; what is above its diagonal is written only if ``whole``.
 
     Examples
     --------
@@ -88,20 +71,10 @@ def symmetric_copy(
     when=lambda t, *_: 0 not in t.shape,
 )
 def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal.
+    """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal, in another dtype or in
+    their place.
 
-    Parameters
-    ----------
-    t : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides; what is above the diagonal is not read.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D: powers of two, in a dtype whose range holds the result.
-    dtype : torch.dtype
-
-    Returns
-    -------
-    Tensor, shape (batch, n, n)
-        In ``dtype`` with the strides of ``t``, which it overwrites where that has the same dtype.
+    D has powers of two, ``scales`` (batch, n), in a dtype whose range holds the result.
 
     Examples
     --------

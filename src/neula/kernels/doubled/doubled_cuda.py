@@ -52,23 +52,10 @@ def doubled_product_cuda(
     *,
     least: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, queued on the current stream.
+    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, as a sum that is not evaluated.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        float64, as all others, and of any strides, as all others.
-    x : Tensor, shape (batch, n, k)
-    x_low : Tensor, shape (batch, n, k), optional
-        Of the size of the rounding errors of x at most.
-    b : Tensor, shape (batch, m, k), optional
-    least : int, optional
-        Elements of a row that are not divided any further, in place of :data:`LEAST`.
-
-    Returns
-    -------
-    high, low : Tensor, shape (batch, m, k)
-        The result as a sum that is not evaluated; low is at most the rounding error of high.
+    Tensors have any strides. Rows are not divided into pieces of fewer than ``least`` elements, :data:`LEAST`
+    by default.
     """
     (batch, m, n), k = a.shape, x.shape[2]
     result = torch.empty(2, batch, k, m, dtype=a.dtype, device=a.device)

@@ -52,26 +52,13 @@ def _in_one_pass(a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor, b: torch
 def doubled_normal(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor
 ) -> tuple[Pair, Pair]:
-    """``r = b - A (x + x_low)`` and ``A^H r``, each as a sum of two numbers.
+    """``r = b - A (x + x_low)`` and ``A^H r``, each as a sum of two numbers, for A (m, n) in double
+    precision.
 
     On a CPU the compiled core takes a tenth of the time of sliced products.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float64 or complex128, as all others.
-    x, x_low : Tensor, shape (n, k)
-        Without ``x_low`` it is zero.
-    b : Tensor, shape (m, k)
-
-    Returns
-    -------
-    residual : pair of Tensor, shape (m, k)
-    gradient : pair of Tensor, shape (n, k)
-
     Examples
     --------
-    >>> import torch
     >>> third = torch.tensor([[1 / 3]], dtype=torch.float64)
     >>> residual, gradient = doubled_normal(third, 3 * torch.ones_like(third), 0 * third, third**0)
     >>> residual[0].item() * 2**54, gradient[0].item() * 3 * 2**54

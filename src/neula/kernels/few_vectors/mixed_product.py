@@ -45,27 +45,14 @@ def _tried(device: torch.device) -> None:
     when=lambda a, x, y: a.shape[0] > 0 and a.dtype != x.dtype and x.shape[1] <= VECTORS,
 )
 def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``Y = Y - A X`` in the precision of X and Y: some rows of A are converted at a time.
+    """``Y = Y - A X`` in the precision of X and Y, float32 or float64, for A (m, n) of any floating dtype.
 
-    On a GPU a Triton kernel converts them in registers; in float32 it multiplies on matrix units.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        Of any floating dtype; column-major, blocks of larger matrices included, it is read at full speed.
-    x : Tensor, shape (n, k)
-        float32 or float64.
-    y : Tensor, shape (m, k)
-        In the dtype of ``x``; overwritten.
-
-    Returns
-    -------
-    Tensor, shape (m, k)
-        ``y``.
+    Some rows of A are converted at a time; on a GPU a Triton kernel converts them in registers, and in
+    float32 multiplies on matrix units. Column-major A, blocks of larger matrices included, is read at full
+    speed.
 
     Examples
     --------
-    >>> import torch
     >>> subtract_product(torch.eye(2).half(), torch.ones(2, 1), torch.tensor([[3.0], [4.0]]))
     tensor([[2.],
             [3.]])

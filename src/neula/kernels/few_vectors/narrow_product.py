@@ -43,19 +43,10 @@ def _pays(a: torch.Tensor, x: torch.Tensor) -> bool:
 
 @kernel("narrow_product_triton", trial=_tried, when=_pays)
 def narrow_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``A X`` as accurate as in float32, on a GPU by a Triton kernel in three products of TF32.
+    """``A X`` of float32 matrices, as accurate as in float32, on a GPU by a Triton kernel in three products
+    of TF32.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float32; the kernel takes large ones that are contiguous in rows or in columns.
-    x : Tensor, shape (n, k)
-        float32, of any strides.
-
-    Returns
-    -------
-    Tensor, shape (m, k)
-        Of the kernel column-major.
+    The kernel takes large A, contiguous in rows or in columns; its result is column-major.
 
     Examples
     --------

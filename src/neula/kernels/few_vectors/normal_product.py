@@ -67,26 +67,14 @@ def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
 def normal_product(
     a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``Y = A X``, or ``Y = B - A X`` where B is given, and ``A^H Y``.
+    """``Y = A X``, or ``Y = B - A X`` where B is given, and ``A^H Y``; A may be in a narrower dtype than the
+    others.
 
     On a GPU a Triton kernel computes both and reads A once, where A is float64, row-major and tall, on a CPU
     the compiled core does where A is large and float32; elsewhere they are two products.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        In the dtype of the others, or a narrower one.
-    x : Tensor, shape (n, k)
-    b : Tensor, shape (m, k), optional
-
-    Returns
-    -------
-    y : Tensor, shape (m, k)
-    z : Tensor, shape (n, k)
-
     Examples
     --------
-    >>> import torch
     >>> normal_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, 1))
     (tensor([[3.],
             [7.]]), tensor([[24.],
@@ -116,14 +104,9 @@ def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     when=_in_one_pass,
 )
 def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``A^H Y``, by the same kernel: cuBLAS takes several times what memory does for tall A.
+    """``A^H Y``, by the same kernel: cuBLAS takes several times as long as memory does for tall A.
 
     ``Y^T A`` reads row-major A along its rows; MKL takes eight times as long for ``A^T Y`` with two columns.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-    y : Tensor, shape (m, k)
     """
     if a.dtype != y.dtype and pays(a):
         return torch.from_numpy(OnePass(a.numpy()).transposed_times(y.numpy()))

@@ -68,34 +68,16 @@ def probe_errors(
     g: torch.Tensor,
     h: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Residual and orthogonality of each factorization, along random vectors.
+    """Residual and orthogonality of factorizations A (batch, m, n) = Q (batch, m, k) R along random vectors.
 
-    With ``D`` the diagonal matrix of the scales of a matrix, these are ``||A D G - Q (R D G)||_F``,
-    ``||A D G||_F``, ``||Z||_F`` and ``||Z^H Z||_F^(1/2)`` for ``Z = Q^H (Q H) - H``; the last one is at least
-    ``||Z||_2``, and at most 1.42 times that. On a GPU a Triton kernel computes them.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        Of any floating dtype and any strides, as are the others.
-    q : Tensor, shape (batch, m, k)
-    r : Tensor, shape (batch, k, n)
-    scales : Tensor, shape (batch, n)
-        Column scales.
-    g : Tensor, shape (n, 4)
-        In double precision, complex if A is.
-    h : Tensor, shape (k, 4)
-        Likewise.
-
-    Returns
-    -------
-    residual, size, orthogonality, spectral : Tensor, shape (batch,)
-        float32 (by the kernel, of matrices that are not float64) or float64; NaN or Inf where a matrix or its
-        factors are not finite. Others are not affected.
+    With ``D`` the diagonal matrix of the scales (batch, n) of a matrix, these are ``||A D G - Q (R D
+    G)||_F``, ``||A D G||_F``, ``||Z||_F`` and ``||Z^H Z||_F^(1/2)`` for ``Z = Q^H (Q H) - H``, each of shape
+    (batch,); the last one is at least ``||Z||_2``, and at most 1.42 times that. G (n, 4) and H (k, 4) are in
+    double precision, complex if A is. On a GPU a Triton kernel computes them, in float32 unless a matrix is
+    float64. Where a matrix or its factors are not finite, so are the measures; others are not affected.
 
     Examples
     --------
-    >>> import torch
     >>> q, r = torch.linalg.qr(torch.tensor([[[3.0, 5.0], [4.0, 0.0]]], dtype=torch.float64))
     >>> g = torch.ones(2, 4, dtype=torch.float64)
     >>> residual, size, orthogonality, _ = probe_errors(q @ r, q, r, torch.ones(1, 2), g, g)

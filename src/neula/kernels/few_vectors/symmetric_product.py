@@ -34,12 +34,7 @@ def _takes(a: torch.Tensor, x: torch.Tensor) -> bool:
 
 @kernel("symmetric_product_cuda", trial=_tried, when=_takes)
 def symmetric_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``A X`` for a symmetric A; where it is not, each element may stand for its mirror as well.
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-    x : Tensor, shape (n, k)
+    """``A X`` for a symmetric A (n, n); where it is not, each element may stand for its mirror as well.
 
     Examples
     --------
@@ -53,10 +48,6 @@ def symmetric_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 @kernel("symmetric_sizes_cuda", trial=_tried, when=_is_read)
 def symmetric_sizes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sums of magnitudes, and 2-norms, of the rows of a symmetric A; where it is not, as for products.
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
 
     Examples
     --------

@@ -29,22 +29,11 @@ def _tried(device: torch.device) -> None:
     when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
 )
 def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
-    """Powers of two that bring the diagonals of some matrices into [1/2, 2) with rows and columns scaled
-    symmetrically; 1 for what is not positive.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides.
-
-    Returns
-    -------
-    Tensor, shape (batch, n)
-        float64.
+    """Powers of two (batch, n), float64, that bring the diagonals of some matrices into [1/2, 2) with rows
+    and columns scaled symmetrically; 1 for what is not positive.
 
     Examples
     --------
-    >>> import torch
     >>> diagonal_scales(torch.diag(torch.tensor([1.0, 8.0, 0.0]))[None]).tolist()
     [[1.0, 0.25, 1.0]]
     """
@@ -66,25 +55,12 @@ def factor_residuals(
     """``||D (A - L L^H) D G||_F / ||D A D G||_F`` with the D of :func:`diagonal_scales`, without
     synchronizing; half of each matrix is read.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Only the lower triangles count.
-    lower : Tensor, shape (batch, n, n)
-        L: zero above the diagonal.
-    order : Tensor, shape (batch,)
-        int32: not zero where L means nothing.
-    probes : Tensor, shape (n, k)
-        G: in double precision, complex if A is.
-
-    Returns
-    -------
-    Tensor, shape (2, batch)
-        float64: these, 0 for zero and NaN where L means nothing; and ``order``.
+    Only the lower triangles of A (batch, n, n) count, and L is zero above its diagonal; ``order`` is not zero
+    where L means nothing. G (n, k) is in double precision, complex if A is. Returns these, 0 for zero and NaN
+    where L means nothing, and the order: (2, batch), float64.
 
     Examples
     --------
-    >>> import torch
     >>> a, probes = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]]), torch.eye(2, dtype=torch.float64)
     >>> lower, order = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]]), torch.zeros(1, dtype=torch.int32)
     >>> factor_residuals(a, lower, order, probes).tolist()

@@ -38,24 +38,13 @@ def _tried(device: torch.device) -> None:
     when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape,
 )
 def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """``A X`` in the precision of X: some rows of A are converted at a time.
+    """``A X`` in the precision of X, float32 or float64, complex if A is, for A (m, n) of any dtype and
+    strides.
 
-    On a GPU by a Triton kernel that reads A once, at the speed of memory.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        Of any dtype and any strides; ``q.T`` is a matrix as good as any.
-    x : Tensor, shape (n, k)
-        float32 or float64, complex if A is.
-
-    Returns
-    -------
-    Tensor, shape (m, k)
+    Some rows of A are converted at a time. On a GPU a Triton kernel reads A once, at the speed of memory.
 
     Examples
     --------
-    >>> import torch
     >>> thin_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, 1, dtype=torch.float64))
     tensor([[3.],
             [7.]], dtype=torch.float64)

@@ -45,27 +45,15 @@ def _ones(n: int, device: torch.device) -> torch.Tensor:
     when=lambda t, x, kind: x.shape[2] == VECTORS and 0 not in t.shape,
 )
 def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:
-    """``L X``, ``L^H X`` or ``(L + strict(L)^H) X`` for the lower triangles L of some matrices.
+    """``L X``, ``L^H X`` or ``(L + strict(L)^H) X`` for the lower triangles L of matrices (batch, n, n) and X
+    (batch, n, k) in double precision, complex if they are.
 
-    On a GPU a Triton kernel reads the triangles alone; the library would take a copy of the matrices in
+    L has zeros above the diagonal, where it is not Hermitian; the diagonal of a Hermitian matrix counts as
+    real. On a GPU a Triton kernel reads the triangles alone; the library would take a copy of the matrices in
     double precision.
-
-    Parameters
-    ----------
-    t : Tensor, shape (batch, n, n)
-        Of any dtype and any strides. L has zeros above the diagonal, where it is not Hermitian; the diagonal
-        of a Hermitian matrix counts as real.
-    x : Tensor, shape (batch, n, k)
-        In double precision, complex if t is.
-    kind : {"lower", "transposed", "symmetric"}
-
-    Returns
-    -------
-    Tensor, shape (batch, n, k)
 
     Examples
     --------
-    >>> import torch
     >>> t, x = torch.tensor([[[1.0, 0.0], [2.0, 3.0]]]), torch.ones(1, 2, 1, dtype=torch.float64)
     >>> [triangle_product(t, x, kind).flatten().tolist() for kind in ("lower", "transposed", "symmetric")]
     [[1.0, 5.0], [3.0, 3.0], [3.0, 5.0]]

@@ -37,18 +37,7 @@ def _exact(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> bool:
 def mixed(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """``out[q h + i] = sum_p weights[q, p, i] x[p h + i]`` for rows of x, of which there are up to ``4 h``.
 
-    Parameters
-    ----------
-    out : Tensor, shape (l, k), l <= 4 h
-        The first rows of the result; overwritten. It may be x.
-    x : Tensor, shape (m, k), m <= 4 h
-        Of any strides; rows that are lacking are zero.
-    weights : Tensor, shape (4, 4, h)
-
-    Returns
-    -------
-    Tensor, shape (l, k)
-        ``out``.
+    Rows that are lacking are zero. ``out`` takes the first rows of the result, and may be x.
 
     Examples
     --------

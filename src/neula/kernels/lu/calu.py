@@ -51,17 +51,9 @@ def rows_of_u(
 ) -> None:
     """``L_kk U_kj = A_kj - L_ki U_ij`` for the pivot rows k found last, and all columns j but the next ones.
 
-    Parameters
-    ----------
-    panel : Tensor, shape (m, r)
-        A: float32.
-    lower : Tensor, shape (m, r)
-        Row-major, of a low format: L, in the first ``start`` columns.
-    upper : Tensor, shape (r, r)
-        Row-major, in the same format: U, whose rows from ``start`` to ``start + WIDTH`` are written, in
-        columns from ``start + 2 WIDTH`` on.
-    found : PanelFactors
-    start : int
+    A is the panel (m, r), float32; L the first ``start`` columns of ``lower`` (m, r), and U, whose rows from
+    ``start`` to ``start + WIDTH`` are written in columns from ``start + 2 WIDTH`` on, ``upper`` (r, r):
+    row-major, of a low format.
     """
     rows = found.pivots[start : start + WIDTH].long()
     done, k, right = slice(0, start), slice(start, start + WIDTH), slice(start + 2 * WIDTH, None)
@@ -77,18 +69,11 @@ def rows_of_u(
 def update(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
 ) -> None:
-    """``A_ij - L_ik U_kj`` for all rows i, the first ``start`` pivots k, and columns j after the next ones.
+    """``A_ij - L_ik U_kj`` for all rows i, the first ``start`` pivots k, and columns j after the next ones:
+    into ``out`` (m, WIDTH), contiguous, with zeros beyond the last column.
 
     It does not need the pivots of the next columns, and runs concurrently with the tournament that finds
     them.
-
-    Parameters
-    ----------
-    panel, lower, upper
-        As for :func:`rows_of_u`.
-    start : int
-    out : Tensor, shape (m, WIDTH)
-        float32, contiguous: columns from ``start + WIDTH`` on, and zeros beyond the last.
     """
     done, columns = slice(0, start), slice(start + WIDTH, start + 2 * WIDTH)
     beside = panel[:, columns]
@@ -109,22 +94,11 @@ def eliminate(
     found: PanelFactors,
     start: int,
 ) -> None:
-    """``L_ik U_kk = B_ik`` for all rows i that play, ``L_kk U_kj = C_kj`` for the next columns j, and
-    ``C_ij - L_ik U_kj``.
+    """``L_ik U_kk = B_ik`` for all rows i that play, ``L_kk U_kj = C_kj`` for the next columns j, and ``C_ij
+    - L_ik U_kj``, which overwrites B.
 
-    Parameters
-    ----------
-    block : Tensor, shape (m, WIDTH)
-        float32, contiguous: B, in the columns from ``start`` on; overwritten with the next ones.
-    following : Tensor, shape (m, WIDTH)
-        float32, contiguous: C, from :func:`update`; not read behind the last columns.
-    lower : Tensor, shape (m, r)
-        Row-major, of a low format: L, whose columns from ``start`` to ``start + WIDTH`` are
-        written.
-    upper : Tensor, shape (r, r)
-        Row-major, in the same format: U, whose rows from ``start`` on are written in the next columns.
-    found : PanelFactors
-    start : int
+    B is ``block`` (m, WIDTH), float32 and contiguous, the columns from ``start`` on; C is ``following``, from
+    :func:`update`, not read behind the last columns. L and U are written as for :func:`rows_of_u`.
     """
     k, following_columns = slice(start, start + WIDTH), slice(start + WIDTH, start + 2 * WIDTH)
     index, n = start // WIDTH, lower[:, k].shape[1]
@@ -153,14 +127,8 @@ def _rows_of_upper(rest: torch.Tensor, found: PanelFactors, start: int, low: tor
     when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize <= 4,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
-    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.
-
-    Parameters
-    ----------
-    matrix : Tensor, shape (m, n)
-        Of any strides; row-major, it is moved at the speed of memory.
-    to, origin : Tensor, shape (k,)
-        Rows; those that occur twice in ``to`` have the same origin.
+    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them, at the speed of memory if row-major;
+    rows that occur twice in ``to`` have the same origin.
     """
     matrix[to] = matrix[origin]
 

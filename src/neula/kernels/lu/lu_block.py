@@ -42,22 +42,13 @@ WIDTH = 128
 
 
 def lu_unpivoted(block: torch.Tensor) -> torch.Tensor:
-    """Overwrite a square block with its factors: U, and L below the diagonal.
+    """Overwrite a square block, float32 or float64, with its factors: U, and L below the diagonal.
 
-    Parameters
-    ----------
-    block : Tensor, shape (n, n)
-        float32 or float64, of any strides.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        ``block``. It never waits for the device: a zero pivot stays on the diagonal, and what is divided by
-        it is NaN or Inf.
+    It never waits for the device: a zero pivot stays on the diagonal, and what is divided by it is NaN or
+    Inf.
 
     Examples
     --------
-    >>> import torch
     >>> lu_unpivoted(torch.tensor([[2.0, 4.0], [1.0, 5.0]]))
     tensor([[2.0000, 4.0000],
             [0.5000, 3.0000]])
@@ -113,14 +104,9 @@ def factor_diagonal(
 ) -> None:
     """Factors of one block, and their inverses, without synchronizing.
 
-    Parameters
-    ----------
-    work : Tensor, shape (width, width)
-        float32, row-major: the block, bordered by an identity. It may be overwritten.
-    out : Tensor, shape (n, n)
-        Of a low format, of any strides: U, and L below the diagonal, take its place.
-    l_inverse, u_inverse : Tensor, shape (width, width)
-        float32, column-major: room for the inverses.
+    ``work`` (width, width), float32 and row-major, is the block, bordered by an identity; it may be
+    overwritten. U, and L below the diagonal, are written to ``out``, of a low format, and the inverses,
+    float32 and column-major, to the others.
     """
     n = len(out)
     factors = lu_unpivoted_reference(work)
@@ -135,20 +121,12 @@ def factor_diagonal(
     when=lambda block, width: block.dtype.itemsize == 2 and width == WIDTH,
 )
 def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Overwrite a block with its factors, by inner panels in float32 (Lopez and Mary, Algorithm 5.1).
+    """Overwrite a block of a low format with its factors, by inner panels in float32 (Lopez and Mary,
+    Algorithm 5.1).
 
-    Parameters
-    ----------
-    block : Tensor, shape (r, r)
-        Of a low format, of any strides: U, and L below the diagonal, take its place.
-    width : int
-        Of the inner panels.
-
-    Returns
-    -------
-    l_inverses, u_inverses : Tensor, shape (ceil(r / width), width, width)
-        float32: inverses of the triangles on the diagonal, before they were rounded. Where r is no multiple
-        of the width, the last ones are bordered by an identity.
+    Returns float32 inverses of the triangles on the diagonal, ``l_inverses`` and ``u_inverses`` (ceil(r /
+    width), width, width), before they were rounded. Where r is no multiple of the width, the last ones are
+    bordered by an identity.
     """
     r = block.shape[0]
     inverses = block.new_empty(2, -(-r // width), width, width, dtype=torch.float32)
@@ -176,19 +154,8 @@ def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
 def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
     """``X U = B`` in place; with ``b.T``, ``lower.T`` and ``l_inverses.mT`` it is ``L X = B``.
 
-    Parameters
-    ----------
-    b : Tensor, shape (m, r)
-        Of a low format, of any strides.
-    upper : Tensor, shape (r, r)
-        In the same format; only what is above the blocks on the diagonal is read.
-    inverses : Tensor, shape (ceil(r / width), width, width)
-        Of these blocks, from :func:`factor_block`; on a GPU a kernel takes 32 or :data:`WIDTH` columns.
-
-    Returns
-    -------
-    Tensor, shape (m, r)
-        ``b``.
+    B (m, r) and U (r, r) are of one low format; only what is above the blocks on the diagonal is read of U,
+    whose inverses are from :func:`factor_block`; on a GPU a kernel takes 32 or :data:`WIDTH` columns.
     """
     if b.numel() == 0:
         return b
@@ -207,21 +174,8 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
     ),
 )
 def solve_beside(a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor) -> torch.Tensor:
-    """``X U = B`` below a block that is factorized, and ``L X = B`` to the right of it, in place.
-
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        Of a low format, of any strides: L and U of the leading block, and what lies beside it.
-    r : int
-        Order of that block.
-    l_inverses, u_inverses : Tensor, shape (ceil(r / width), width, width)
-        From :func:`factor_block`.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        ``a``.
+    """``X U = B`` below a leading block of order r that is factorized, and ``L X = B`` to the right of it, in
+    place, with the inverses from :func:`factor_block`.
     """
     factors, below, right = a[:r, :r], a[r:, :r], a[:r, r:]
     solve_upper.reference(below, factors, u_inverses)

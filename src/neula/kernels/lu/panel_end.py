@@ -31,19 +31,10 @@ def end_panel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Move the rows of L, and write U above them.
 
-    Parameters
-    ----------
-    lower : Tensor, shape (m, r)
-        L, rows where they were; overwritten with both factors, pivot rows on top of those that take part.
-    upper : Tensor, shape (s, s)
-        U in its first r rows and columns, without the diagonal blocks, which ``found`` has.
-    found : PanelFactors
-        Of r pivots. Rows that are ``ELSEWHERE`` lie above all others.
-
-    Returns
-    -------
-    to, origin : Tensor, shape (2 r,)
-        int64: rows ``to`` of L come from ``origin``; where fewer moves are needed the first one is repeated.
+    ``lower`` (m, r) is L, rows where they were; overwritten with both factors, pivot rows on top of those
+    that take part. ``upper`` has U in its first r rows and columns, without the diagonal blocks, which
+    ``found`` has. Rows that are ``ELSEWHERE`` lie above all others. Returns the moves: rows ``to`` of L come
+    from ``origin``, (2 r,), int64; where fewer are needed the first one is repeated.
     """
     r = lower.shape[1]
     rows = torch.arange(r, device=lower.device)
@@ -60,20 +51,8 @@ def end_panel(
 def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets and sources of row moves after a panel: pivot rows go to the top, in their order.
 
-    The rows that were at the top take the places of the pivot rows from further down.
-
-    Parameters
-    ----------
-    pivots : Tensor, shape (r,)
-    places : Tensor, shape (m,)
-        As in ``PanelFactors``.
-    top : Tensor, shape (r,)
-        The first r rows of the panel that take part, in order.
-
-    Returns
-    -------
-    to, origin : Tensor, shape (2 r,)
-        int64; where fewer moves are needed the first one is repeated.
+    ``top`` are the first r rows of the panel that take part, in order. The rows that were there take the
+    places of the pivot rows from further down.
     """
     pivots = pivots.long()
     displaced, vacated = places[top] < 0, pivots > top[-1]

@@ -44,25 +44,13 @@ def _takes(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: b
 
 @kernel("sweep_cuda", trial=_tried, when=_takes)
 def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """``T^-1 B``, in the precision of B.
+    """``T^-1 B``, in the precision of B, for a triangular T (n, n) of a low format.
 
-    Parameters
-    ----------
-    t : Tensor, shape (n, n)
-        Triangular, of a low format and any strides; blocks on the diagonal are not read.
-    inverses : Tensor, shape (blocks, width, width)
-        Of these, triangular; the last one is bordered by an identity where it is smaller.
-    b : Tensor, shape (n, k)
-        Not modified.
-    upper : bool
-
-    Returns
-    -------
-    Tensor, shape (n, k)
+    Blocks on its diagonal are not read, but their inverses (blocks, width, width), the last one bordered by
+    an identity where it is smaller.
 
     Examples
     --------
-    >>> import torch
     >>> t = torch.tensor([[2.0, 0.0], [4.0, 8.0]]).half()
     >>> sweep(t, 1 / t.diagonal().float()[:, None, None], torch.tensor([[2.0], [12.0]]), upper=False)
     tensor([[1.],

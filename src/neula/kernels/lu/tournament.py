@@ -85,21 +85,13 @@ def _tried(device: torch.device) -> None:
 
 @kernel("play_cuda", trial=_tried)
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
-    """Find the next pivot rows of a panel, and write them, their factors, and the inverses into ``found``.
+    """Find the next ``count`` pivot rows of a panel, and write them, their factors, and the inverses into
+    ``found``.
 
+    ``block`` (m, WIDTH), float32 and contiguous, has the columns, updated; those from ``count`` on are zero.
     On a GPU by a kernel in CUDA C++, which compares 16 bits of a significand. Elements of L are not bounded
     by one, as they are with partial pivoting, but hardly exceed it. A pivot is zero only where a column is;
     NaN comes before all numbers.
-
-    Parameters
-    ----------
-    block : Tensor, shape (m, WIDTH)
-        float32, contiguous: the columns, updated; those from ``count`` on are zero.
-    found : PanelFactors
-    start : int
-        Pivots that have been found, a multiple of :data:`WIDTH`.
-    count : int
-        Pivots to find, as many as there are rows without a place at most.
     """
     play_reference(block, found, start, count)
 

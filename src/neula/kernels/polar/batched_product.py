@@ -56,27 +56,12 @@ def batched_product(
 ) -> torch.Tensor:
     """``scale (factor A B + shift I)`` for each pair of matrices, in the parts that A and B are in.
 
-    Parameters
-    ----------
-    a : Tensor, shape (parts, batch, m, k)
-        float16 or bfloat16, one part or two, as :func:`split` makes them.
-    b : Tensor, shape (parts, batch, k, n)
-        The same, or the transpose of such a tensor.
-    factor, shift : float
-    scales : Tensor, shape (batch,), optional
-        float32.
-    symmetric : bool
-        Whether the result is known to be symmetric.
-    wide : bool
-        Whether it is returned in float32, and not in parts.
-
-    Returns
-    -------
-    Tensor, shape (parts, batch, m, n), or (1, batch, m, n)
+    A (parts, batch, m, k) is float16 or bfloat16, as :func:`split` makes it; so is B, or its transpose.
+    ``scales`` (batch,) are float32. ``symmetric`` says that the result is known to be symmetric, and ``wide``
+    that it is returned in float32, shape (1, batch, m, n), and not in parts.
 
     Examples
     --------
-    >>> import torch
     >>> a = split(torch.tensor([[[1.0, 2.0], [2.0, 5.0]]]), torch.float16)
     >>> joined(batched_product(a, a, factor=0.5, shift=-1.0, symmetric=True))
     tensor([[[ 1.5000,  6.0000],
@@ -99,23 +84,11 @@ def split(
     scales: torch.Tensor | None = None,
     factor: float = 1.0,
 ) -> torch.Tensor:
-    """Numbers in one part or two of half precision, as a GPU reads them in one pass.
+    """Numbers (batch, m, n) in one part or two of half precision, as a GPU reads them in one pass: rows
+    contiguous, with room between them where n is not a multiple of :data:`ALIGNED`.
 
-    Parameters
-    ----------
-    x : Tensor, shape (batch, m, n)
-        Of any floating dtype and any strides; scaled, elements of magnitudes below the largest of the dtype.
-    dtype : torch.dtype
-    parts : int
-    scales : Tensor, shape (batch,), optional
-        Factors applied to the matrices first, in the dtype of x, at least float32.
-    factor : float
-        Common factor, applied after the scales.
-
-    Returns
-    -------
-    Tensor, shape (parts, batch, m, n)
-        Rows contiguous, with room between them where n is not a multiple of :data:`ALIGNED`.
+    Matrices are first multiplied by ``scales`` (batch,), in the dtype of x, at least float32, then by
+    ``factor``: elements are then below the largest of the dtype.
     """
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if scales is not None:  # one after the other: together they may be out of range

@@ -30,25 +30,15 @@ def _tried(device: torch.device) -> None:
     when=lambda image, basis, step: basis.shape[1] <= MOST and basis.numel() > 0,
 )
 def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orthogonalize the image of the last basis vector against all of them, and make it the next one.
+    """Orthogonalize the image (batch, k) of the last basis vector against all of them, and make it the next
+    one.
 
-    Parameters
-    ----------
-    image : Tensor, shape (batch, k)
-        float32 or float64, or complex, contiguous; overwritten.
-    basis : Tensor, shape (batch, steps, k)
-        Contiguous, in the same dtype. Vectors up to the one of this step are read, the next one is written,
-        where there is room for it: zero where an invariant subspace was found.
-    step : int
-
-    Returns
-    -------
-    diagonal, beside : Tensor, shape (batch,)
-        New elements of the tridiagonal matrix.
+    ``basis`` (batch, steps, k) is read up to the vector of this step, and the next one is written, where
+    there is room for it: zero where an invariant subspace was found. Returns the new elements of the
+    tridiagonal matrix, on the diagonal and beside it.
 
     Examples
     --------
-    >>> import torch
     >>> basis = torch.zeros(1, 2, 3)
     >>> basis[0, 0, 0] = 1.0
     >>> advance(torch.tensor([[2.0, 3.0, 4.0]]), basis, 0)
@@ -74,21 +64,11 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     when=lambda diagonal, beside: diagonal.numel() > 0,
 )
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest and largest eigenvalues of tridiagonal matrices; NaN where these are not finite.
-
-    Parameters
-    ----------
-    diagonal, beside : Tensor, shape (batch, n)
-        The last element beside the diagonal is not read.
-
-    Returns
-    -------
-    smallest, largest : Tensor, shape (batch,)
-        float64.
+    """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
+    last element beside the diagonal is not read.
 
     Examples
     --------
-    >>> import torch
     >>> extreme_values(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
     (tensor([0.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """

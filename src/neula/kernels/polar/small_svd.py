@@ -30,23 +30,14 @@ def _tried(device: torch.device) -> None:
     when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
 )
 def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``R = W diag(s) X^H``; on a GPU by a kernel, elsewhere by LAPACK.
+    """``R = W diag(s) X^H``, s descending, for R (n, n) in double precision; on a GPU by a kernel, elsewhere
+    by LAPACK.
 
-    Parameters
-    ----------
-    r : Tensor, shape (n, n)
-        float64, or complex128 for LAPACK.
-
-    Returns
-    -------
-    w, s, x : Tensor, shapes (n, n), (n,), (n, n)
-        s descending. All NaN where R has NaN or Inf. The kernel computes ``W = R X diag(s)^-1``, whose
-        columns err by ``u s_1 / s_i``: where s vanishes they are none.
+    All NaN where R has NaN or Inf. The kernel computes ``W = R X diag(s)^-1``, whose columns err by ``u s_1 /
+    s_i``: where s vanishes they are none.
 
     Examples
     --------
-    >>> import torch
-    >>> from neula.kernels.polar.small_svd import small_svd
     >>> small_svd(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[1]
     tensor([3., 2.], dtype=torch.float64)
     """

@@ -42,24 +42,12 @@ EACH = 1 << 18
 def block_fma_product(
     a: torch.Tensor, b: torch.Tensor, *, block: int, extra_bits: int, min_exponent: int
 ) -> torch.Tensor:
-    """``A B``, summed as a matrix unit does, from zero.
+    """``A B``, float64 numbers of fp32, summed as a matrix unit does, from zero; subnormal numbers of fp32
+    are not truncated.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, k)
-    b : Tensor, shape (..., k, n)
-        float32 in the range of fp16, or float64: numbers whose products have at most 24 bits.
-    block : int
-        Products that are added at a time.
-    extra_bits : int
-        Bits of aligned significands beyond the 24 of fp32.
-    min_exponent : int
-        That of the smallest normal number of the operands' format: subnormal numbers have it, too.
-
-    Returns
-    -------
-    Tensor, shape (..., m, n)
-        float64, numbers of fp32. Subnormal numbers of fp32 are not truncated.
+    A and B are float32 in the range of fp16, or float64: numbers whose products have at most 24 bits.
+    ``block`` products are added at a time, with ``extra_bits`` of aligned significands beyond the 24 of fp32.
+    Subnormal numbers of the operands' format have its ``min_exponent``, too.
 
     Examples
     --------
@@ -158,24 +146,11 @@ def narrowed_sums(
     dtype: torch.dtype,
     narrow: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """``C + A B``, rounded to nearest after each block of products, which are added exactly up to 2^-53.
+    """``C + A B`` in float64, rounded to nearest after each block of products, which are added exactly up to
+    2^-53.
 
-    Parameters
-    ----------
-    start : Tensor, shape (..., m, n)
-        C, in any dtype: numbers of the narrow format.
-    a : Tensor, shape (..., m, k)
-    b : Tensor, shape (..., k, n)
-    block : int
-    dtype : torch.dtype
-        The narrowest type that holds the format, for the kernel: float16, bfloat16, or float32 for TF32.
-    narrow : callable
-        Rounds a float64 tensor to the format.
-
-    Returns
-    -------
-    Tensor, shape (..., m, n)
-        float64.
+    C, in any dtype, has numbers of the narrow format. ``dtype`` is the narrowest type that holds the format,
+    for the kernel: float16, bfloat16, or float32 for TF32. ``narrow`` rounds a float64 tensor to it.
     """
     total, a, b = start.double(), a.double(), b.double()
     for first in range(0, a.shape[-1], block):

@@ -73,33 +73,18 @@ def corrected_gemm(
     bound: float | torch.Tensor | None = None,
     triangular: bool = False,
 ) -> torch.Tensor:
-    """``C = alpha A B + beta C`` in parts of a low format, about as accurate as a float32 product.
+    """``C = alpha A B + beta C`` of float32 matrices in parts of a low format, about as accurate as a float32
+    product.
 
-    On a GPU the Triton kernels compute it, elsewhere :func:`corrected_gemm_reference`.
+    On a GPU the Triton kernels compute it, elsewhere :func:`corrected_gemm_reference`. An entry of C that
+    depends on NaN or Inf is NaN or Inf. C, which is not read if ``beta`` is zero, is written in place, or is
+    a new contiguous matrix; it may overlap A and B.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, k)
-    b : Tensor, shape (k, n)
-        float32, of any strides; not modified. An entry of C that depends on NaN or Inf is NaN or Inf.
-    scheme : Scheme
-    alpha, beta : float
-        ``c`` is not read if ``beta`` is zero.
-    c : Tensor, shape (m, n), optional
-        float32, of any strides, written in place. It may overlap ``a`` and ``b``.
-    bound : float or Tensor, optional
-        Largest magnitude in ``a``, where it is known: a kernel then need not look for it in every row.
-    triangular : bool
-        Whether ``b`` is upper triangular: what a kernel then leaves out is nearly half of the products.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        ``c``, or a new contiguous matrix.
+    A kernel need not look for the largest magnitude in every row of A where a ``bound`` is known, and leaves
+    out nearly half of the products if B is upper ``triangular``.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[1 + 2.0**-20, 2.0**-25], [3e6, 4e6]])
     >>> bool((corrected_gemm(a, torch.eye(2)) == a).all())
     True
@@ -122,27 +107,15 @@ def corrected_projection(
     columns: int,
     scheme: Scheme = SCHEMES["fp16_cor"],
 ) -> None:
-    """``R = Q^T A``, then ``A = A - Q R``, by :func:`corrected_gemm`; a kernel splits Q once for all of it.
+    """``R = Q^T A``, then ``A = A - Q R``, of float32 matrices by :func:`corrected_gemm`; a kernel splits Q
+    once for all of it.
 
-    Parameters
-    ----------
-    q : Tensor, shape (m, k)
-        float32, as all others, of any strides, as all others.
-    a : Tensor, shape (m, n)
-        Overwritten.
-    r : Tensor, shape (k, n)
-        Overwritten.
-    total : callable, optional
-        Called with R before A is changed, where Q and A are some rows of theirs.
-    bound : float
-        Largest magnitude in ``q``.
-    columns : int
-        Of A that are dealt with at a time, since their parts take as much memory as they do.
-    scheme : Scheme
+    ``total`` is called with R before A is changed, where Q and A are some rows of theirs. ``bound`` is the
+    largest magnitude in Q. So many ``columns`` of A are dealt with at a time, since their parts take as much
+    memory as they do.
 
     Examples
     --------
-    >>> import torch
     >>> a, r = torch.tensor([[3.0], [4.0]]), torch.empty(1, 1)
     >>> corrected_projection(torch.tensor([[1.0], [0.0]]), a, r, bound=1.0, columns=1)
     >>> a.T, r
@@ -163,28 +136,16 @@ def corrected_projection(
 def corrected_gram(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The lower triangle of ``A^T A`` by :func:`corrected_gemm`; what is above it means nothing.
+    """The lower triangle of ``A^T A``, column-major, by :func:`corrected_gemm`; what is above it means
+    nothing.
 
     A kernel splits A once for all of it, which for a tall matrix takes as long as a third of the products,
-    and leaves out tiles above the diagonal.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float32, of any strides; float64 with scales.
-    scheme : Scheme
-    scales : Tensor, shape (n,), optional
-        Powers of two that make its columns at most 1: the Gram matrix is that of the scaled columns. A kernel
-        looks for no largest element then, and elements beyond 4 overflow.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        Column-major.
+    and leaves out tiles above the diagonal. With ``scales`` (n,), powers of two that make the columns of A,
+    then also float64, at most 1, the Gram matrix is that of the scaled columns: a kernel looks for no largest
+    element then, and elements beyond 4 overflow.
 
     Examples
     --------
-    >>> import torch
     >>> corrected_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tril()
     tensor([[10.,  0.],
             [14., 20.]])

@@ -73,15 +73,7 @@ def _tried(device: torch.device) -> None:
 
 @kernel("keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
 def keep(x: torch.Tensor, into: Kept) -> None:
-    """Split a matrix into its parts.
-
-    Parameters
-    ----------
-    x : Tensor, shape (m, k)
-        float32, of any strides.
-    into : Kept
-        Room for it.
-    """
+    """Split a float32 matrix (m, k) into its parts, for which there is room."""
     scheme = into.scheme
     scaled = times_power_of_two(x, -into.exponents[:, None])
     parts = parts_of(scaled, partial(round_part, scheme=scheme), scheme.parts, 2.0**scheme.shift)
@@ -97,24 +89,12 @@ def keep(x: torch.Tensor, into: Kept) -> None:
 def multiply_kept(
     c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
 ) -> torch.Tensor:
-    """``C = alpha X Y^T + beta C``, about as accurate as a float32 product.
+    """``C = alpha X Y^T + beta C`` for X (m, k) and Y (n, k), about as accurate as a float32 product.
 
-    Parameters
-    ----------
-    c : Tensor, shape (m, n)
-        float32, of any strides; overwritten, and not read if ``beta`` is zero, where it may be narrower.
-    x : Kept, shape (m, k)
-    y : Kept, shape (n, k)
-    alpha, beta : float
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        ``c``.
+    C, float32 and overwritten, is not read if ``beta`` is zero, where it may be narrower.
 
     Examples
     --------
-    >>> import torch
     >>> kept = Kept.from_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     >>> multiply_kept(torch.ones(2, 2), kept, kept, alpha=1.0, beta=-1.0)
     tensor([[ 4., 10.],

@@ -37,21 +37,10 @@ def is_dense(x: torch.Tensor) -> bool:
 
 @kernel("planes_triton", trial=_tried, when=lambda x, *_, **__: is_dense(x))
 def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> torch.Tensor:
-    """Real parts, imaginary parts, and their sums, by one pass over complex matrices.
+    """Real parts, imaginary parts, and their sums, (3, batch, m, n), by one pass over complex matrices.
 
-    Parameters
-    ----------
-    x : Tensor, shape (batch, m, n, 2)
-        As :func:`torch.view_as_real` has them: float32 or float64.
-    dtype : torch.dtype
-        Of the planes; sums are rounded once.
-    conjugated : bool
-        Whether the conjugate is meant.
-
-    Returns
-    -------
-    Tensor, shape (3, batch, m, n)
-        Column-major where the matrices are.
+    ``x`` (batch, m, n, 2) is as :func:`torch.view_as_real` has them, or means their conjugates. Sums are
+    rounded once, to ``dtype``. Planes are column-major where the matrices are.
 
     Examples
     --------
@@ -72,15 +61,10 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
     when=lambda products, c, *_: is_dense(c),
 )
 def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
-    """``C = alpha ((P - Q) + i (S - P - Q)) + beta C`` by one pass.
+    """``C = alpha ((P - Q) + i (S - P - Q)) + beta C`` by one pass; P, Q and S, the products (3, batch, m,
+    n), are overwritten.
 
-    Parameters
-    ----------
-    products : Tensor, shape (3, batch, m, n)
-        P, Q and S; overwritten.
-    c : Tensor, shape (batch, m, n, 2)
-        The real view of complex matrices. It is not read if ``beta`` is zero.
-    alpha, beta : float
+    C (batch, m, n, 2) is the real view of complex matrices, and not read if ``beta`` is zero.
 
     Examples
     --------
@@ -103,19 +87,8 @@ def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: floa
 def planes_of_product(
     products: torch.Tensor, factor: float, shift: float, scales: torch.Tensor | None
 ) -> torch.Tensor:
-    """The planes of ``scale (factor A B + shift I)`` from P, Q and S, by one pass.
-
-    Parameters
-    ----------
-    products : Tensor, shape (3, batch, m, n)
-        P, Q and S; overwritten.
-    factor, shift : float
-    scales : Tensor, shape (batch,), optional
-
-    Returns
-    -------
-    Tensor, shape (3, batch, m, n)
-        Real parts, imaginary parts and their sums, in the memory of the products.
+    """The planes of ``scale (factor A B + shift I)`` from P, Q and S, (3, batch, m, n), in their memory by
+    one pass: real parts, imaginary parts and their sums.
 
     Examples
     --------

@@ -43,23 +43,14 @@ def _fits(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) 
 def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) -> None:
     """QR of each panel, Q in the place of A: orthonormal to the working precision up to a condition of 1e6.
 
-    A pivot smaller than :data:`LOST` of the diagonal element is taken to be that, and what is right of it to
-    be zero. ``A = Q R`` all the same: such a column of Q is short after the first pass, and the second one
-    makes a unit vector of it. A column that vanishes becomes a zero column of Q and a zero on the diagonal of
-    R; NaN and Inf stay in their matrix.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), n <= 32
-        float64, of any strides. Squares of its elements should neither overflow nor underflow.
-    r : Tensor, shape (batch, n, n)
-        float64, of any strides: room for R.
-    narrow : Tensor, shape (batch, m, n), optional
-        float32, of any strides: room for a rounded Q.
+    A (batch, m, n) is float64, of at most 32 columns whose squares neither overflow nor underflow; R (batch,
+    n, n) and, float32, a rounded Q are written to the others. A pivot smaller than :data:`LOST` of the
+    diagonal element is taken to be that, and what is right of it to be zero. ``A = Q R`` all the same: such a
+    column of Q is short after the first pass, and the second one makes a unit vector of it. A column that
+    vanishes becomes a zero column of Q and a zero on the diagonal of R; NaN and Inf stay in their matrix.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[[0.0, 3.0], [2.0, 5.0]]], dtype=torch.float64)
     >>> r = torch.empty_like(a)
     >>> cholesky_panel(a, r)

@@ -44,20 +44,11 @@ def _any(a: torch.Tensor, *_: object) -> bool:
 def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatrices:
     """Matrices in double precision, their first column projected out of the others.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        Of any floating dtype and any strides.
-    noise : Tensor, shape (m, n)
-        float32: what columns that vanish become, so that Q has orthonormal ones in their places.
-
-    Returns
-    -------
-    ProjectedMatrices
+    ``noise`` (m, n), float32, is what columns that vanish become, so that Q has orthonormal ones in their
+    places.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[[1.0, 2.0, 0.0], [1.0, 4.0, 0.0], [0.0, 1.0, 0.0]]])
     >>> work, multiples, vanished = without_first_column(a, torch.ones(3, 3))
     >>> work
@@ -81,15 +72,8 @@ def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatri
 def with_first_column(
     r: torch.Tensor, multiples: torch.Tensor, vanished: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:
-    """R of the matrices as they were, given R of :class:`ProjectedMatrices`: zero where columns vanish.
-
-    Parameters
-    ----------
-    r : Tensor, shape (batch, n, n)
-        float64, contiguous. Elements below the diagonal are not read.
-    multiples, vanished : Tensor
-    dtype : torch.dtype
-        Of the result.
+    """R, in a dtype, of the matrices as they were, given R of :class:`ProjectedMatrices`, float64 and
+    contiguous, whose elements below the diagonal are not read: zero where columns vanish.
     """
     r = r.triu()
     r[:, 0] += multiples * r[:, 0, :1]

@@ -84,29 +84,17 @@ def _tried(device: torch.device) -> None:
 def factor_tiles(
     a: torch.Tensor, height: int, product: str | Product, reflections: Product | None = None
 ) -> tuple[TileReflectors, torch.Tensor]:
-    """Householder QR of tiles of ``height`` rows.
+    """Householder QR of tiles of ``height`` rows, at least n, of matrices (batch, m, n) at least in single
+    precision.
 
-    On a GPU by one Triton kernel, one thread block a tile, if the product is named and tiles are at most 512
-    rows high; else block by block, with :func:`reflect_columns`.
+    On a GPU by one Triton kernel, one thread block a tile, if the product is named, which is for float32, and
+    tiles are at most 512 rows high; else block by block, with :func:`reflect_columns`. ``reflections`` is the
+    product of a block and a vector, float32 by default. Squares of the norms of columns should not overflow,
+    and norms should be in the range of the product's format: what is shorter than 1e-12 in float32, or 1e-138
+    in float64, counts as zero.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        At least in single precision, of any strides; not modified. Squares of the norms of columns should not
-        overflow, and norms should be in the range of the product's format: what is shorter than 1e-12 in
-        float32, or 1e-138 in float64, counts as zero.
-    height : int
-        At least n. The last tile of a matrix may have fewer rows than columns.
-    product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
-        Of a block by a block; the named ones are for float32.
-    reflections : callable, optional
-        Product of a block and a vector, if ``product`` is callable; float32 by default.
-
-    Returns
-    -------
-    reflectors : TileReflectors
-    r : Tensor, shape (batch, blocks * n, n)
-        The triangular factors of the tiles one above the other. Their diagonals have any sign.
+    Returns the reflectors, and R (batch, blocks * n, n): the triangular factors of the tiles one above the
+    other. Their diagonals have any sign.
     """
     multiply = product if callable(product) else product_named(product)
     batch, m, n = a.shape
@@ -137,19 +125,8 @@ def factor_tiles(
     when=lambda reflectors, c, product: not callable(product) and reflectors.height <= MAX_HEIGHT,
 )
 def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Product) -> torch.Tensor:
-    """``Q [C; 0]`` of each tile, by a kernel where :func:`factor_tiles` has one.
-
-    Parameters
-    ----------
-    reflectors : TileReflectors
-    c : Tensor, shape (batch, blocks * n, n)
-        For each tile a matrix of n x n, one above the other.
-    product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
-
-    Returns
-    -------
-    Tensor, shape (batch, m, n)
-        The tiles one above the other.
+    """``Q [C; 0]`` of each tile, one above the other, by a kernel where :func:`factor_tiles` has one; C
+    (batch, blocks * n, n) has a matrix of n x n for each.
     """
     multiply = product if callable(product) else product_named(product)
     batch, m, n = reflectors.v.shape
@@ -179,18 +156,11 @@ def _block_reflected(v: torch.Tensor, t: torch.Tensor, c: torch.Tensor, multiply
 def reflect_columns(
     panel: torch.Tensor, multiply: Product | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Householder QR of one block of columns, column by column.
+    """Householder QR of one block (batch, m, n) of at most 16 columns, column by column: they become the
+    reflectors, and T and R (batch, n, n) are returned.
 
-    Parameters
-    ----------
-    panel : Tensor, shape (batch, m, n), m >= n, n <= 16
-        Its columns become the reflectors.
-    multiply : callable, optional
-        Product of the panel and a vector, and of a vector and a row. Norms are in the panel's own precision.
-
-    Returns
-    -------
-    T, R : Tensor, shape (batch, n, n)
+    ``multiply`` is the product of the panel and a vector, and of a vector and a row. Norms are in the panel's
+    own precision.
     """
     batch, _, width = panel.shape
     negligible = negligible_square(panel.dtype)

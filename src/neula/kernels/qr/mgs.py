@@ -54,28 +54,18 @@ def fits(tiles: torch.Tensor) -> bool:
 # item: Q Algorithm 2; V Algorithm 4
 @kernel("mgs_triton", trial=_tried, when=fits)
 def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """QR of each tile by modified Gram-Schmidt, in the full precision of its dtype.
+    """QR of each tile (*batch, m, n) by modified Gram-Schmidt, in the full precision of its dtype, float32 or
+    float64.
 
     Algorithm 2 as it is written, for a batch. Tiles of up to 256 x 32 on a GPU go to a Triton kernel, one
-    thread block a tile.
+    thread block a tile. Squares of the elements should neither overflow nor underflow (float32: columns
+    between 1e-19 and 1e19, or zero).
 
-    Parameters
-    ----------
-    tiles : Tensor, shape (*batch, m, n)
-        float32 or float64, of any strides; not modified. Squares of the elements should neither overflow nor
-        underflow (float32: columns between 1e-19 and 1e19, or zero).
-
-    Returns
-    -------
-    Q : Tensor, shape (*batch, m, n)
-        Contiguous. A column that vanishes becomes a zero column.
-    R : Tensor, shape (*batch, n, n)
-        Contiguous, upper triangular with a nonnegative diagonal: zero where a column vanishes, NaN or Inf
-        where the tile holds NaN or Inf, or squares overflow. Other tiles are not affected.
+    A column that vanishes becomes a zero column of Q. R has a nonnegative diagonal: zero where a column
+    vanishes, NaN or Inf where the tile holds NaN or Inf, or squares overflow. Other tiles are not affected.
 
     Examples
     --------
-    >>> import torch
     >>> q, r = mgs(torch.tensor([[0.0, 3.0], [2.0, 5.0]]))
     >>> r
     tensor([[2., 5.],
@@ -105,18 +95,11 @@ def _fits_in_place(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twi
 
 @kernel("mgs_into_triton", trial=_tried, when=_fits_in_place)
 def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> None:
-    """:func:`mgs` with the place for Q and R, and of taller tiles (1024 x 32 in float32).
+    """:func:`mgs` with the place for Q, which may be the tiles themselves, and R, and of taller tiles (1024 x
+    32 in float32).
 
-    Parameters
-    ----------
-    tiles : Tensor, shape (batch, m, n)
-    q : Tensor, shape (batch, m, n)
-        Of any strides; may be ``tiles`` itself.
-    r : Tensor, shape (batch, n, n)
-        Of any strides.
-    twice : bool
-        Factorize Q once more, so that it becomes orthonormal to the working precision where the tile has full
-        rank (*twice is enough*), and return the product of both R.
+    ``twice``: factorize Q once more, so that it becomes orthonormal to the working precision where the tile
+    has full rank (*twice is enough*), and return the product of both R.
     """
     if twice:
         first = r.new_empty(r.shape)

@@ -52,20 +52,11 @@ def _tried(device: torch.device) -> None:
 
 @kernel("panel_gram_triton", trial=_tried)
 def panel_gram(a: torch.Tensor) -> PanelGram:
-    """Inner products of the columns of a panel, as accurate as in float32, on a GPU by a Triton kernel.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), n <= 256
-        float16, column-major.
-
-    Returns
-    -------
-    PanelGram
+    """Inner products of the columns of a panel (m, n), float16, column-major and of up to 256 columns, as
+    accurate as in float32, on a GPU by a Triton kernel.
 
     Examples
     --------
-    >>> import torch
     >>> panel_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).half()).first
     tensor([[10., 14.],
             [14., 20.]], dtype=torch.float64)
@@ -80,21 +71,8 @@ def eliminate(
 ) -> torch.Tensor:
     """``R12 = R11^-T G12`` into ``r``, and ``G22 - R12^T R12``, on a GPU by a Triton kernel.
 
-    Parameters
-    ----------
-    inverse : Tensor, shape (k, k)
-        ``R11^-1`` in float32.
-    across : Tensor, shape (k, l)
-        float64.
-    second : Tensor, shape (l, l)
-        float64.
-    r : Tensor, shape (k, l)
-        float32, of any strides; overwritten.
-
-    Returns
-    -------
-    Tensor, shape (l, l)
-        float64. Diagonal elements are at least what those of ``second`` may owe to rounding errors.
+    ``inverse`` is ``R11^-1`` in float32, ``across`` and ``second`` are float64. Diagonal elements of the
+    result are at least what those of ``second`` may owe to rounding errors.
     """
     r.copy_(exact_matmul(inverse.mT, across.to(inverse.dtype)))
     rest = second - exact_matmul(r.mT, r).double()
@@ -105,16 +83,11 @@ def eliminate(
 
 @kernel("multiply_panel_triton", trial=_tried)
 def multiply_half_panel(a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor) -> None:
-    """``A W`` in place of A, as accurate as a float32 product and rounded once, on a GPU by a Triton kernel.
+    """``A W`` in place of A, float16, column-major and of at most 128 columns, as accurate as a float32
+    product and rounded once, on a GPU by a Triton kernel.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), n <= 128
-        float16, column-major.
-    w : Tensor, shape (n, n)
-        float32, upper triangular: what lies below is not read.
-    norms : Tensor, shape (n,)
-        float32, of the columns of ``a``: scales for the kernel.
+    W is float32, upper triangular; what lies below is not read. ``norms`` of the columns of A are scales for
+    the kernel.
     """
     a.copy_(tall_product.reference(a, w, norms))
 

@@ -43,20 +43,12 @@ def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | No
 def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> None:
     """``R = Q^H A``, then ``A = A - Q R``, on a GPU by Triton kernels in fp16 with error correction.
 
-    Parameters
-    ----------
-    q : Tensor, shape (m, k)
-        float32, elements at most 1 in magnitude: orthonormal columns, or nearly.
-    a : Tensor, shape (m, n)
-        float32, columns scaled to elements of about 1; overwritten.
-    r : Tensor, shape (k, n)
-        float32, overwritten.
-    total : callable, optional
-        Called with R before A is changed, where Q and A are some rows of theirs.
+    Q (m, k) has elements of at most 1 in magnitude: orthonormal columns, or nearly; columns of A (m, n) are
+    scaled to elements of about 1. ``total`` is called with R before A is changed, where Q and A are some rows
+    of theirs.
 
     Examples
     --------
-    >>> import torch
     >>> a, r = torch.tensor([[3.0], [4.0]]), torch.empty(1, 1)
     >>> project_out(torch.tensor([[1.0], [0.0]]), a, r)
     >>> a.T, r

@@ -33,23 +33,14 @@ def _tried(device: torch.device) -> None:
     when=lambda block: block.shape[-1] <= WIDTH,
 )
 def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Overwrite square blocks B with the factors of ``B - S = L U``, S diagonal with elements 1 and -1.
+    """Overwrite square blocks B (batch, n, n) with the factors of ``B - S = L U``, S diagonal with elements 1
+    and -1.
 
-    Parameters
-    ----------
-    block : Tensor, shape (batch, n, n)
-        At least in single precision, of any strides: U, and below the diagonal L, take its place.
-
-    Returns
-    -------
-    signs : Tensor, shape (batch, n)
-        The diagonal of S: opposite to the real parts of pivots as they would be without it.
-    l_inverse, u_inverse : Tensor, shape (batch, n, n)
-        Inverses of the factors; what a block holds that is not finite is in all of them.
+    Returns the diagonals of S, opposite to the real parts of pivots as they would be without it, and the
+    inverses of L and U; what a block holds that is not finite is in all of them.
 
     Examples
     --------
-    >>> import torch
     >>> signs, _, u_inverse = signed_lu(block := torch.tensor([[[0.6, -0.8], [0.8, 0.6]]]))
     >>> signs, block
     (tensor([[-1., -1.]]), tensor([[[ 1.6000, -0.8000],

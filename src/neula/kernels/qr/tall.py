@@ -67,23 +67,15 @@ def _width(a: torch.Tensor, *_: torch.Tensor | None) -> int:
 
 @kernel("tall_gram_triton", trial=_tried, when=_fits, variant=_width)
 def tall_gram(a: torch.Tensor) -> torch.Tensor:
-    """``A^H A`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
+    """``A^H A``, float64, as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in
+    float64.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), n <= 256
-        float32, of any strides. Each column should be of about the same size all along: where elements are
-        larger by a factor of 256 than in a sample of some thousand rows, the result may be infinite, and
-        where they are smaller by a factor of ``2**20`` they lose bits.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        float64, symmetric.
+    A (m, n) is float32, of at most 256 columns. Each column should be of about the same size all along: where
+    elements are larger by a factor of 256 than in a sample of some thousand rows, the result may be infinite,
+    and where they are smaller by a factor of ``2**20`` they lose bits.
 
     Examples
     --------
-    >>> import torch
     >>> tall_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     tensor([[10., 14.],
             [14., 20.]], dtype=torch.float64)
@@ -96,22 +88,11 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
 
 @kernel("tall_product_triton", trial=_tried, when=_fits, variant=_width)
 def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``A W`` as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
+    """``A W``, float32, as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), n <= 256
-        float32, of any strides.
-    w : Tensor, shape (n, n)
-        float32 or float64, upper triangular: what lies below is not read.
-    sizes : Tensor, shape (n,)
-        Likewise, at least the largest magnitude of each column of ``a``, best not many times as large: scales
-        for the kernel.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        float32, contiguous, or column-major like an ``a`` of up to 128 columns. NaN where ``w`` is.
+    A (m, n) is float32, of at most 256 columns; W is upper triangular: what lies below is not read. ``sizes``
+    (n,) are at least the largest magnitude of each column of A, best not many times as large: scales for the
+    kernel. The result is contiguous, or column-major like an A of up to 128 columns, and NaN where W is.
     """
     w = w.to(torch.promote_types(w.dtype, torch.float64)).triu()
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
@@ -132,18 +113,11 @@ def half_gram(a: torch.Tensor) -> torch.Tensor:
 def multiply_panel(
     a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None
 ) -> None:
-    """``A W`` in place of A, as accurate as a float32 product, and rounded to a narrower type in ``low``.
+    """``A W`` in place of A, as accurate as a float32 product, and rounded to a narrower type in ``low``,
+    column-major.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), n <= 128
-        float32, column-major: ``a.stride(0)`` is 1.
-    w : Tensor, shape (n, n)
-        float32, upper triangular: what lies below is not read.
-    norms : Tensor, shape (n,)
-        float32, of the columns of ``a``: scales for the kernel.
-    low : Tensor, shape (m, n), optional
-        float16 or bfloat16, column-major.
+    A (m, n) is float32, column-major, of at most 128 columns; W is upper triangular: what lies below is not
+    read. ``norms`` of the columns of A are scales for the kernel.
     """
     a.copy_(tall_product.reference(a, w, norms))
     if low is not None:

@@ -68,14 +68,10 @@ def _of_batch(*norms: torch.Tensor | float) -> bool:
 
 @kernel("added_cuda", trial=_tried, when=_adds)
 def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
-    """``high + low + update`` as an unevaluated sum, and the update: zero where a column is not active.
+    """``high + low + update`` (batch, n, k) as an unevaluated sum, and the update: zero where a column is not
+    active.
 
     The second part is what rounding the first one lost (Knuth's TwoSum, which needs no order of sizes).
-
-    Parameters
-    ----------
-    high, low, update : Tensor, shape (batch, n, k)
-    active : Tensor of bool, shape (batch, k)
 
     Examples
     --------
@@ -104,22 +100,10 @@ def progress(
 ) -> Two:
     """Remaining error of each column after a step, and whether another step is worthwhile.
 
-    Parameters
-    ----------
-    active : Tensor of bool, shape (batch, k)
-        Others had no step.
-    left, before : Tensor, shape (batch, k)
-        Bounds on the error after the step and before it.
-    floor : Tensor, shape (batch, k), or float
-        Error that no step reduces.
-    size : Tensor, shape (batch, k)
-        Of the solution.
-    tolerance : float
-        Relative error that is small enough.
-    stagnation : float
-        Part of the error before that may be left.
-    least : float
-        Multiple of the floor from which on there is something to gain.
+    ``left`` and ``before`` are bounds on the error after the step, which columns that are ``active`` had, and
+    before it; ``floor`` is an error that no step reduces, and ``size`` that of the solution. A relative error
+    of ``tolerance`` is small enough. Part ``stagnation`` of the error before may be left, and at more than
+    ``least`` times the floor there is something to gain.
     """
     left = torch.where(active, left, before)
     goes_on = (left > tolerance * size) & (left < stagnation * before) & (left > least * floor)
@@ -136,16 +120,9 @@ def uncertainty(
 ) -> Two:
     """By how much a step of the corrected seminormal equations may be wrong, and the part that remains.
 
-    Errors of the residual reach x through ``B^+``, and those of the gradient through ``(B^T B)^-1``.
-
-    Parameters
-    ----------
-    norms : four Tensors, shape (batch, k)
-        ``||R^-T g||``, ``||D x||``, ``||b||`` and ``||r||``.
-    rate, norm, inverse_norm : Tensor, shape (batch, 1)
-        Of convergence; ``||B||`` and ``||B^+||``, from above.
-    noise : float
-        Relative error of the residual.
+    Errors of the residual, of which ``noise`` is the relative one, reach x through ``B^+``, and those of the
+    gradient through ``(B^T B)^-1``. ``norms`` are ``||R^-T g||``, ``||D x||``, ``||b||`` and ``||r||``;
+    ``norm`` and ``inverse_norm`` are bounds on ``||B||`` and ``||B^+||``.
     """
     projected, size, b, residual = norms
     floor = noise * (norm * size + b + norm * inverse_norm * residual)
@@ -162,18 +139,11 @@ def relative_error(
     max_rate: float,
     computed: float,
 ) -> torch.Tensor:
-    """Forward errors, relative to exact solutions; infinite where steps are not trusted to show them.
+    """Forward errors, relative to exact solutions; infinite where steps are not trusted to show them: at
+    rates of convergence above ``max_rate``.
 
-    Parameters
-    ----------
-    left, size, low : Tensor, shape (batch, k)
-        Bounds on the error of the sum of two numbers that x is, and sizes of both.
-    rate : Tensor, shape (batch, 1)
-        Of convergence.
-    max_rate : float
-        Up to which steps are trusted.
-    computed : float
-        For the rounding errors of the bound itself.
+    ``left`` are bounds on the error of the sum of two numbers that x is, ``size`` and ``low`` sizes of both;
+    ``computed`` is for the rounding errors of the bound itself.
     """
     error = over(left, size) + over(low, size)
     error = computed * error / (1 - error)
@@ -193,12 +163,6 @@ def perturbations(
     """The smallest of three perturbations that make a solution exact, and the first of them, its optimality.
 
     See :meth:`neula.certificates.backward_error.Norms.measures`.
-
-    Parameters
-    ----------
-    gradient, residual, projected, image, b : Tensor, shape (batch, k)
-        Or of any other shape.
-    norm : Tensor, shape (batch, 1), or float
     """
     optimality = over(gradient, norm * residual)
     consistent = over(residual, image + b)

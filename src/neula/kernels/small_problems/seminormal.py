@@ -166,19 +166,10 @@ def solved(
     limits: RefinementLimits,
     square: SquareSystemLimits | None = None,
 ) -> SeminormalSolutions:
-    """Solve, refine and measure some problems, queued on the current stream.
+    """Solve, refine and measure problems A (batch, m, n), m >= n, of at most :data:`MAX_COLUMNS` columns, and
+    B (batch, m, k); queued on the current stream.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n
-        At most :data:`MAX_COLUMNS` columns, any float dtype and strides.
-    b : Tensor, shape (batch, m, k)
-        Likewise.
-    dtype : torch.dtype
-        To which x is rounded.
-    limits : RefinementLimits
-    square : SquareSystemLimits, optional
-        Where the problems are linear systems.
+    x is rounded to ``dtype``; ``square`` says that the problems are linear systems.
     """
     if in_cuda(a.shape[2], len(a)):
         return seminormal_cuda(a, b, dtype, limits, square)

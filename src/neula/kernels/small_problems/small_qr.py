@@ -51,14 +51,8 @@ def _pays(a: torch.Tensor, enough: float) -> bool:
     variant=lambda a, enough: a.dtype.itemsize,
 )
 def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
-    """Cholesky QR in double precision, repeated until Q is orthonormal.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n > 0
-        float32 or float64; factors are rounded to its dtype.
-    enough : float
-        ``||I - Q^T Q||_F`` that is small enough.
+    """Cholesky QR of A (batch, m, n), m >= n, in double precision, repeated until ``||I - Q^T Q||_F`` is
+    ``enough``; factors are rounded to the dtype of A, float32 or float64.
 
     Examples
     --------

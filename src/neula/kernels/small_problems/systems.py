@@ -98,13 +98,8 @@ def _is_vector(x: torch.Tensor, sizes: torch.Tensor) -> bool:
 
 @kernel("turned_triton", trial=_tried, when=_is_vector)
 def turned(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``D y / ||y||`` for ``y = D x``: what a step of the power method with ``D A^-1`` does between solves.
-
-    Parameters
-    ----------
-    x : Tensor, shape (..., n, 1)
-    sizes : Tensor, shape (..., n, 1)
-        The diagonal of D.
+    """``D y / ||y||`` for ``y = D x`` (..., n, 1) and a diagonal D: a step of the power method with ``D
+    A^-1`` between solves.
     """
     y = sizes * x
     return sizes * (y / torch.linalg.vector_norm(y, dim=-2, keepdim=True))
@@ -136,15 +131,8 @@ def trusted(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The rate of convergence of a solver, shape (batch,), and :attr:`Trust.wrong`.
 
-    Parameters
-    ----------
-    sizes : Tensor, shape (batch, n, 1)
-        The diagonal of D.
-    norm, scaled_norm, inverse_norm : Tensor, shape (batch,)
-        ``||A||_F``, estimates of ``||A D^-1||`` and ``||D A^-1||``.
-    left : Tensor, shape (batch,)
-        Norm of what solves leave of random vectors.
-    margins : Margins
+    ``sizes`` (batch, n, 1) is the diagonal of D; the norms are ``||A||_F`` and estimates of ``||A D^-1||``
+    and ``||D A^-1||``; ``left`` is the norm of what solves leave of random vectors.
     """
     largest, smallest = sizes.amax((1, 2)), sizes.amin((1, 2))
     norm = torch.minimum(norm, margins.estimated * scaled_norm * largest)
@@ -170,18 +158,10 @@ def stepped(
     stagnation: float,
     least: float,
 ) -> Stepped:
-    """A step of refinement, given the update, and whether another one is worth its while.
+    """A step of refinement, given the update (batch, n, k) and a bound on the error before, for columns that
+    are ``active``, and whether another one is worth its while.
 
-    Parameters
-    ----------
-    high, low, update : Tensor, shape (batch, n, k)
-    active : Tensor of bool, shape (batch, k)
-        Others have no step.
-    before : Tensor, shape (batch, k)
-        Bound on the error before.
-    trust : Trust
-    tolerance, stagnation, least : float
-        As for :func:`neula.kernels.small_problems.refining.progress`.
+    The last three are as for :func:`neula.kernels.small_problems.refining.progress`.
     """
     floor = trust.floor(high)
     left = trust.left(update, floor)
@@ -217,23 +197,10 @@ def measured_systems(
 ) -> MeasuredSystems:
     """The evidence of solutions that are not rounded any further, of systems as given.
 
-    Parameters
-    ----------
-    high, low : Tensor, shape (batch, n, k)
-        x, and what it lacks.
-    sizes : Tensor, shape (batch, n, 1)
-        The diagonal of D.
-    residual, b : Tensor, shape (batch, n, k)
-        The residual of high + low is measured; that of x differs by what ``low`` makes of it.
-    left : Tensor, shape (batch, k)
-        Bound on the error of the sum.
-    unfinished : Tensor of bool, shape (batch, k)
-        Which of them are doubtful, whatever is measured.
-    size_of_a : Tensor, shape (batch, 1)
-        In the infinity norm.
-    size_of_b : Tensor, shape (batch, k)
-    rate, condition : Tensor, shape (batch,)
-    margins : EvidenceMargins
+    ``high`` (batch, n, k) is x, and ``low`` what it lacks; the residual of their sum is measured, and that of
+    x differs by what ``low`` makes of it. ``sizes`` (batch, n, 1) is the diagonal of D, and ``left`` a bound
+    on the error of the sum. Columns that are ``unfinished`` are doubtful, whatever is measured. Sizes of A
+    (batch, 1) and of b are in the infinity norm.
     """
     norm = torch.linalg.vector_norm
     size, low_size = norm(sizes * high, dim=1), norm(sizes * low, dim=1)

@@ -25,22 +25,12 @@ def _tried(device: torch.device) -> None:
     when=lambda x, turns, _: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] in (16, 32),
 )
 def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
-    """``X T`` with block diagonal T.
+    """``X T`` for X (batch, m, n) with a block diagonal T, given by its blocks (batch, blocks, width, width).
 
-    Parameters
-    ----------
-    x : Tensor, shape (batch, m, n)
-    turns : Tensor, shape (batch, blocks, width, width)
-    offset : int
-        Column of X at which a block begins; the first and the last one may stick out.
-
-    Returns
-    -------
-    Tensor, shape (batch, m, n)
+    ``offset`` is a column of X at which a block begins; the first and the last one may stick out.
 
     Examples
     --------
-    >>> import torch
     >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     >>> turned(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.stack([swap, swap])[None], 0)
     tensor([[[2., 1., 4., 3.]]])
@@ -59,17 +49,11 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     when=lambda s, *_: s.numel() > 0,
 )
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0.
-
-    Parameters
-    ----------
-    s : Tensor, shape (batch, n, n)
-    w : Tensor, shape (batch, n)
-    apart, noise : Tensor, shape (batch,)
+    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
+    S (batch, n, n).
 
     Examples
     --------
-    >>> import torch
     >>> s, w = torch.tensor([[[0.0, 0.2], [0.2, 0.0]]]), torch.tensor([[1.0, 3.0]])
     >>> correction(s, w, torch.ones(1), torch.zeros(1))
     tensor([[[ 0.0000,  0.1000],

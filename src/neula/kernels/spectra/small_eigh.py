@@ -32,23 +32,14 @@ def order_for(n: int) -> int:
     variant=lambda a: order_for(a.shape[-1]) * (1 if a.dtype == torch.float32 else -1),
 )
 def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``A = V diag(w) V^T`` of symmetric matrices; on a GPU by Jacobi rotations, elsewhere by LAPACK.
+    """``A = V diag(w) V^T`` of symmetric matrices (..., n, n), w ascending; on a GPU by Jacobi rotations,
+    elsewhere by LAPACK.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-        float32 or float64; symmetric: the kernel reads both triangles, LAPACK the lower one.
-
-    Returns
-    -------
-    w : Tensor, shape (..., n)
-        Ascending. NaN in the kernel's results where A has NaN or Inf; LAPACK refuses these.
-    v : Tensor, shape (..., n, n)
+    The kernel reads both triangles, LAPACK the lower one. Where A has NaN or Inf, the results of the kernel
+    are NaN; LAPACK refuses it.
 
     Examples
     --------
-    >>> import torch
-    >>> from neula.kernels.spectra.small_eigh import small_eigh
     >>> small_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))[0]
     tensor([1., 3.], dtype=torch.float64)
     """
