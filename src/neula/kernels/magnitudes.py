@@ -1,10 +1,7 @@
-"""Largest magnitudes, fast on a CPU as well.
+"""Largest magnitudes, and sizes of the rows and columns of matrices by one pass.
 
-Sizes of the rows and the columns of a large matrix by one pass.
-
-Each thread block has a strip of rows and a piece of the columns: what it finds of its columns it stores
-beside what the strips above and below find, 1/64 of what is read, and torch puts the parts together, in an
-order that does not depend on what finishes first.
+On a GPU each thread block has a strip of rows and a piece of the columns: what it finds of its columns it
+stores beside what the strips above and below find, 1/64 of what is read.
 """
 
 from __future__ import annotations

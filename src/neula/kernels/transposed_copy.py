@@ -1,9 +1,5 @@
-"""Copies from row-major to column-major order: users have the one, factorizations work in the other.
-
-Copies from row-major to column-major order, converted and scaled on the way.
-
-``m n`` elements are read and written once, in tiles that go through the chip: both sides touch whole lines
-of memory.
+"""Copies from row-major to column-major order, converted and scaled on the way: users have the one,
+factorizations work in the other.
 """
 
 from __future__ import annotations

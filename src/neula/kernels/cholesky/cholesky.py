@@ -1,11 +1,9 @@
-"""The factor R of a small Gram matrix together with its inverse: what Cholesky QR needs between two products.
+"""The factor R of a small Gram matrix together with its inverse, as Cholesky QR needs them between two
+products.
 
 Libraries take one launch for the factor and others for the inverse, each far longer than its flops: a chain
-of square roots and divisions. One thread block does both in a fifth of the time.
-
-CUDA rather than Triton: square roots follow one another, each lane of a warp holds rows in registers, and
-other warps work meanwhile. Triton has neither lanes nor warps that do different things; what it would do for
-a column at a time takes longer than the library.
+of square roots and divisions. One thread block does both in a fifth of the time. CUDA rather than Triton:
+square roots follow one another, each lane of a warp holds rows in registers, and other warps work meanwhile.
 """
 
 from __future__ import annotations

@@ -2,13 +2,8 @@
 
 A library factorizes some columns, solves for what is below them, and updates the rest, each after the one
 before: with a matrix of middle size most of a GPU is idle meanwhile. Here what can be done of later columns
-is done concurrently with the chain of square roots.
-
-Cholesky factors of some matrices together.
-
-*Chain* of n columns: for each 64 a diagonal tile, a tile below it that is solved with that, and what this
-contributes to the next diagonal tile. *Products*: ``n^3 / 3`` flops, and as many for the inverse of all of L.
-*Bytes*: a tile is made of up to ``n / 64`` pairs of others, in the cache for matrices of middle size.
+is done concurrently with the chain of square roots: for each 64 columns a diagonal tile, a tile below it that
+is solved with that, and what this contributes to the next diagonal tile.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""``A X`` in twice the precision of float64 on a GPU: sums, and beside them sums of their rounding errors.
+"""``A X`` in twice the precision of float64 on a GPU, for few vectors and for many.
 
-``8 m n`` bytes, and for each element and vector eleven operations in float64: two for a product and its
-rounding error (a fused multiply-add), six for a sum and its rounding error, the rest to add up errors
-(T. Ogita, S. M. Rump and S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005, algorithm
-Dot2). An H200 does some twenty in the time of an element, so for one or two vectors memory decides.
+For each element and vector eleven operations in float64: two for a product and its rounding error (a fused
+multiply-add), six for a sum and its rounding error, the rest to add up errors (T. Ogita, S. M. Rump and S.
+Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005, algorithm Dot2). An H200 does some
+twenty in the time of an element, so for one or two vectors memory decides.
 
-``A X`` for many vectors in twice the precision of float64, on the matrix units of a GPU.
-
-Products of slices are exact (Ozaki; ``doubled``), and the units add them in float64: six multiply-adds there
-for each element and vector in place of eleven operations, and units do twice as many. Slices are in
-registers: A is read once for 24 vectors, which are sliced beforehand.
+For many vectors products of slices are exact (Ozaki; ``doubled``), and matrix units add them in float64: six
+multiply-adds in place of eleven operations, and units do twice as many. Slices are in registers: A is read
+once for 24 vectors, which are sliced beforehand.
 """
 
 from __future__ import annotations

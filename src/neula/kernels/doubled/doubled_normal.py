@@ -1,11 +1,8 @@
 """Residual and gradient of a least-squares problem in twice the working precision, in one pass over A.
 
-``r = b - A x`` and ``A^T r`` in twice the precision of float64 while each row of A is in registers.
-
 ``8 m n`` bytes, and some 25 operations an element: an H200 does twenty in the time that memory takes for it.
-Products and sums are those of ``doubled_triton``. A thread block goes through every so many blocks of whole
-rows; each thread sums what its elements contribute to the gradient, and errors beside. Partial sums are added
-at the end in a fixed order.
+A thread block goes through every so many blocks of whole rows, kept in registers; each thread sums what its
+elements contribute to the gradient, and errors beside. Partial sums are added at the end in a fixed order.
 """
 
 from __future__ import annotations

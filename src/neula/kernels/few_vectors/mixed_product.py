@@ -1,16 +1,10 @@
 """Products of a matrix that is stored in a low format with a few vectors in a wider one.
 
-A solve with the factors of an LU factorization reads every element once, for two flops: what it takes is the
-time in which memory gives the factors out. Converting them first, to float32, would move five times as many
-bytes.
-
-``Y = Y - A X`` with A in a low format, converted in registers.
-
-One program has a block of rows. It walks along the columns of A, a few at a time, and adds up in the
-precision of X: ``2 m n`` bytes are read for ``2 m n`` flops for each column of X, so memory is the bound. In
-float64 a program has one column of X; in float32 it has all of them, and they are multiplied on matrix units:
-A, with at most 11 significant bits, is exact in TF32, and X is a sum of two such matrices. Sums are over n in
-blocks, in an order that does not depend on what finishes first.
+A solve with the factors of an LU factorization reads every element once, for two flops: memory is the bound,
+and to convert them first, to float32, would move five times as many bytes. On a GPU they are converted in
+registers. In float64 a program has a block of rows and one column of X; in float32 all columns, which are
+multiplied on matrix units: A, with at most 11 significant bits, is exact in TF32, and X is a sum of two such
+matrices.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """Products of a large float32 matrix with up to 32 vectors, near the speed of memory.
 
-``A X`` for up to 32 columns of X: a number of A is a sum of two in TF32, and so is one of X.
-
-Three products on the matrix unit are as accurate as one in float32, since sums on the unit, which truncates,
-are short. Libraries multiply in float32 itself, which for 32 vectors takes twice the time that A takes to be
-read. Where A has few rows, the columns are divided, and sums of pieces are added by torch, in an order that
-does not depend on what finishes first.
+A number of A is a sum of two in TF32, and so is one of X: three products on the matrix unit are as accurate
+as one in float32, since sums on the unit, which truncates, are short. Libraries multiply in float32 itself,
+which for 32 vectors takes twice the time that A takes to be read. Where A has few rows, the columns are
+divided.
 """
 
 from __future__ import annotations

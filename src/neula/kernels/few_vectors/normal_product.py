@@ -1,12 +1,9 @@
-"""``A X`` and ``A^T A X`` in one pass over a tall matrix: what an iteration for least squares needs of it.
+"""``A X`` and ``A^T A X`` in one pass over a tall matrix, as iterations for least squares need them.
 
-``Y = A X`` (or ``B - A X``) and ``Z = A^T Y`` while each row of A is in registers.
-
-``8 m n`` bytes and ``4 m n k`` flops in float64, k being at most 5: an H200 does 14 flops in the time of a
-byte without matrix units, so memory decides, and reading A once instead of twice is the gain. A thread block
-goes through every so many blocks of whole rows. A row of Y is a sum over all its threads; Z is summed in the
-registers of the thread that holds the column, and what thread blocks found is added by torch, in an order
-that does not depend on what finishes first.
+An H200 does 14 flops in float64 in the time of a byte without matrix units, so memory decides, and reading A
+once instead of twice is the gain. A thread block goes through every so many blocks of whole rows, kept in
+registers. A row of Y is a sum over all its threads; Z is summed in the registers of the thread that holds the
+column.
 """
 
 # mypy: disable-error-code="assignment,misc"

@@ -1,6 +1,4 @@
-"""Errors of many small QR factorizations at once, measured with random vectors.
-
-Measurements of QR certificates, for a whole batch in two launches.
+"""Errors of many small QR factorizations at once, measured with random vectors in two launches.
 
 The kernel multiplies float32 matrices in float32, in sums that branch like trees: random roundings at each
 level of a sum of n terms add ``sqrt(1 + log2 n) u / sqrt(3)`` to the relative error of a product. With three
@@ -8,20 +6,11 @@ products in a residual and two in an orthogonality, the measures err by less tha
 fifth of the least bound for matrices of 32 columns. Such errors are not correlated with those they measure:
 they make a factorization look worse rather than better.
 
-Residual and orthogonality along four vectors, in one pass over A and Q.
-
-Two launches. The first computes ``R D G``, a matrix of four columns for each factorization. In the second a
-block of rows of A and Q is read, ``A D G``, ``Q (R D G)`` and ``Q H`` are formed in registers, and the block
-of Q, still in the cache, gives its part of ``Q^T (Q H)``. The parts are added by torch: the sum does not
-depend on the order in which blocks finish.
-
-That takes 16 multiply-adds for each pair of elements of A and Q, which are 8 bytes in float32: few enough for
-memory to be the bound in float32 (on an H200 67 TFLOP/s at 4.8 TB/s), but not in float64.
-
-Where a matrix has many rows, a thread block goes through a share of them and keeps the vectors and its part
-of ``Q^T (Q H)`` in registers: A and Q are read once, and there are few parts. A thread then adds T numbers
-one after the other, with an error of about ``sqrt(T) u / 5`` of its sum. But N sums of different threads,
-thousands, add up to an element of the result, and their errors are independent: ``sqrt(T / N) u / 5``
+The first launch computes ``R D G``. In the second a block of rows of A and Q is read, ``A D G``, ``Q (R D
+G)`` and ``Q H`` are formed in registers, and the block of Q, still in the cache, gives its part of ``Q^T (Q
+H)``. Where a matrix has many rows, a thread block goes through a share of them and keeps its part of ``Q^T (Q
+H)`` in registers: a thread then adds T numbers one after the other, with an error of about ``sqrt(T) u / 5``
+of its sum, and N sums of different threads, whose errors are independent, are added: ``sqrt(T / N) u / 5``
 remains, less than ``u / 5`` for 4194304 rows.
 """
 

@@ -1,11 +1,9 @@
-"""Products of a large matrix with a few vectors in a wider precision: what certificates are made of.
-
-``A X`` for a few columns of X: A is read once, converted in registers, and summed in the precision of X.
+"""Products of a large matrix with a few vectors in a wider precision, of which certificates are made.
 
 ``4 m n`` bytes in float32, and 4 or 8 multiply-adds for each element, for which even float64 is fast enough.
-A tile is long in the direction in which A is contiguous; every thread adds up its own elements, and those of
-a row are added to each other at the end. Where rows are few, the columns are divided as well, and sums of
-pieces are added by torch, in an order that does not depend on what finishes first.
+A is converted in registers. A tile is long in the direction in which A is contiguous; every thread adds up
+its own elements, and those of a row are added to each other at the end. Where rows are few, the columns are
+divided as well.
 """
 
 from __future__ import annotations

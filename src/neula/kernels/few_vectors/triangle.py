@@ -1,11 +1,8 @@
-"""Products of triangles with a few vectors in double precision: what certificates of Cholesky take.
+"""Products of triangles with a few vectors in double precision, of which certificates of Cholesky are made.
 
-Products of triangles with four vectors: half of each matrix is read, once, and converted in registers.
-
-``2 n^2`` bytes of each matrix in float32, and 4 multiply-adds in float64 for an element, which matrix units
-do: what takes time otherwise are instructions. A symmetric matrix is read twice, by rows and by columns of
-its lower triangle. A program makes a block of rows of the result, from square tiles, so that it does not
-matter in which direction a matrix is contiguous.
+``2 n^2`` bytes of each matrix in float32, and 4 multiply-adds in float64 for an element, on matrix units. A
+symmetric matrix is read twice, by rows and by columns of its lower triangle. A program makes a block of rows
+of the result, from square tiles, so that it does not matter in which direction a matrix is contiguous.
 """
 
 from __future__ import annotations

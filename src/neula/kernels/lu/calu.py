@@ -1,19 +1,13 @@
 """Update a panel once its pivot rows are known, and move rows.
 
 Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low
-format. Everything else is in single precision. Within a block of
-:data:`~neula.kernels.lu.tournament.WIDTH` columns the second half is solved for when the first one has been
-rounded, so that it makes good what rounding has lost. The width r of a panel is a multiple of that.
+format. Everything else is in single precision. Within a block of :data:`~neula.kernels.lu.tournament.WIDTH`
+columns the second half is solved for when the first one has been rounded, so that it makes good what rounding
+has lost. The width r of a panel is a multiple of that.
 
-*Updates* of m rows at column k of a panel: ``64 m k`` flops, and ``2 m k`` bytes of L, which are in the cache
-if m is at most 30000 or so. They run concurrently with tournaments, like *rows of U*: the same for 32 rows
-that lie anywhere, by a few thread blocks.
-
-*Elimination* of m rows by the last 32 pivots: latency. Columns are solved for and the next ones updated in
-one launch, since a row needs nothing of the others but rows of U, which each thread block finds for itself.
-
-*Moving* k rows of n columns: ``4 k n`` bytes in row-major order. In column-major order elements would lie
-alone, and each would take a sector of 32 bytes to read and one to write.
+Updates run concurrently with tournaments, like rows of U. Elimination by the last 32 pivots is latency:
+columns are solved for and the next ones updated in one launch, since a row needs nothing of the others but
+rows of U, which each thread block finds for itself.
 """
 
 from __future__ import annotations

@@ -2,9 +2,6 @@
 
 As operations of torch these are two dozen launches of a few numbers each, one after the other, while nothing
 else of the factorization can continue: 50 us for each panel on an H200, and three launches by kernels.
-
-*Places* of r rows: one thread block, which counts the rows above the panel, 4 bytes each, and numbers pivot
-rows by two sums over its threads. *Moves*: those of ``calu_triton``. *U*: ``2 r^2`` bytes.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Triangular systems with inverted diagonal blocks and a few right-hand sides, solved in one launch.
 
 Block by block a solve is two launches a block, dozens in all, each of which takes longer to begin and to end
-than to read what it multiplies.
-
-``n^2`` bytes for each triangle in half precision, for up to eight right-hand sides in float32, and a chain of
-two waits a block. CUDA rather than Triton: on a matrix unit the few sums of so narrow a product are formed
-one after the other, a chain several times as long, and here the matrix comes to the L2 cache during the
-waits.
+than to read what it multiplies. CUDA rather than Triton: on a matrix unit the few sums of so narrow a product
+are formed one after the other, a chain several times as long, and here the matrix comes to the L2 cache
+during the waits.
 """
 
 from __future__ import annotations

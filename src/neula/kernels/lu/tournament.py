@@ -3,10 +3,9 @@
 Partial pivoting looks for the largest element of each column among all rows, and all of a GPU has to wait for
 it each time. In a tournament tiles of rows are eliminated with partial pivoting, each for itself, and the
 pivot rows of some tiles form the tiles of the next round, until one is left (Grigori, Demmel, Xiang, "CALU: A
-Communication Optimal LU Factorization Algorithm", SIAM J. Matrix Anal. Appl. 32, 2011).
-
-CUDA rather than Triton, for the reasons of ``cholesky_cuda``: a thread keeps its rows in
-registers, and a column is one maximum over a warp, one barrier, and the subtraction of a row from the others.
+Communication Optimal LU Factorization Algorithm", SIAM J. Matrix Anal. Appl. 32, 2011). In CUDA C++ a thread
+keeps its rows in registers, and a column is one maximum over a warp, one barrier, and the subtraction of a
+row from the others.
 """
 
 from __future__ import annotations

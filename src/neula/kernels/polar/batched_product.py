@@ -4,15 +4,9 @@ symmetric.
 An operand is one number of half precision for each element, or an unevaluated sum of two, which keeps 22 bits
 (:mod:`neula.kernels.products.parts`). Polynomials of a symmetric matrix are made of such products alone:
 ``factor A B + shift I``. Where A and B are symmetric and commute, their product is, too, and only the tiles
-on and below its diagonal need be computed.
-
-The products of :mod:`neula.kernels.polar.batched_product` on tensor cores, a thread block for each tile.
-
-Of a symmetric product tiles on and below the diagonal are computed, and those below are stored twice. Two
-parts of an operand take three products of tensor cores: that of the leading parts is summed in runs, which
-are added in float32, since tensor cores truncate their sums (:mod:`neula.kernels.products.gemm`).
-
-Numbers in one part or two of half precision, scaled on the way, in one pass over memory.
+on and below its diagonal are computed; those below are stored twice. Two parts of an operand take three
+products of tensor cores: that of the leading parts is summed in runs, which are added in float32, since
+tensor cores truncate their sums (:mod:`neula.kernels.products.gemm`).
 """
 
 from __future__ import annotations

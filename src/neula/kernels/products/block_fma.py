@@ -5,13 +5,9 @@ the largest exponent among them, cuts off what is further right than the bits th
 exactly, and truncates the sum to the 24 bits of fp32. The exponent of a product is the sum of those of its
 factors: products are not normalized before they are aligned.
 
-On a CPU the compiled core computes these sums, on a GPU a Triton kernel; the versions in plain torch, which
-move every product through memory, are their references.
-
-Sums of matrix units, emulated on a GPU: products stay in registers, where plain torch stores each one.
-
-A thread block has a tile of C and goes through the products that are added at a time: twice where they are
-truncated, first for the largest exponent, then for the sum.
+On a CPU the compiled core computes these sums, on a GPU a Triton kernel, which goes through the products that
+are added at a time twice: for the largest exponent, then for the sum. The versions in plain torch, which move
+every product through memory, are their references.
 """
 
 from __future__ import annotations

@@ -3,25 +3,20 @@
 Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021): an operand is the sum of a number of
 the low format and a remainder, which is rounded to the low format as well, and the product of the two
 remainders is dropped. Two things are added here, without which the result is not as accurate as a float32
-product:
+product.
 
-- *Range.* Rows of A and columns of B are scaled by powers of two so that their largest elements lie just
-  below what the format holds, which leaves the most room for elements that are small compared with them.
-- *Rounding.* Tensor cores truncate their sums to float32. Products of leading parts are therefore summed on
-  the unit in short runs only, each from zero, and the runs are added to each other in float32, rounded to
-  nearest. The corrections are smaller by a factor of ``2^11``, and so are the errors of summing them: they
-  need no runs.
+Range: rows of A and columns of B are scaled by powers of two so that their largest elements lie just below
+what the format holds, which leaves the most room for elements that are small compared with them.
 
-Corrected products on tensor cores: split operands, multiplied part by part.
+Rounding: tensor cores truncate their sums to float32. Products of leading parts are therefore summed on the
+unit in short runs only, each from zero, and the runs are added to each other in float32, rounded to nearest.
+The corrections are smaller by a factor of ``2^11``, and so are the errors of summing them: they need no runs.
 
-``6 m n k`` flops for two parts. The running sum, the sum of corrections and that of the current run are three
+Triton would turn ``total += tl.dot(a, b)`` into ``total = tl.dot(a, b, total)``, and has no option against
+it; but it leaves a product alone that asks for a bounded number of inexact sums, and for these operands that
+number has no other effect. The running sum, the sum of corrections and that of the current run are three
 accumulators of 64 registers a thread for a tile of 128 x 128 and eight warps: a larger tile does not fit, and
 a smaller one reads its operands too often.
-
-The sum over a run must start from zero and be added outside of the unit, which truncates. Triton would turn
-``total += tl.dot(a, b)`` into ``total = tl.dot(a, b, total)``, and has no option against it; but it leaves
-a product alone that asks for a bounded number of inexact sums, and for these operands that number has no
-other effect. It is added while the unit is busy with corrections.
 """
 
 from __future__ import annotations

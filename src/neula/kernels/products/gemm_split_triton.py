@@ -1,10 +1,8 @@
-"""Float32 matrices as sums of narrower ones, in rows that bulk copies can fetch: operands of a product.
+"""Float32 matrices as sums of narrower ones, in rows that bulk copies can fetch: operands of a product, and
+how it is cut up.
 
-Reads float32 and writes two halves (fp16), the same number of bytes, with k as the contiguous dimension,
-whatever the strides: 1 GB of traffic for the operands of a product of order 8192, and 0.4 GB for the largest
-elements before, a tenth of the time of the product.
-
-How corrected products are cut up for thread blocks.
+Writes two halves (fp16), as many bytes as it reads, with k as the contiguous dimension, whatever the strides:
+with the largest elements before, a tenth of the time of a product of order 8192.
 """
 
 from __future__ import annotations

@@ -1,15 +1,9 @@
 """Complex matrices as planes of real numbers, whose three products make up those of complex matrices.
 
-With ``A = A1 + i A2`` and ``B = B1 + i B2``,
-
-    ``A B = (P - Q) + i (S - P - Q)``,  ``P = A1 B1``,  ``Q = A2 B2``,  ``S = (A1 + A2) (B1 + B2)``,
-
-so that a third plane holds the sums of the parts.
-
-Between complex matrices and planes of real numbers: every element is read and written once.
-
-A tile of a complex matrix is twice as wide in memory; it is split and joined in registers, so that all
-accesses are to consecutive elements.
+With ``A = A1 + i A2`` and ``B = B1 + i B2``, ``A B = (P - Q) + i (S - P - Q)``, ``P = A1 B1``, ``Q = A2 B2``,
+``S = (A1 + A2) (B1 + B2)``, so that a third plane holds the sums of the parts. A tile of a complex matrix is
+twice as wide in memory; it is split and joined in registers, so that all accesses are to consecutive
+elements.
 """
 
 from __future__ import annotations

@@ -2,13 +2,11 @@
 
 Modified Gram-Schmidt of a panel is a chain of as many steps over all of its rows as it has columns. Cholesky
 QR has such a chain on the small Gram matrix only; between are products, whose rows are dealt out to the whole
-GPU. Where the first pass is not orthonormal, which is at condition numbers beyond 1e4, the second one is.
+GPU. Where the first pass is not orthonormal, which is at condition numbers beyond 1e4, the second one is: it
+is launched whatever comes out of the first, and ends at once where there is nothing to do.
 
-The panels of :mod:`neula.kernels.qr.cholesky_panel`: products in Triton, factors between them in CUDA C++.
-
-Gram matrices of blocks of rows are added up where R and its inverse are found, by a warp for each panel: what
-follows are 32 reciprocals one after the other, and Triton, which has no lanes, takes several times as long.
-A second pass is launched whatever comes out of the first; it ends at once where there is nothing to do.
+Products are in Triton. R and its inverse are found in CUDA C++, by a warp for each panel: 32 reciprocals one
+after the other, for which Triton, which has no lanes, takes several times as long.
 """
 
 from __future__ import annotations

@@ -1,24 +1,16 @@
-"""Householder QR of tiles in WY representation, and the way back: what TSQR needs on each level of its tree.
+"""Householder QR of tiles in WY representation, and the way back, for each level of the tree of TSQR.
 
 Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021): a batched QR of tiles of up to 256 x
-128 whose products run on matrix units, each operand in one part or in two (error correction). Reflectors
-``I - v v^H`` are scaled so that ``|v|^2 = 2``; those of 16 columns become ``I - V T V^H`` (Schreiber and Van
+128 whose products run on matrix units, each operand in one part or in two (error correction). Reflectors ``I
+- v v^H`` are scaled so that ``|v|^2 = 2``; those of 16 columns become ``I - V T V^H`` (Schreiber and Van
 Loan, "A Storage-Efficient WY Representation for Products of Householder Transformations", SIAM J. Sci. Stat.
-Comput. 10, 1989). The kernel takes blocks of columns from left to right, each reflected by all blocks before
-it (left-looking), so that a block is read and written once.
+Comput. 10, 1989). The kernel takes blocks of columns, which it keeps in registers, from left to right, each
+reflected by all blocks before it (left-looking), so that a block is read and written once. The bound is the
+latency of n dependent reflections in a tile, about a microsecond each.
 
 Matrix products use the chosen function. The reflections inside a block of 16 columns multiply by one vector
 at a time, which matrix units do not speed up; they are float32 throughout, unless a product for them is
 given, as in the slides.
-
-Householder QR of tiles: a thread block keeps a block of 16 columns in registers.
-
-A tile of m x n takes ``2 m n^2`` flops for the factorization and as many for Q; half of them and more are
-products, three times as many with error correction. Both kernels read and write a tile once, V a second
-time: ``(2 + 3) m n itemsize`` bytes, and earlier blocks of V come from the cache. For 1024 tiles of 256 x 128
-in float32 that is 0.7 GB, 0.16 ms on an H200, and 17 GFLOP of products. The bound is neither but the latency
-of n dependent reflections in a tile, about a microsecond each, with as many tiles at a time as registers
-allow.
 """
 
 from __future__ import annotations

@@ -1,24 +1,15 @@
-"""Modified Gram-Schmidt of many small tiles at once.
-
-Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HPDC 2020), Algorithm 2.
-
-Modified Gram-Schmidt of tiles that stay in the registers of one thread block.
+"""Modified Gram-Schmidt of many small tiles at once, on a GPU in the registers of one thread block each.
 
 Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines" (HPDC 2020), section 3.1.3 and
-Algorithm 2, in the form without square roots of Björck, "Solving linear least squares problems by
-Gram-Schmidt orthogonalization" (BIT 7, 1967). With v column k as the steps before have left it,
+Algorithm 2; in the kernel in the form without square roots of Björck, "Solving linear least squares problems
+by Gram-Schmidt orthogonalization" (BIT 7, 1967). With v column k as the steps before have left it, ``W[k, j]
+= v^T a_j`` for ``j >= k`` and ``a_j -= v W[k, j] / W[k, k]`` for ``j > k``, and only at the end ``q_k = v /
+sqrt(W[k, k])`` and ``R[k, :] = W[k, :] / sqrt(W[k, k])``. One pass over the tile gives the norm and the row
+of R, a second one subtracts, and column k needs no pass of its own.
 
-    W[k, j] = v^T a_j  for j >= k,    a_j -= v W[k, j] / W[k, k]  for j > k,
-
-and only at the end ``q_k = v / sqrt(W[k, k])`` and ``R[k, :] = W[k, :] / sqrt(W[k, k])``. One pass over the
-tile gives the norm and the row of R, a second one subtracts, and column k needs no pass of its own.
-
-A tile of m x n takes ``2 m n^2`` flops, and ``(2 m n + n^2) itemsize`` bytes of memory: it is read once, Q
-and R are written once. For 256 x 32 in float32 these are 7.5 flops a byte, fewer than an H200 can do (67
-TFLOP/s at 4.8 TB/s are 14): memory would be the bound if flops were all there is to do. But threads also
-exchange columns and sums, and finished columns of a half are swept along: the machine code has more than
-five instructions for each multiply-add of Algorithm 2. So it is their number that bounds many tiles, and the
-latency of n dependent steps that bounds fewer tiles than fill the GPU.
+Memory would be the bound if flops were all there is to do. But threads also exchange columns and sums, and
+finished columns of a half are swept along: more than five instructions for each multiply-add bound many
+tiles, and the latency of n dependent steps fewer tiles than fill the GPU.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Panels in half precision: Gram matrix in two blocks of columns, what elimination leaves of it, products.
 
 Cholesky QR of so many columns reads them once for all inner products, where Gram-Schmidt of one block against
-the other would read both again; the second factor is that of the Schur complement.
-
-Of m x 256 numbers ``2^17 m`` flops or less, ``512 m`` bytes: products of numbers in half precision are exact,
-and sums on the unit are short. Contributions of blocks of rows are added in a fixed order.
+the other would read both again; the second factor is that of the Schur complement. Products of numbers in
+half precision are exact, and sums on the unit are short.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Orthogonalize a matrix against a few orthonormal columns, in float32 accuracy.
 
-``R = Q^T A`` and ``A = A - Q R`` for narrow matrices, in fp16 with error correction.
-
-``6 m k n`` flops in fp16 each, and ``4 m (k + n)`` bytes for the first, ``4 m (k + 2 n)`` for the second: at
-128 columns 96 and 64 flops a byte, of which an H200 can do 160. Elements are split where they are used, so
-that nothing is written but the results. Scales are fixed: columns of Q have norm 1, and those of A were
-scaled to elements of about 1. Overflow shows in the certificate.
-
-Sums on the unit are short, and are added outside of it (``gemm``). ``Q^T A`` is the sum of
-what blocks of rows contribute, added in an order that does not depend on what finishes first.
+On a GPU in fp16 with error correction: elements are split where they are used, so that nothing is written but
+the results. Scales are fixed: columns of Q have norm 1, and those of A were scaled to elements of about 1.
+Overflow shows in the certificate. Sums on the unit are short, and are added outside of it (``gemm``).
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""LU of small blocks less signs that are chosen on the way: what turns an orthonormal Q into reflectors.
+"""LU of small blocks less signs that are chosen on the way, which turns an orthonormal Q into reflectors.
 
 Ballard, Demmel, Grigori, Jacquelin, Knight and Nguyen, "Reconstructing Householder vectors from tall-skinny
 QR" (J. Parallel Distrib. Comput. 85, 2015), Algorithm 6: without pivoting, since a sign makes each pivot at
-least 1.
-
-LU of blocks less signs: a warp keeps a block and the two inverses of its factors in registers.
-
-A block of 32 x 32 takes ``2 n^3`` flops with the inverses and ``4 n^2`` numbers of memory traffic, both
-nothing beside what the factors are for. The bound is the latency of n dependent steps, each with a division.
+least 1. On a GPU a warp keeps a block and the two inverses of its factors in registers.
 """
 
 from __future__ import annotations

@@ -2,26 +2,17 @@
 
 Both in fp16 with error correction (Ootomo and Yokota, "TSQR on TensorCores with error correction", 2021), so
 that they run at the speed of memory, with sums in float32 whose errors do not grow with the number of rows.
-
-Gram matrix of a tall matrix, in one pass at the speed of memory.
-
-For m x n ``4 m n^2`` flops in fp16 (with ``A = H + L`` in two parts, ``H^T (H + 2 L)`` has the Gram matrix as
-its symmetric part, up to ``L^T L``), ``4 m n`` bytes: for n = 128 128 flops a byte, of which an H200 can do
-160.
+With ``A = H + L`` in two parts, ``H^T (H + 2 L)`` has the Gram matrix as its symmetric part, up to ``L^T L``;
+W is in halves.
 
 Parts are fp16 without a scale between them. A column is scaled as a whole so that its elements lie well above
-the subnormal numbers: an absolute error of ``2^-25`` is then far below the rounding of float32. Each thread
-block scales by what it finds in a sample of its own rows, and undoes that in its part of the sum.
+the subnormal numbers: an absolute error of ``2^-25`` is then far below the rounding of float32. For the Gram
+matrix each thread block scales by what it finds in a sample of its own rows, and undoes that in its part of
+the sum; for the product columns are scaled by what is known of their size.
 
-Elements move four at a time where a kernel can know that rows, or the columns of a column-major matrix,
-begin and end at multiples of four. Copies into shared memory ahead of time would move others one by one,
-which takes longer than to wait for them.
-
-Product of a tall matrix with a small upper triangular one, in one pass at the speed of memory.
-
-With W in halves ``4.5 m n^2`` flops in fp16, ``8 m n`` bytes: for n = 128 72 flops a byte, of which an H200
-can do 160. Parts are those of :mod:`neula.kernels.qr.tall`, which says as well how elements move;
-columns of A are scaled by what is known of their size.
+Elements move four at a time where a kernel can know that rows, or the columns of a column-major matrix, begin
+and end at multiples of four. Copies into shared memory ahead of time would move others one by one, which
+takes longer than to wait for them.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Vector operations of a refinement step, one launch each.
 
 Plain torch takes a launch for each operation; where matrices are small, those on a few numbers are most of
-what a GPU has to do.
-
-Steps of refinement on a GPU: elementwise, one launch for all operations on an element.
-
-CUDA rather than Triton, whose compiler takes as long for each of them as NVRTC for all.
+what a GPU has to do. CUDA rather than Triton, whose compiler takes as long for each of them as NVRTC for all.
 """
 
 from __future__ import annotations

@@ -3,14 +3,10 @@
 In plain torch, the same steps (:mod:`neula.problems.least_squares.together` with R of a Gram matrix) is
 hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself: it keeps
 the Gram matrix, and then the inverse of its Cholesky factor, where it computes, and A near it. There are two
-kernels, in Triton and, for more than 32 columns, in CUDA C++. Where they do not run, nothing takes their
-place but those steps.
-
-Least-squares problems of up to 64 columns by the corrected seminormal equations: a thread block for each.
-
-CUDA rather than Triton: threads have rows to themselves where residuals are added up, columns where gradients
-are, and read either from shared memory; what Triton makes adds across threads for each block of rows. NVRTC
-takes a third of the time of Triton's compiler, which a program with one problem pays for.
+kernels, in Triton and, for more than 32 columns, in CUDA C++, where threads have rows to themselves where
+residuals are added up, columns where gradients are, and read either from shared memory; NVRTC takes a third
+of the time of Triton's compiler, which a program with one problem pays for. Where they do not run, nothing
+takes their place but those steps.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Measures of the solution of a linear system, from vectors; each function is one launch.
 
 Plain torch takes a launch for each norm and for each operation on a few numbers, in all some two hundred for
-a system that is refined twice; for a single one of order 500 that is most of what a GPU has to do.
-
-The evidence of linear systems on a GPU: a program for each column, or for each system.
-
-Vectors are read once, a block of elements at a time, and every number that is wanted of them is summed.
+a system that is refined twice; for a single one of order 500 that is most of what a GPU has to do. A program
+has a column, or a system: vectors are read once, and every number that is wanted of them is summed.
 """
 
 from __future__ import annotations
