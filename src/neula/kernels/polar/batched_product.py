@@ -17,8 +17,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
-from neula.kernels.tensor_map import Tiles
-from neula.kernels.triton_source import jit, tl
+from neula.kernels.triton_source import Tiles, jit, tl
 
 SHIFT = 11
 """The second part of an operand is stored times ``2^11``, which keeps it from underflow."""

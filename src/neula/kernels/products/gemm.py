@@ -33,8 +33,7 @@ from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.products.gemm_split_triton import PAD, GemmConfig, Parts, configs, split
 from neula.kernels.products.parts import SCHEMES, Scheme, split_reference, unbalanced
 from neula.kernels.products.parts_triton import exponents_of, times_power_of_two
-from neula.kernels.tensor_map import Tiles
-from neula.kernels.triton_source import jit, tl
+from neula.kernels.triton_source import Tiles, jit, tl
 
 Total = Callable[[torch.Tensor], object]
 """Adds to a product, in place, what rows that are elsewhere contribute to it."""
