@@ -14,6 +14,7 @@ import torch
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.spectra import SpectralErrors, a_priori_error, backward_error, spectral_errors
 from neula.engines.formats import in_double, matching_dtype
+from neula.engines.graphs import called
 from neula.errors import of_batch
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude, two_norms
@@ -194,10 +195,10 @@ def decompose(
         If a single matrix holds NaN or Inf.
     """
     m, n = matrices.shape[1:]
-    key = "scaled", options.symmetric
-    a, largest, usable, exponents = options.engine.replay(
-        partial(_scaled, symmetric=options.symmetric), (matrices,), key
-    )
+    scaled = partial(_scaled, symmetric=options.symmetric)
+    # Of larger ones the rest takes so long that launches do not matter.
+    play = options.engine.replay if n <= options.leaf else called
+    a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
         if options.symmetric:
