@@ -340,11 +340,11 @@ def test_large_systems_on_an_h200() -> None:
     assert solved(H200, 8192)[:2] == ["lu fp16", "rbt + lu fp64"]
     last = ["rbt + lu fp64", "rbt + lu fp64 + gmres", "lu fp64 with pivoting"]
     assert solved(H200, 18000) == ["lu fp16", *last]
-    assert solved(H200, 18001) == ["lu fp16", "lu fp16 with pivoting", *MIXED_FIRST]
-    assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *MIXED_FIRST]
-    assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *MIXED_FIRST]
+    assert solved(H200, 18001) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
+    assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
+    assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *LIBRARY]
     assert solved(H200, 17000, positive=True) == ["cholesky fp64, inverted", "cholesky fp64"]
-    definite = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *MIXED_FIRST]
+    definite = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
     assert solved(H200, 17001, positive=True) == definite
 
 
@@ -370,7 +370,7 @@ def test_a_named_format_of_systems_is_tried_first() -> None:
         "lu fp16",
         "rbt + lu fp16",
         "lu fp16 with pivoting",
-        *MIXED_FIRST,
+        *LIBRARY,
     ]
     assert solved(CPU, 100, compute=FP16) == ["lu fp16 with pivoting", *LIBRARY]
-    assert solved(H200, 100, compute=FP64, positive=True) == ["cholesky fp64", *MIXED_FIRST]
+    assert solved(H200, 100, compute=FP64, positive=True) == ["cholesky fp64", *LIBRARY]

@@ -32,10 +32,10 @@ class QRTuning:
     """Sizes from which one way to a QR is faster than another."""
 
     cholesky_qr_ratio: float  # rows a column from which on Cholesky QR beats LAPACK's reflections
-    reflected_rows: int  # rows up to which a thread block reflects a whole matrix
     widened_elements: int  # of a matrix in single precision, at most, that is copied in double
     # m n^2 up to which Gram matrices in double precision take over where panels have lost too much: for
-    # float32 up to a 32nd of that at once, in double precision up to 16 times as much. 0: fp64 is slow.
+    # float32 up to a 32nd of that at once, in double precision, replayed, up to 16 times as much. 0: fp64 is
+    # slow.
     gram_passes: int
     low_columns: int  # columns up to which Cholesky QR of a whole tall matrix comes first in half precision
     tall_ratio: int  # rows a column from which on a matrix is tall

@@ -150,12 +150,7 @@ _pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.piv
 
 _default = _when("no ``pivot`` is named", lambda case: not case.options.named)
 
-_swaps_cost = _when("on a GPU that is fast in fp64", lambda case: bool(case.tuning[QueuedTuning].queued))
-
-_unmixed = _when(
-    "if no link has solved it, unless it was tried above",
-    lambda case: not case.mixed if case.begun else not case.tuning[QueuedTuning].queued,
-)
+_unmixed = _when("if no link has solved it, unless it was tried above", lambda case: not case.mixed)
 
 _is_general_or_new = _when(
     "not definite ones that were tried together",
@@ -286,7 +281,6 @@ TABLE: Table[SystemsCase] = (
             arithmetics=_low_with_pivots,
         ),
     ),
-    Row(BUTTERFLIES, way(ways.mixed_in_double), (_one_left, _not_begun, _default, _swaps_cost)),
     Row(PIVOTED, way(ways.by_library), (_one_left, _not_begun, _default)),
     Row(BUTTERFLIES, _if_unsolved, (_one_left, _default, _is_general_or_new, _unmixed)),
 )
