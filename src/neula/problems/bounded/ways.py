@@ -6,7 +6,7 @@ import torch
 
 from neula.algorithms.bounded.active_set import active_set
 from neula.algorithms.bounded.block_pivoting import block_pivoting
-from neula.algorithms.bounded.free_sets import SHARED, Factorize, minimize
+from neula.algorithms.bounded.free_sets import SHARED, Factorize, by_cholesky, minimize
 from neula.pipeline.chain import Answer
 from neula.problems.bounded.evidence import values_of
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
@@ -18,16 +18,14 @@ EXCHANGES = 100
 terminate, and there may be as many single exchanges as sets."""
 
 
-def by_block_pivoting(
-    problems: BoundedProblems, before: Solution | None, *, label: str, factorize: Factorize
-) -> Solution:
+def by_block_pivoting(problems: BoundedProblems, before: Solution | None, *, label: str) -> Solution:
     """Exchange all infeasible variables at once, beginning with the unconstrained solution."""
     limit = problems.whole.options.max_iterations or EXCHANGES
     start, reduced = problems.whole.unbounded[problems.places], problems.reduced
     if reduced.equalities is not None:
-        start = minimize(reduced, start, torch.ones_like(start, dtype=torch.bool), factorize).x
-    found = block_pivoting(reduced, start, max_iterations=limit, factorize=factorize)
-    return Answer(values_of(problems, found, factorize), label, iterations=int(found.iterations.sum()))
+        start = minimize(reduced, start, torch.ones_like(start, dtype=torch.bool), by_cholesky).x
+    found = block_pivoting(reduced, start, max_iterations=limit, factorize=by_cholesky)
+    return Answer(values_of(problems, found, by_cholesky), label, iterations=int(found.iterations.sum()))
 
 
 def _start(problems: BoundedProblems, limit: int) -> torch.Tensor:

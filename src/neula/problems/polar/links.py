@@ -22,9 +22,6 @@ SMALLEST = 7e-4
 """Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
 1.4 times the largest one: of condition numbers up to 1e3."""
 
-NEXT = 1e-2
-"""Singular values that the next polynomials are made for: of condition numbers up to 3e5."""
-
 ERROR = 5.5e-3
 """Error of the polynomials at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
 
@@ -48,24 +45,22 @@ def _is_one(options: PolarOptions) -> bool:
     return _cheapest(options, first=True) == _cheapest(options, first=False)
 
 
-def _composed(options: PolarOptions, part: int) -> Sequence[OddPolynomial]:
-    """The first, second and third composition of polynomials."""
+def _composed(options: PolarOptions, *, first: bool) -> Sequence[OddPolynomial]:
+    """The first composition of polynomials, or the next one."""
     error = ERROR if options.target is BF16 else 2 * options.target.u
-    first, fine = _cheapest(options, first=True), _cheapest(options, first=False)
-    begun, least = composition(SMALLEST, error, MARGIN[first.name]), fine.u / 2
-    steps = partial(composition, error=error, margin=MARGIN[fine.name])
-    if part == 0:
+    begun = composition(SMALLEST, error, MARGIN[_cheapest(options, first=True).name])
+    if first:
         return begun
-    if not _is_one(options):  # what is small is lost in what the first have left
-        return steps(least)
-    more = steps(NEXT)
-    return more if part == 1 else steps(image(more, image(begun, least)))
+    fine = _cheapest(options, first=False)
+    # In another arithmetic what is small is lost in what the first have left.
+    least = image(begun, fine.u / 2) if _is_one(options) else fine.u / 2
+    return composition(least, error, MARGIN[fine.name])
 
 
 def _polynomials(options: PolarOptions, label: str, name: str) -> PolarLink:
-    part = ("polynomials", "more", "still").index(label.split()[0])
-    on = part > 0 and _is_one(options)
-    return polynomials(label, Arithmetic.named(name), _composed(options, part), on=on)
+    first = not label.startswith("more")
+    steps, on = _composed(options, first=first), not first and _is_one(options)
+    return polynomials(label, Arithmetic.named(name), steps, on=on)
 
 
 def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
@@ -84,8 +79,6 @@ _lapack = _when(
 
 _products = _when("on a GPU", lambda options: not options.engine.tuning.lapack)
 
-_one = _when("if these are in the same arithmetic", _is_one)
-
 _first = _formats("fp16, fp16_cor, fp64", lambda options: [_cheapest(options, first=True).name])
 
 _fine = _formats("fp16_cor, fp64", lambda options: [_cheapest(options, first=False).name])
@@ -96,7 +89,6 @@ TABLE: Table[PolarOptions] = (
     Row("svd {}", _svd, (_no_threshold, _lapack), arithmetics=_work),
     Row("polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_first),
     Row("more polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_fine),
-    Row("still more polynomials {}", _polynomials, (_no_threshold, _products, _one), arithmetics=_fine),
     Row("svd {}", _svd, ()),
 )
 """Cheapest first."""
