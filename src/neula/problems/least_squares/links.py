@@ -219,12 +219,10 @@ def _iterates(case: LeastSquaresCase) -> bool:
     return not options.engine.tuning.lapack_first(case.rows, case.n)
 
 
-@ruled("unless R was backward stable, and ``algorithm='householder'``")
-def _needs_householder(case: LeastSquaresCase) -> bool:
-    if not case.small:
-        return case.options.algorithm in (None, "householder")
-    stable = any(SOURCES[name].backward_stable for name in case.tuning[LeastSquaresTuning].small_r)
-    return not stable and not _svd_is_fast(case)
+_reflects = _when(
+    "by default, and ``algorithm='householder'``",
+    lambda case: case.options.algorithm in (None, "householder"),
+)
 
 
 # It does not refine in twice the precision, nor look for pivots over processes.
@@ -370,7 +368,6 @@ TABLE: Table[LeastSquaresCase] = (
         "seminormal",
         _of_small_r("cholesky", "fp64; before it fp32 where no more is asked for"),
     ),
-    Row("gram-schmidt {}", _seminormal, _SMALL, "seminormal", _of_small_r("gram-schmidt", "fp32, fp64")),
     Row("the host", _on_host(lambda to: to.passes), (_together, _small, _may_go_to_host), place=HOST),
     Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),
     Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
@@ -392,9 +389,8 @@ TABLE: Table[LeastSquaresCase] = (
         _krylov,
         _of_r("rgsqrf", "those of the machine from fp16 on, or ``compute``"),
     ),
-    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _small, _finds_rank)),
-    Row("householder {}", _by_householder, (_one_left, _needs_householder), _krylov),
-    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _large, _finds_rank)),
+    Row("householder {}", _by_householder, (_one_left, _large, _reflects), _krylov),
+    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _finds_rank)),
     Row("svd {}", labelled(by_svd, improves=True), (_one_left, _by_default)),
 )
 """Cheapest first."""
