@@ -9,7 +9,6 @@ import torch
 
 from neula.engines import FORMATS, EmulatedEngine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
-from neula.problems.orthogonal.host_links import COLUMNS
 from neula.problems.orthogonal.links import (
     REPEATED,
     MatrixLayout,
@@ -19,6 +18,7 @@ from neula.problems.orthogonal.links import (
     go_together,
 )
 from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.ways import COLUMNS
 
 LABEL = REPEATED.format("fp64")
 

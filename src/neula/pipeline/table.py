@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, overload
 
-from neula.engines import Tuning
+from neula.engines import FORMATS, Tuning
 from neula.pipeline.chain import Answer, Link
 
 C = TypeVar("C")
@@ -76,6 +76,11 @@ def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
 def labelled(answer: Callable[..., Answer[Any]], *, improves: bool = False, **given: Any) -> Make:
     """A link of one function, which is told the label."""
     return lambda case, label, name: Link(label, partial(answer, label=label, **given), improves=improves)
+
+
+def formatted(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
+    """A link of one function, which is told the label and the format."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, format=FORMATS[name]), **flags)
 
 
 class Case:

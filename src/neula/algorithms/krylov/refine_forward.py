@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.driver import Refined
+from neula.algorithms.krylov.driver import Refined, refine_sum
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.condition import solve_rt

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from neula.algorithms.krylov.cgls import cgls
+from neula.algorithms.krylov.cgls import cgls, lsqr
 from neula.algorithms.krylov.doubled_refinement import SYNCHRONOUS, LaunchTuning, Pace
-from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.spectra.gram import GramTuning
 from neula.engines import FP16_COR, FP64
 from neula.engines.formats import double_of

@@ -33,9 +33,8 @@ from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
-from neula.problems.low_rank.judge import SVDJudge
 from neula.problems.low_rank.links import chain
-from neula.problems.low_rank.problem import SVDOptions, TallMatrix
+from neula.problems.low_rank.problem import SVDJudge, SVDOptions, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import ArrayLike, Kind, SVDKeywords
 

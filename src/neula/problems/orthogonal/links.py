@@ -40,7 +40,7 @@ from neula.pipeline.table import (
     ruled,
     way,
 )
-from neula.problems.orthogonal import host_links, launched, ways
+from neula.problems.orthogonal import launched, ways
 from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
 
@@ -219,12 +219,12 @@ _not_lapack = _when("otherwise, and on a GPU", lambda case: not _lapack(case))
 
 _few_columns = _when(
     "up to 128 columns of real numbers, accuracies fp32 and fp64",
-    lambda case: not case.complex and host_links.is_for_core(case.m, case.n, case.target),
+    lambda case: not case.complex and ways.is_for_core(case.m, case.n, case.target),
 )
 
 _small_kernel = _when(
     "up to 64 columns of real numbers and m n^2 = 2.5e5, no ``engine`` is named",
-    lambda case: not case.complex and host_links.is_for_kernel(case.m, case.n, case.options),
+    lambda case: not case.complex and ways.is_for_kernel(case.m, case.n, case.options),
 )
 
 
@@ -232,7 +232,7 @@ _small_kernel = _when(
 def _by_products(case: QRCase) -> bool:
     allowed = not (case.options.named or case.options.over_rows.spread)
     # A kernel does the same for fewer real ones.
-    many = case.n > host_links.COLUMNS or (case.complex and 2 * case.n >= host_links.COLUMNS)
+    many = case.n > ways.COLUMNS or (case.complex and 2 * case.n >= ways.COLUMNS)
     return allowed and many and case.m >= case.tuning[QRTuning].cholesky_qr_ratio * case.n
 
 
@@ -346,11 +346,7 @@ _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
     """LAPACK's reflections, of matrices as they are."""
-    return (
-        host_links.alone_by_lapack(case.storage)
-        if case.stage is Stage.ALONE
-        else ways.by_lapack(case.storage)
-    )
+    return ways.alone_by_lapack(case.storage) if case.stage is Stage.ALONE else ways.by_lapack(case.storage)
 
 
 def _reflected_in_double(case: QRCase, label: str, name: str) -> QRLink:
@@ -449,7 +445,7 @@ _ON_GPU = _alone, _not_lapack
 _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (
-    Row(REPEATED, labelled(host_links.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
+    Row(REPEATED, labelled(ways.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
     Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _real, _one_pass), "", _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack, _real), REORTHO, _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack, _real), f"2 {REORTHO}", _doubled),
@@ -459,8 +455,8 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _tall_cholesky, (_tall_stage,), "", _corrected),
     Row(TWICE, _tall_cholesky_twice, (_tall_stage,), "", _corrected),
     Row(TREE, _tree, (_tall_stage,), "", _of_trees),
-    Row(REPEATED, labelled(host_links.by_products), (_alone, _by_products), "", _working),
-    Row(REPEATED, labelled(host_links.by_core), (_first_stages, _lapack, _few_columns), place=CORE),
+    Row(REPEATED, labelled(ways.by_products), (_alone, _by_products), "", _working),
+    Row(REPEATED, labelled(ways.by_core), (_first_stages, _lapack, _few_columns), place=CORE),
     Row(HOUSEHOLDER, _reflected, (_first_stages, _lapack), "", _working),
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),

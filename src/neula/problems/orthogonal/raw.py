@@ -21,8 +21,7 @@ from neula.pipeline.inputs import check_finite, surely_finite
 from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.judge import QRJudge
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"
 """Label of the link that goes through an explicit Q."""

@@ -25,8 +25,7 @@ from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
 from neula.problems.spectra.decompose import Decomposed, decompose
-from neula.problems.spectra.judge import SpectralJudge
-from neula.problems.spectra.problem import SpectralOptions, SpectralValues
+from neula.problems.spectra.problem import SpectralJudge, SpectralOptions, SpectralValues
 
 
 def decompose_pencil(call: Call, options: SpectralOptions, *, upper: bool) -> Decomposed:

@@ -20,7 +20,6 @@ from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, T
 from neula.problems.systems import ways
 from neula.problems.systems.by_core import by_core, is_for_core
 from neula.problems.systems.factor_source import SOURCES
-from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.problem import (
     DirectTuning,
     QueuedTuning,
@@ -28,7 +27,7 @@ from neula.problems.systems.problem import (
     SystemsOptions,
     SystemsSolutions,
 )
-from neula.problems.systems.system import EquilibratedSystem
+from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import solve_together
 
 TogetherLink = Link[Systems, SystemsSolutions]

@@ -38,11 +38,10 @@ from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import ArrayLike, Kind, SolveKeywords
 from neula.problems.systems.by_core import suits
 from neula.problems.systems.factor_source import SingularMember
-from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
 from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
-from neula.problems.systems.system import EquilibratedSystem
+from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "rbt", "partial")
