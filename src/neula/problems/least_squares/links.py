@@ -35,9 +35,6 @@ from neula.problems.least_squares.with_r import SOURCES, RSource
 
 LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
 
-LATER = 4
-"""Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
-
 
 @dataclass(frozen=True)
 class LeastSquaresCase(Case):
@@ -306,10 +303,11 @@ def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquares
 def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
     """When the host reads the first results.
 
-    All steps of a batch are prelaunched, and of what a CUDA graph replays. A step of another single problem
-    takes longer than the host takes to read, which may save the next step.
+    All steps of a batch are prelaunched, and of what a CUDA graph replays; four times as many with an R of a
+    later link, which is for ill-conditioned problems. A step of another single problem takes longer than the
+    host takes to read, which may save the next step.
     """
-    tuning, times = case.tuning, LATER if later else 1
+    tuning, times = case.tuning, 4 if later else 1
     size = case.size
     launched = tuning[LaunchTuning]
     brief = size <= tuning.replayed_bytes and case.work <= launched.prelaunched_again

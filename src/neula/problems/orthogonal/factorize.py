@@ -57,18 +57,17 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
         return None
     with plain_arithmetic(options.engine.device):
         exponents, parts = None, list(matrices.split(1))
+        judge = QRJudge(options.shape_of(matrices.shape), options.target)
         if _go_together(matrices, options):
             scaled, exponents = _in_range(matrices, options.target)
             parts = [scaled]
-        begun = []
-        for a in parts:
-            one = QRMatrices(a, options)
-            found = first_answer(
-                links_for(a, options, wait=False), one, QRJudge(options.shape_of(a.shape), options.target)
-            )
+        begun = _side_by_side(matrices, judge, options) if len(parts) > 1 else None
+        for a in parts if begun is None else []:
+            found = first_answer(links_for(a, options, wait=False), QRMatrices(a, options), judge)
             if found is None:
                 return None
-            begun.append(found)
+            begun = [*(begun or []), found]
+        assert begun is not None
         values = QRValues.joined([found.values for found in begun])
         accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
         if exponents is not None:

@@ -211,20 +211,15 @@ def decompose(
         If a single matrix holds NaN or Inf.
     """
     m, n = matrices.shape[1:]
-    a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    if options.symmetric:
-        a = hermitian_from_lower(a)
-    largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
-    usable = largest.isfinite()
+    key = "scaled", options.symmetric
+    a, largest, usable, exponents = options.engine.replay(
+        partial(_scaled, symmetric=options.symmetric), (matrices,), key
+    )
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
         if options.symmetric:
             given = given.triu() if upper else given.tril()
         check_finite(given, largest, "A")
-    elif not bool(usable.all()):
-        a = torch.where(usable[:, None, None], a, 0.0)
-    scales = power_of_two_scales(torch.where(usable, largest, 0.0))
-    a = a * scales[:, None, None]
     judge = SpectralJudge(options.bounds(n))
     if a.numel() == 0:
         run = _of_nothing(a)
@@ -236,7 +231,22 @@ def decompose(
         run.numbers[:, ~known] = math.nan
         reason = of_batch("NaN or Inf in A", int((~run.accepted).sum()), len(a), "matrices")
         run.attempts[-1] = replace(run.attempts[-1], accepted=False, reason=reason)
-    return Decomposed(run, judge, options, (m, n), 1 - torch.frexp(scales)[1], usable)
+    return Decomposed(run, judge, options, (m, n), exponents, usable)
+
+
+def _scaled(matrices: torch.Tensor, *, symmetric: bool) -> tuple[torch.Tensor, ...]:
+    """Matrices divided by powers of two, zero where they hold NaN or Inf; their largest elements; which are
+    finite; and the exponents. Nothing synchronizes on a GPU.
+    """
+    a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
+    if symmetric:
+        a = hermitian_from_lower(a)
+    largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
+    usable = largest.isfinite()
+    scales = power_of_two_scales(torch.where(usable, largest, 0.0))
+    if a.is_cuda or not bool(usable.all()):
+        a = torch.where(usable[:, None, None], a, 0.0)
+    return a * scales[:, None, None], largest, usable, 1 - torch.frexp(scales)[1]
 
 
 def _of_nothing(a: torch.Tensor) -> Run[SpectralValues]:

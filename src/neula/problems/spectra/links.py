@@ -20,10 +20,11 @@ from neula.engines.formats import in_double
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
+from neula.kernels.spectra.small_eigh import small_eigh
 from neula.pipeline.chain import Answer, Declined, Link, run_chain
 from neula.pipeline.progress import stage
 from neula.pipeline.table import Case, Chain, Row, Rule, Table, formatted
-from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import decompose, symmetric_factor
 from neula.problems.polar.problem import PolarOptions
@@ -37,6 +38,9 @@ from neula.problems.spectra.problem import (
 
 Solution = Answer[SpectralValues]
 
+ROUGHLY = 0.1
+"""``||I - Q^H Q||_F / sqrt(n)`` up to which bases on the way need no better factorization."""
+
 
 def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
     """LAPACK or cuSOLVER in float32 or float64."""
@@ -48,12 +52,28 @@ def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, 
         return _values_alone(matrices, s, label)
     if not options.symmetric:
         u, s, vh = svd(a)
-        v = vh.mH
+        answer = measured_answer(matrices, u, s, vh.mH, label, format)
+    elif small_eigh.takes(a):
+        answer = _by_kernel(matrices, label, format)
     else:
         s, v = converged_eigh(a)
-        u = v
+        answer = measured_answer(matrices, v, s, v, label, format)
     report(1.0)
-    return measured_answer(matrices, u, s, v, label, format)
+    return answer
+
+
+def _by_kernel(matrices: SpectralMatrices, label: str, format: Format) -> Solution:
+    """Eigenvectors of small matrices on a GPU, which synchronize nothing."""
+    options = matrices.options
+
+    def decomposed(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = SpectralMatrices(a, options)
+        s, v = small_eigh(given.stored(format))
+        found = measured(given.precise(format), v, s, v)
+        return s, v, *found, found.numbers
+
+    s, v, *found, numbers = options.engine.replay(decomposed, (matrices.a,), ("eigh", format.name))
+    return Answer(SpectralValues(s, v, v, *found), label, measured=numbers)
 
 
 def part_by_lapack(
@@ -132,9 +152,12 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
         if len(x) >= options.tuning[SpectralTuning].qr_together and not x.is_complex():
             return batched_qr(x)[0]
-        # Accurate products, and whatever orthogonality one pass gives.
+        # Accurate products, and whatever orthogonality one pass gives: to measure it again takes too long.
         asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)
-        return factorize(x, "reduced", asked).q.to(x.dtype)
+        begun = begin(x, asked)
+        if begun is not None and bool((begun[0].measures[:, 2] < ROUGHLY).all()):
+            return begun[0].q.to(x.dtype)
+        return factorize(x, "reduced", asked, begun and begun[2]).q.to(x.dtype)
 
     low = matrices.stored(FP32)
     v = divide(low, orthonormal, replace(options, target=FP32).leaf, single, half)
@@ -158,8 +181,10 @@ def _corrected(
     options, a = matrices.options, matrices.stored(format)
     engine, report = options.engine.using(options.tuning.cheapest(format)), stage(options.progress, label)
     v = v.to(a.dtype)
+    width = matrices.neighbours
+    key = "eigenvectors corrected", engine.arithmetic.name, width
     for step in range(times):
-        s, v = corrected(a, v, matrices.neighbours, engine)
+        s, v = engine.replay(partial(corrected, width=width, engine=engine), (a, v), key)
         report((step + 1) / times)
     return measured_answer(matrices, v, s, v, label, format)
 
