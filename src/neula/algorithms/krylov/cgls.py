@@ -110,23 +110,12 @@ def cgls(
 ) -> InnerSolution:
     """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
 
-    Parameters
-    ----------
-    operator : LeastSquaresOperator
-        A, shape (m, n), in double precision.
-    r : UpperTriangular, shape (n, n)
-        With ``A R^-1`` well conditioned.
-    b : Tensor, shape (m, k)
-    stop : Stop
-        When a column is done.
-    max_iterations : int
-        Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
-    gradient : Tensor, shape (n, k), optional
-        ``A^H b`` where it is known already.
-    by_gradient : bool
-        Whether it is more accurate than b, so that it is to be updated also with an R in double precision.
-    trace : callable, optional
-        Called after each iteration with the largest ``||R^-H A^H r||`` of a column.
+    Shapes: b (m, k). ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): with ``A R^-1``
+    well conditioned. ``stop``: when a column is done. ``max_iterations``: stop here in any case, or as soon
+    as the rate of convergence says that it will not be enough. ``gradient``, shape (n, k): ``A^H b`` where it
+    is known already. ``by_gradient``: whether it is more accurate than b, so that it is to be updated also
+    with an R in double precision. ``trace``: called after each iteration with the largest ``||R^-H A^H r||``
+    of a column.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
     residual, precise = b, r.dtype == double_of(r.dtype) and not by_gradient

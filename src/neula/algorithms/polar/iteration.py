@@ -47,24 +47,11 @@ def polar_factor(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Matrices with the singular vectors of X, whose singular values polynomials have taken near 1.
 
-    Parameters
-    ----------
-    x : Tensor, shape (parts, batch, k, m), k <= m
-        As :meth:`~neula.engines.engine.Engine.parts` makes it, so scaled that no element of ``X X^T``
-        overflows.
-    steps : sequence of OddPolynomial
-        For numbers up to 1: X is divided by a bound on its norm.
-    size : Tensor, shape (batch,), optional
-        That bound, if one is known.
-    hermitian : bool
-        Whether X is: then all products are, and half of each is computed.
-
-    Returns
-    -------
-    factor : Tensor, shape (parts, batch, k, m)
-        NaN and Inf stay in their matrix; zero stays zero.
-    size : Tensor, shape (batch,)
-        That bound.
+    ``x``, shape (parts, batch, k, m), k <= m: as :meth:`~neula.engines.engine.Engine.parts` makes it, so
+    scaled that no element of ``X X^T`` overflows. ``steps``: for numbers up to 1: X is divided by a bound on
+    its norm. ``size``, shape (batch,): that bound, if one is known. ``hermitian``: whether X is: then all
+    products are, and half of each is computed. Returns factor, shape (parts, batch, k, m): NaN and Inf stay
+    in their matrix; zero stays zero; size, shape (batch,): that bound.
 
     Examples
     --------
@@ -106,15 +93,8 @@ def _last(w: torch.Tensor, step: OddPolynomial, engine: Engine) -> torch.Tensor:
 def norm_bound(gram: torch.Tensor, engine: Engine) -> torch.Tensor:
     """Bound on the norms of symmetric matrices G from the traces of ``G^12``, estimated by random vectors.
 
-    Parameters
-    ----------
-    gram : Tensor, shape (parts, batch, k, k)
-        Positive semidefinite.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        In the storage precision; zero for zero. :data:`UNLUCKY` says how often it is below the norm.
+    ``gram``, shape (parts, batch, k, k): positive semidefinite. Returns shape (batch,): in the storage
+    precision; zero for zero. :data:`UNLUCKY` says how often it is below the norm.
     """
     count, k = engine.members(gram), gram.shape[2]
     single = torch.complex64 if engine.is_complex else torch.float32

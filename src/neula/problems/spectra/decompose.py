@@ -61,9 +61,7 @@ class Decomposed:
     def values(self) -> torch.Tensor:
         """Eigenvalues or singular values of A, shape (batch, k), float64; NaN of unusable matrices.
 
-        Raises
-        ------
-        OverflowError
+        Raises OverflowError.
         """
         found = self._in_units(in_double(self.run.found.s))
         if bool(found.isinf().any()):
@@ -197,18 +195,8 @@ def decompose(
 ) -> Decomposed:
     """Decompose matrices that are not wide; of symmetric ones the lower triangle is read.
 
-    Parameters
-    ----------
-    call : Call
-    matrices : Tensor, shape (batch, m, n)
-    options : SpectralOptions
-    upper : bool, optional
-        Whether these are adjoints of what was given, whose upper triangles are read.
-
-    Raises
-    ------
-    ValueError
-        If a single matrix holds NaN or Inf.
+    Shapes: matrices (batch, m, n). ``upper``: whether these are adjoints of what was given, whose upper
+    triangles are read. Raises ValueError if a single matrix holds NaN or Inf.
     """
     m, n = matrices.shape[1:]
     key = "scaled", options.symmetric
@@ -280,14 +268,8 @@ def completed(u: torch.Tensor) -> torch.Tensor:
 class SpectralPlan:
     """A plan for single matrices on a CPU, of which LAPACK comes first in their own precision.
 
-    Parameters
-    ----------
-    shape : (int, int)
-    options : SpectralOptions
-    upper : bool, optional
-        Whether the upper triangle is read, of a symmetric matrix.
-    full : bool, optional
-        Whether U and Vh are to be square.
+    ``upper``: whether the upper triangle is read, of a symmetric matrix. ``full``: whether U and Vh are to be
+    square.
     """
 
     def __init__(

@@ -282,10 +282,7 @@ def begin(
 ) -> Call:
     """Begin a call with square matrices.
 
-    Raises
-    ------
-    ValueError
-        For other matrices.
+    Raises ValueError for other matrices.
     """
     call = Call.begin(
         operands,

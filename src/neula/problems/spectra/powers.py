@@ -273,9 +273,7 @@ def _collect(
 def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) -> None:
     """Refuse eigenvalues that have no power.
 
-    Raises
-    ------
-    numpy.linalg.LinAlgError
+    Raises numpy.linalg.LinAlgError.
     """
     s, errors = in_double(found.run.found.s), found.backward_errors
     if not s.shape[1]:
