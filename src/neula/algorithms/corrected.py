@@ -105,11 +105,7 @@ def corrected_product(
 
 
 def corrected_bmm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    engine: Engine,
-    *,
-    shift: int | None = None,
+    a: torch.Tensor, b: torch.Tensor, engine: Engine, *, shift: int | None = None
 ) -> torch.Tensor:
     """Batch of small products of float32 matrices with error correction, in fp16 or tf32, of elements in its
     range.

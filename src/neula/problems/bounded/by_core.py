@@ -163,10 +163,7 @@ def _suits(shapes: BatchedProblem, options: BoundedOptions) -> bool:
 
 
 def errors_of(
-    of: Numbers,
-    shape: tuple[int, ...],
-    rounding: float,
-    of_all: Callable[[], tuple[float, float]],
+    of: Numbers, shape: tuple[int, ...], rounding: float, of_all: Callable[[], tuple[float, float]]
 ) -> BoundedErrors | None:
     """Errors of a solution by its numbers; None where the factor is no good.
 

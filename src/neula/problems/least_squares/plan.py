@@ -48,12 +48,7 @@ class LeastSquaresPlan:
     """
 
     def __init__(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        options: LeastSquaresOptions,
-        fit_of: FitOf = lambda *_: None,
+        self, m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf = lambda *_: None
     ) -> None:
         self.options, self._shape, self._fit_of = options, (n, k), fit_of
         self._damping = options.damp * np.eye(n) if options.damp else None

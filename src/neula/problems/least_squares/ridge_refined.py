@@ -19,12 +19,7 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.ridge_solutions import (
-    BoundedEstimate,
-    Path,
-    ScaledRidgeProblem,
-    norm,
-)
+from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, ScaledRidgeProblem, norm
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 
 HALF = 2.0**-26

@@ -82,11 +82,7 @@ def by_gram(
 
 
 def by_householder(
-    problems: LeastSquaresProblems,
-    before: Solution | None,
-    *,
-    label: str,
-    inner: InnerSolver,
+    problems: LeastSquaresProblems, before: Solution | None, *, label: str, inner: InnerSolver
 ) -> Solution:
     """R by the library's Householder reflections, and iterations that start from what they give."""
     problem = problems.prepared

@@ -180,11 +180,7 @@ def svd_lowrank(
     number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
     spread = isinstance(engine, Engine) and engine.over_rows.spread  # gradients would be sums over processes
     call = Call.begin(
-        {"A": A},
-        engine=engine,
-        accuracy=None if number else accuracy,
-        strict=strict,
-        gradients=not spread,
+        {"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict, gradients=not spread
     )
     a = call.first.tensor
     check_matrices(a, "A")

@@ -95,10 +95,7 @@ def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) 
 
 
 def factorize_together(
-    matrices: torch.Tensor,
-    links: Sequence[QRLink],
-    options: QROptions,
-    begun: Answer[QRValues] | None = None,
+    matrices: torch.Tensor, links: Sequence[QRLink], options: QROptions, begun: Answer[QRValues] | None = None
 ) -> QRFactors:
     """Run a chain: each link for those matrices that were not accepted before."""
     over_rows = options.over_rows

@@ -13,11 +13,7 @@ from functools import cached_property, partial
 
 import torch
 
-from neula.algorithms.orthogonal.batched_qr import (
-    batched_qr,
-    batched_qr_in_double,
-    batched_reorthogonalize,
-)
+from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_qr_in_double, batched_reorthogonalize
 from neula.algorithms.orthogonal.gram_passes import batched_cholesky_qr
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
@@ -475,13 +471,7 @@ TABLE: Table[QRCase] = (
     Row(RGSQRF, _after(ways.second_pass), (*_ON_GPU, _not_fp64), REORTHO, _low),
     Row(HOUSEHOLDER, way(ways.by_householder), (_alone, _last)),
     Row(HOUSEHOLDER, _reflected_in_double, (_together,)),
-    Row(
-        RGSQRF,
-        way(ways.first_pass_in_place, overwrites=True),
-        (_in_place, _first),
-        "",
-        _low,
-    ),
+    Row(RGSQRF, way(ways.first_pass_in_place, overwrites=True), (_in_place, _first), "", _low),
     Row(
         RGSQRF,
         _after(ways.correction_in_place, overwrites=True),

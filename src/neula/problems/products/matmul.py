@@ -54,9 +54,7 @@ def _is_sharded_by_columns(a: torch.Tensor) -> bool:
 
 
 @OverProcesses(
-    lambda product, tall, replicated: replicated(product),
-    operands=("A", "B"),
-    wide=lambda asked: True,
+    lambda product, tall, replicated: replicated(product), operands=("A", "B"), wide=lambda asked: True
 )
 def _transposed_product(A: Any, B: Any, *, compute: str | None, alpha: float, engine: Any) -> torch.Tensor:
     """Products of the rows here, in the dtype of the sums, added up and rounded once."""

@@ -36,8 +36,7 @@ def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
 @with_operator(
-    traced_svd,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
+    traced_svd, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True)
 )
 def svd(
     A: ArrayLike,

@@ -131,10 +131,7 @@ _not_replayed = _when(
     lambda case: case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes,
 )
 
-_begun = _when(
-    "below order 6000 on a CPU (definite: 4500), and after a launch",
-    lambda case: case.begun,
-)
+_begun = _when("below order 6000 on a CPU (definite: 4500), and after a launch", lambda case: case.begun)
 
 _in_core = _when("on a CPU, up to 32 right-hand sides", lambda case: is_for_core(case.n, case.options))
 
@@ -152,8 +149,7 @@ _default = _when("no ``pivot`` is named", lambda case: not case.options.named)
 _unmixed = _when("if no link has solved it, unless it was tried above", lambda case: not case.mixed)
 
 _is_general_or_new = _when(
-    "not definite ones that were tried together",
-    lambda case: not (case.begun and case.options.positive),
+    "not definite ones that were tried together", lambda case: not (case.begun and case.options.positive)
 )
 
 
