@@ -244,8 +244,7 @@ def eager(
                     "nor vmap for these arguments: call it outside of the transform; batches need none"
                 )
         elif plans is not None and (soon := plans(args, kwargs)) is not None:
-            planned: T = soon
-            return planned
+            return soon
         # The compiler takes longer to import than torch itself; if it is not imported, nothing is compiled.
         if "torch._dynamo" not in sys.modules:
             return careful(*args, **kwargs)

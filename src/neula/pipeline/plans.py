@@ -66,8 +66,7 @@ Planner = Callable[..., "Plan | None"]
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = x.cpu().numpy()
-    return found
+    return x.cpu().numpy()
 
 
 class WithEngine(Protocol):

@@ -90,8 +90,7 @@ class Case:
 
     @cached_property
     def tuning(self) -> Tuning:
-        found: Tuning = self.options.engine.tuning
-        return found
+        return self.options.engine.tuning
 
 
 Table = Sequence[Row[C] | tuple[Row[C], ...]]

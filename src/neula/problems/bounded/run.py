@@ -289,5 +289,4 @@ def _numbers(x: Any, name: str) -> np.ndarray:
     """Bounds in the memory of the host."""
     if type(x) is float:  # microseconds count
         return np.array(x)
-    found: np.ndarray = take(x, name).tensor.double().cpu().numpy()
-    return found
+    return take(x, name).tensor.double().cpu().numpy()

@@ -87,8 +87,7 @@ class Estimates:
     def _accepted(self, backward: torch.Tensor, most: float = SURE) -> torch.Tensor:
         """Whether solutions are accepted, with so few errors; shape (p, k)."""
         evidence = Evidence.from_errors(backward, self.x.error)
-        accepted: torch.Tensor = replace(self.limits, forward_error=most).accept(evidence)
-        return accepted
+        return replace(self.limits, forward_error=most).accept(evidence)
 
     def _refine_all(self, options: LeastSquaresOptions) -> None:
         """Replace what has too few digits."""

@@ -112,8 +112,7 @@ class _TripletMeasurements:
         s = s[:k]
         # Singular values of A are larger by so much, or smaller; s is rounded.
         larger, smaller = bounds - s + found.loss * self.problems.norm, found.rounding + found.loss * s
-        errors: np.ndarray = np.maximum(larger, smaller) + self.problems.options.work.u * s
-        return errors
+        return np.maximum(larger, smaller) + self.problems.options.work.u * s
 
 
 def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> Solution:

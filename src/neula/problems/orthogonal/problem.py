@@ -323,8 +323,7 @@ def trusted(found: np.ndarray, target: Format) -> np.ndarray:
 @lru_cache(maxsize=64)
 def probe_vectors(n: int, dtype: torch.dtype = torch.float64) -> np.ndarray:
     """Random vectors of a length, kept; complex for a complex dtype."""
-    found: np.ndarray = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
-    return found
+    return gaussian_probes(n, torch.device("cpu"), dtype).numpy()
 
 
 @dataclass(frozen=True)

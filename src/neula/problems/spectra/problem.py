@@ -151,15 +151,9 @@ class SpectralJudge:
 
     def _excess(self, numbers: np.ndarray) -> np.ndarray:
         residual, orthogonality = numbers
-        excess: np.ndarray = np.maximum(
-            residual / self.bounds.residual, orthogonality / self.bounds.orthogonality
-        )
-        return excess
+        return np.maximum(residual / self.bounds.residual, orthogonality / self.bounds.orthogonality)
 
     def accept(self, numbers: np.ndarray) -> np.ndarray:
         """Which are accepted; none whose numbers are NaN."""
         residual, orthogonality = numbers
-        accepted: np.ndarray = within(
-            (residual, self.bounds.residual), (orthogonality, self.bounds.orthogonality)
-        )
-        return accepted
+        return within((residual, self.bounds.residual), (orthogonality, self.bounds.orthogonality))
