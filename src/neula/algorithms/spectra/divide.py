@@ -37,12 +37,7 @@ def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> t
     makes that a projector: the QR factorization that follows would amplify what is left of it up to n times.
     Eigenvalues near sigma go to +-1 last. Polynomials are applied until all are there.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-    size : Tensor, shape (batch,)
-        Bounds on the 2-norms, above zero.
-    rough, exact : Engine
+    Shapes: a (batch, n, n). ``size``, shape (batch,): bounds on the 2-norms, above zero.
     """
     found, missing = _signs(a, size, rough, exact)
     return _all_signs(found, rough, exact) if bool(missing) else found
@@ -83,21 +78,11 @@ def _projecting(x: torch.Tensor, rough: Engine, exact: Engine) -> tuple[torch.Te
 def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: Engine) -> torch.Tensor:
     """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        In the storage precision of the engines, with elements of at most 1.
-    orthonormal : callable
-        Roughly orthonormal bases for the columns of nonsingular matrices: Q of a QR factorization.
-    width : int
-        Order up to which matrices are decomposed directly.
-    exact, rough : Engine
-        The latter where errors are corrected in the end.
-
-    Returns
-    -------
-    Tensor, shape (batch, n, n)
-        Orthonormal up to errors of about 0.001.
+    ``a``, shape (batch, n, n): in the storage precision of the engines, with elements of at most 1.
+    ``orthonormal``: roughly orthonormal bases for the columns of nonsingular matrices: Q of a QR
+    factorization. ``width``: order up to which matrices are decomposed directly. ``exact``, ``rough``: the
+    latter where errors are corrected in the end. Returns shape (batch, n, n): orthonormal up to errors of
+    about 0.001.
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     tolerance = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
@@ -142,15 +127,9 @@ class _Tree:
     ) -> torch.Tensor:
         """Eigenvectors of the blocks; columns beyond their orders have no meaning.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, n, n)
-        sizes : Tensor, shape (batch,)
-            Orders of the blocks.
-        tolerance : Tensor, shape (batch,)
-            Eigenvalues that differ by no more are equal.
-        depth : int
-            Splits one after the other that may follow: a good one leaves half of the order.
+        Shapes: a (batch, n, n). ``sizes``, shape (batch,): orders of the blocks. ``tolerance``, shape
+        (batch,): eigenvalues that differ by no more are equal. ``depth``: splits one after the other that may
+        follow: a good one leaves half of the order.
         """
         n = a.shape[1]
         inside = torch.arange(n, device=a.device) < sizes[:, None]
@@ -298,20 +277,9 @@ def corrected(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Better eigenvalues and eigenvectors from approximate ones.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-    v : Tensor, shape (batch, n, n)
-        About orthonormal, and in the order of ascending eigenvalues.
-    width : int
-        Of blocks of neighbours.
-    engine : Engine
-
-    Returns
-    -------
-    w : Tensor, shape (batch, n)
-        Ascending.
-    v : Tensor, shape (batch, n, n)
+    Shapes: a (batch, n, n). ``v``, shape (batch, n, n): about orthonormal, and in the order of ascending
+    eigenvalues. ``width``: of blocks of neighbours. Returns w, shape (batch, n): ascending; v, shape (batch,
+    n, n).
     """
     s = _congruent(v, engine.parts(a), engine)
     for offset in (0, width // 2):

@@ -106,11 +106,7 @@ SVD = Operator(
 
 
 def traced_svd(
-    A: Any,
-    *,
-    full_matrices: bool = True,
-    compute_uv: bool = True,
-    **options: Any,
+    A: Any, *, full_matrices: bool = True, compute_uv: bool = True, **options: Any
 ) -> SVDResult[Any] | None:
     """:func:`neula.svd` in a graph; vectors beyond the rank have no derivatives."""
     if not are_simple(A, **options) or A.ndim < 2:

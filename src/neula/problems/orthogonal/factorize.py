@@ -23,9 +23,8 @@ from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import QRLink, without_factors
 
 Begun = Sequence[Answer[QRValues]]
@@ -96,10 +95,7 @@ def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) 
 
 
 def factorize_together(
-    matrices: torch.Tensor,
-    links: Sequence[QRLink],
-    options: QROptions,
-    begun: Answer[QRValues] | None = None,
+    matrices: torch.Tensor, links: Sequence[QRLink], options: QROptions, begun: Answer[QRValues] | None = None
 ) -> QRFactors:
     """Run a chain: each link for those matrices that were not accepted before."""
     over_rows = options.over_rows
