@@ -1,7 +1,7 @@
 """Residual of a symmetric matrix and its Cholesky factor, with scales from the diagonal.
 
-The products are those of ``triangle``. For all else, on a GPU, the library takes a dozen launches, each longer
-than the bytes, and kernels two.
+The products are those of ``triangle``. For all else, on a GPU, the library takes a dozen launches, each
+longer than the bytes, and kernels two.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def are_simple(*operands: Any, engine: Any = "auto", **others: Any) -> bool:
     return isinstance(engine, str) and whole
 
 
-def settings(options: dict[str, Any], *operands: torch.Tensor) -> dict[str, str]:
+def settings(options: dict[str, Any], *operands: torch.Tensor) -> dict[str, Any]:
     """Engine and accuracy, as fields of a result; a number stays one: only the call finds a format for it."""
     asked, dtype = accuracy_of(name_of(options.get("accuracy"))), common_dtype(*operands)
     name = repr(asked) if isinstance(asked, float) else target_format(asked, dtype).name
