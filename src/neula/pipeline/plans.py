@@ -9,11 +9,12 @@ the whole chain, as a first call does, which continues from what a device has fo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,12 +23,17 @@ from torch.autograd import forward_ad
 from neula.certificates.forward_error import digits_of
 from neula.engines import Engine, Format, Tuning
 from neula.kernels.core import core
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.batches import ProblemBatch
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Link, answer_of_first
 from neula.pipeline.inputs import fetched_tensors
-from neula.pipeline.result import Attempt, logged
+from neula.pipeline.memory import MemoryGuard
+from neula.pipeline.result import Attempt, SolutionResult, logged
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.result.shown import Shown
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
+from neula.pipeline.solutions import SolutionOptions, Solutions
 from neula.pipeline.state import restored
 
 KEPT = 512
@@ -46,6 +52,9 @@ COPIED = 1 << 15
 """Elements of a view up to which its copy takes less time than the front end."""
 
 R = TypeVar("R", bound=Shown)
+P = TypeVar("P", bound=ProblemBatch)
+S = TypeVar("S", bound=Solutions)
+Solved = TypeVar("Solved", bound=SolutionResult[Any])
 
 _every: list[Plans] = []
 
@@ -57,8 +66,7 @@ Planner = Callable[..., "Plan | None"]
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = x.cpu().numpy()
-    return found
+    return x.cpu().numpy()
 
 
 class WithEngine(Protocol):
@@ -321,3 +329,95 @@ def accepted_solution(
 def returned(given: Given, x: np.ndarray, options: AskedOfSolutions) -> Any:
     """The solution for the user, from one in float64 that is rounded to the dtype of the result."""
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))
+
+
+KNOWN = dict(zip(OF_EACH, ("doubtful", "backward_error", "condition", "forward_error"), strict=True))
+"""Fields of results, and where solutions have them."""
+
+
+Extremes = dict[str, tuple[float, float]]
+"""The smallest and the largest of each number that was measured, by name."""
+
+
+class Settling(Protocol):
+    """A judge of solutions."""
+
+    def settled(self, largest: Sequence[float]) -> bool:
+        """Whether all are accepted, from the largest of each number that was measured."""
+
+
+class LaunchedPlan(ABC, Generic[P, S, Solved]):
+    """The first link for linear systems or least-squares problems of one shape."""
+
+    result: type[Solved]
+
+    def __init__(self, link: Link[P, S], judge: Settling, options: SolutionOptions) -> None:
+        self.link, self.judge, self.options = link, judge, options
+
+    @abstractmethod
+    def problems(self, a: torch.Tensor, b: torch.Tensor) -> P:
+        """Matrices and right-hand sides on the device, shapes (P, m, n) and (P, m, K), as the link takes
+        them.
+        """
+
+    @abstractmethod
+    def fields(self, given: Given, shapes: BatchedProblem, found: Answer[S], of: Extremes) -> dict[str, Any]:
+        """Fields of the result that are not common to all."""
+
+    @abstractmethod
+    def reason(self, found: Answer[Any], of: Extremes) -> str:
+        """Why all are accepted, in words."""
+
+    def begin(self, problems: P) -> Answer[S] | None:
+        """Run the link."""
+        with plain_arithmetic(self.options.engine.device):
+            return answer_of_first([self.link], problems)
+
+    def __call__(self, given: Given) -> Solved | Answer[S] | None:
+        """The result of a call like one before, else what the link has found, if anything."""
+        return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
+
+    def of_call(self, call: Call, shapes: BatchedProblem) -> Solved | Answer[S] | None:
+        """Solve the problems of a first call, after its front end."""
+        return self.solved(Given.of_call(call), shapes)
+
+    def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:
+        """Solve problems whose shapes are checked."""
+        device, found = self.options.engine.device, None
+        problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
+        with MemoryGuard(device).attempt(self.link.label):
+            found = self.begin(problems)
+        if found is None or found.doubt or not isinstance(found.measured, torch.Tensor):
+            return found
+        # Launched before the look.
+        x = given.give(shapes.solutions(found.values.x).to(self.options.dtype))
+        smallest, largest = _extremes(found)
+        of = dict(zip(found.values.names, zip(smallest, largest, strict=True), strict=True))
+        fits = of["largest"][1] <= torch.finfo(self.options.dtype).max
+        if not (fits and self.judge.settled(largest)):
+            return found
+        values, layout, said = found.values, shapes.without_numbers(), found.without_values()
+
+        def each(name: str) -> Any:
+            known = getattr(values, KNOWN[name])
+            if name == "forward_errors":
+                return given.give(layout.of_columns(known).contiguous())
+            return given.give(layout.of_members(~known if name == "accepted" else known).contiguous())
+
+        fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
+        fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
+        fields["condition"] = max(1.0, of["condition"][1])
+        told = found.label, lambda: self.reason(said, of)
+        return accepted_solutions(self.result, given, self.options, *told, fields, each)
+
+
+def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:
+    """The smallest and the largest of each number that was measured, NaN where one is; the host waits."""
+    measured = found.measured
+    assert isinstance(measured, torch.Tensor)
+    if measured.shape[1] > 1:
+        smallest, largest = torch.stack(measured.aminmax(dim=1)).tolist()
+        return smallest, largest
+    found.measured = measured.cpu()
+    numbers: list[float] = found.measured.flatten().tolist()
+    return numbers, numbers

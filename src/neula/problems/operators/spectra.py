@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from neula.pipeline import functions
-from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.operators import Operator
 from neula.pipeline.result import EighResult, SVDResult
 from neula.problems.operators.arguments import (
     COMMON,
@@ -17,6 +17,7 @@ from neula.problems.operators.arguments import (
     are_simple,
     certified,
     common_dtype,
+    settings,
     shapes_of_evidence,
     worst,
 )
@@ -77,8 +78,7 @@ def traced_eigh(
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
-        accuracy=name_of(options.get("accuracy")) or "",
+        **settings(options, A),
     )
 
 
@@ -106,11 +106,7 @@ SVD = Operator(
 
 
 def traced_svd(
-    A: Any,
-    *,
-    full_matrices: bool = True,
-    compute_uv: bool = True,
-    **options: Any,
+    A: Any, *, full_matrices: bool = True, compute_uv: bool = True, **options: Any
 ) -> SVDResult[Any] | None:
     """:func:`neula.svd` in a graph; vectors beyond the rank have no derivatives."""
     if not are_simple(A, **options) or A.ndim < 2:
@@ -126,6 +122,5 @@ def traced_svd(
         errors=errors,
         **known,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
-        accuracy=name_of(options.get("accuracy")) or "",
+        **settings(options, A),
     )

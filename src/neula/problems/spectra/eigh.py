@@ -29,9 +29,8 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.problems.operators.spectra import traced_eigh
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, EigvalshKeywords, Kind
-from neula.problems.spectra.decompose import Decomposed, decompose, worst
+from neula.problems.spectra.decompose import Decomposed, SpectralPlan, decompose, worst
 from neula.problems.spectra.pencil import decompose_pencil
-from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
 ALGORITHMS = ("divide",)
@@ -283,10 +282,7 @@ def begin(
 ) -> Call:
     """Begin a call with square matrices.
 
-    Raises
-    ------
-    ValueError
-        For other matrices.
+    Raises ValueError for other matrices.
     """
     call = Call.begin(
         operands,

@@ -26,9 +26,8 @@ from neula.pipeline.result.deferred import Later
 from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.operators.spectra import traced_svd
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind, SvdvalsKeywords
-from neula.problems.spectra.decompose import Decomposed, completed, decompose, worst
+from neula.problems.spectra.decompose import Decomposed, SpectralPlan, completed, decompose, worst
 from neula.problems.spectra.eigh import CERTIFIED
-from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
 
@@ -37,8 +36,7 @@ def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
 @with_operator(
-    traced_svd,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
+    traced_svd, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True)
 )
 def svd(
     A: ArrayLike,
