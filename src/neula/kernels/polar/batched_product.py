@@ -147,10 +147,9 @@ def batched_product_triton(
     scales: torch.Tensor | None = None,
     symmetric: bool = False,
     wide: bool = False,
-    config: BatchedProductConfig | None = None,
 ) -> torch.Tensor:
     (parts, batch, m, k), n = a.shape, b.shape[3]
-    config = config or _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
+    config = _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
     out = room(1 if wide else parts, batch, m, n, dtype=torch.float32 if wide else a.dtype, device=a.device)
     by_columns = b.stride(2) == 1 and b.stride(3) != 1
     b_block = [config.columns, config.run] if by_columns else [config.run, config.columns]
