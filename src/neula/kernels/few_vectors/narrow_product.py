@@ -74,7 +74,7 @@ LEAST = 16
 """Columns of the smallest product of the unit."""
 
 
-def narrow_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def narrow_product_triton(a, x):
     (m, n), k = a.shape, x.shape[1]
     by_rows = a.stride(1) == 1
     rows, terms, warps, stages, blocks = BY_ROWS if by_rows else BY_COLUMNS

@@ -131,15 +131,13 @@ def config(width: int, vectors: int) -> tuple[int, int, int, int]:
     return (2048, 4, 2, 4) if width <= 1024 else (4096, 8, 1, 3)
 
 
-def normal_product_triton(
-    a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def normal_product_triton(a, x, b=None):
     k = x.shape[1]
     y = torch.empty(k, a.shape[0], dtype=a.dtype, device=a.device)
     return y.T, _launched(k, a, x.T.contiguous(), b, y)
 
 
-def transposed_product_triton(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def transposed_product_triton(a, y):
     return _launched(y.shape[1], a, None, y, None)
 
 

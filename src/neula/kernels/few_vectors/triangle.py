@@ -92,7 +92,7 @@ WIDTH = 2048
 fill a GPU."""
 
 
-def triangle_product_triton(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:
+def triangle_product_triton(t, x, kind):
     count, n, _ = t.shape
     # Triton 3.6 does not compile products in double precision of 16 bits that become 64.
     t = t.float() if t.dtype.itemsize < 4 else t
@@ -230,7 +230,7 @@ SPAN = 1024
 """Diagonal elements, and rows of products, that a thread block has at a time."""
 
 
-def diagonal_scales_triton(a: torch.Tensor) -> torch.Tensor:
+def diagonal_scales_triton(a):
     count, n, _ = a.shape
     scales = torch.empty(count, n, dtype=torch.float64, device=a.device)
     span = min(SPAN, next_power_of_2(n))
@@ -238,9 +238,7 @@ def diagonal_scales_triton(a: torch.Tensor) -> torch.Tensor:
     return scales
 
 
-def factor_residuals_triton(
-    a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor, probes: torch.Tensor
-) -> torch.Tensor:
+def factor_residuals_triton(a, lower, order, probes):
     count, n, _ = a.shape
     found = torch.empty(2, count, dtype=torch.float64, device=a.device)
     scales = diagonal_scales_triton(a)

@@ -154,9 +154,7 @@ MOVED = 32
 """Columns that a thread block moves."""
 
 
-def rows_of_u_triton(
-    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
-) -> None:
+def rows_of_u_triton(panel, lower, upper, found, start):
     (m, r), index = panel.shape, start // WIDTH
     if start + 2 * WIDTH >= r:
         return
@@ -168,9 +166,7 @@ def rows_of_u_triton(
     )
 
 
-def update_triton(
-    panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
-) -> None:
+def update_triton(panel, lower, upper, start, out):
     (m, r), rows = panel.shape, _rows_of(panel)
     if start + WIDTH >= r:
         return
@@ -181,14 +177,7 @@ def update_triton(
     )
 
 
-def eliminate_triton(
-    block: torch.Tensor,
-    following: torch.Tensor,
-    lower: torch.Tensor,
-    upper: torch.Tensor,
-    found: PanelFactors,
-    start: int,
-) -> None:
+def eliminate_triton(block, following, lower, upper, found, start):
     (m, r), index, rows = lower.shape, start // WIDTH, _rows_of(lower)
     _eliminate_kernel[(ceil_div(m, rows),)](
         *(block, following, lower, *lower.stride(), upper, *upper.stride()),
@@ -203,7 +192,7 @@ def _rows_of(x: torch.Tensor) -> int:
     return ROWS if len(x) >= ROWS * multiprocessors(x.device) else FEW_ROWS
 
 
-def move_rows_triton(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
+def move_rows_triton(matrix, to, origin):
     n, count = matrix.shape[1], len(to)
     _move_kernel[(ceil_div(n, MOVED),)](
         *(matrix, *matrix.stride(), n, to, origin, count),
@@ -356,9 +345,7 @@ COUNTED = 4096
 """Rows that are counted at a time."""
 
 
-def end_panel_triton(
-    lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors
-) -> tuple[torch.Tensor, torch.Tensor]:
+def end_panel_triton(lower, upper, found):
     m, r = lower.shape
     to, origin, numbered = (torch.empty(2 * r, dtype=torch.int64, device=lower.device) for _ in range(3))
     blocks = ceil_div(r, WIDTH)

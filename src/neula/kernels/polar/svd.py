@@ -202,7 +202,7 @@ def threads_for(n: int) -> int:
     return min(MOST_THREADS, -(-(n + 1) // 4) * 2 * LANES)
 
 
-def small_svd_cuda(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def small_svd_cuda(r):
     n = len(r)
     x, s = torch.empty_like(r, memory_format=torch.contiguous_format), r.new_empty(n)
     kernel = compiled("small_svd", "small_svd", r.device, shared_bytes=shared_bytes(MAX_ORDER))

@@ -218,7 +218,7 @@ COLUMNS = 32
 """Columns of Q that a thread block computes."""
 
 
-def factor_tiles_triton(a: torch.Tensor, height: int, product: str) -> tuple[TileReflectors, torch.Tensor]:
+def factor_tiles_triton(a, height, product):
     batch, m, n = a.shape
     blocks, panels = ceil_div(m, height), ceil_div(n, WIDTH)
     v = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
@@ -228,7 +228,7 @@ def factor_tiles_triton(a: torch.Tensor, height: int, product: str) -> tuple[Til
     return TileReflectors(v, t, height), r
 
 
-def reflect_columns_triton(panel: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def reflect_columns_triton(panel):
     batch, m, n = panel.shape
     t, r = panel.new_empty(batch, WIDTH, WIDTH), panel.new_empty(batch, n, n)
     _factor(panel, panel, t, r, m, "")
@@ -247,7 +247,7 @@ def _factor(
     )
 
 
-def apply_tiles_triton(reflectors: TileReflectors, c: torch.Tensor, product: str) -> torch.Tensor:
+def apply_tiles_triton(reflectors, c, product):
     v, t = reflectors.v, reflectors.t
     batch, m, n = v.shape
     q = torch.empty_like(v)

@@ -155,12 +155,12 @@ GRAM_TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
 
 
-def tall_gram_triton(a: torch.Tensor) -> torch.Tensor:
+def tall_gram_triton(a):
     total = tall_half_gram_triton(a)
     return total.add(total.mT).mul_(0.5)
 
 
-def tall_half_gram_triton(a: torch.Tensor) -> torch.Tensor:
+def tall_half_gram_triton(a):
     m, n = a.shape
     width = width_of(n)
     rows, warps, stages, blocks = config_for(GRAM, n)
@@ -314,7 +314,7 @@ LARGEST = 126
 ``2^-112`` are scaled to less than the top and have less than the accuracy of float32."""
 
 
-def tall_product_triton(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def tall_product_triton(a, w, sizes):
     m, n = a.shape
     if a.stride(0) == 1 and n <= BLOCK_COLUMNS:
         q = a.new_empty(n, m).mT
@@ -345,9 +345,7 @@ def tall_product_triton(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -
     return q
 
 
-def multiply_panel_triton(
-    a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None
-) -> None:
+def multiply_panel_triton(a, w, norms, low=None):
     _multiply_columns(a, w, norms, a, low)
 
 
