@@ -103,7 +103,7 @@ class Core:
     ) -> None:
         """``R = A X``, ``B - A X`` or B to image, and ``A^T R`` to back, for vectors as rows.
 
-        A (m, n) has rows without gaps: :class:`neula.kernels.few_vectors.one_pass_host.OnePass`.
+        A (m, n) has rows without gaps: :func:`neula.kernels.few_vectors.one_pass_host.one_pass`.
 
         Raises
         ------

@@ -12,7 +12,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
-from neula.kernels.polar.batched_product import ALIGNED
+from neula.kernels.polar.batched_product import ALIGNED, place_of_tile
 from neula.kernels.products.gemm import combine
 from neula.kernels.triton_source import jit, tl
 
@@ -148,7 +148,7 @@ def _planes_kernel(
     x, out, sign, m, n, down, across, x_batch, x_row, plane, batch_stride, row, column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    batch, i, j, inside = _place(m, n, down, across, ROWS, COLUMNS)
+    batch, i, j, inside = place_of_tile(m, n, down, across, ROWS, COLUMNS)
     wide, within = _place_of_pairs(m, n, down, across, ROWS, COLUMNS)
     pairs = tl.load(x + batch * x_batch + i * x_row + wide, mask=within, other=0.0)
     first, second = tl.split(pairs.reshape(ROWS, COLUMNS, 2))
@@ -164,7 +164,7 @@ def _interleave_kernel(
     c, products, alpha: tl.float64, beta: tl.float64, m, n, down, across, c_batch, c_row, plane, batch_stride,
     row, column, ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    batch, i, j, inside = _place(m, n, down, across, ROWS, COLUMNS)
+    batch, i, j, inside = place_of_tile(m, n, down, across, ROWS, COLUMNS)
     source = products + batch * batch_stride + i * row + j * column
     p = tl.load(source, mask=inside, other=0.0)
     q = tl.load(source + plane, mask=inside, other=0.0)
@@ -182,7 +182,7 @@ def _planes_of_product_kernel(
     products, scales, factor: tl.float64, shift: tl.float64, m, n, down, across, plane, batch_stride, row,
     SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    batch, i, j, inside = _place(m, n, down, across, ROWS, COLUMNS)
+    batch, i, j, inside = place_of_tile(m, n, down, across, ROWS, COLUMNS)
     place = products + batch * batch_stride + i * row + j
     p = tl.load(place, mask=inside, other=0.0)
     q = tl.load(place + plane, mask=inside, other=0.0)
@@ -195,15 +195,6 @@ def _planes_of_product_kernel(
     tl.store(place, real, mask=inside)
     tl.store(place + plane, imaginary, mask=inside)
     tl.store(place + 2 * plane, real + imaginary, mask=inside)
-
-
-@jit
-def _place(m, n, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Which matrix this thread block has, rows and columns of its tile, and which of them there are."""
-    batch, tile = (tl.program_id(0) // (down * across)).to(tl.int64), tl.program_id(0) % (down * across)
-    i = ((tile // across) * ROWS + tl.arange(0, ROWS))[:, None]
-    j = ((tile % across) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    return batch, i.to(tl.int64), j.to(tl.int64), (i < m) & (j < n)
 
 
 @jit
