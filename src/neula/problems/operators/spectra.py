@@ -17,16 +17,10 @@ from neula.problems.operators.arguments import (
     are_simple,
     certified,
     common_dtype,
+    fields_of,
     shapes_of_evidence,
     worst,
 )
-
-
-def _eigh(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.spectra.eigh import eigh
-
-    found = eigh(A, **options)
-    return *found, found.errors, found.residuals, found.orthogonalities, found.accepted
 
 
 def _shapes_of_eigh(A: torch.Tensor) -> Shapes:
@@ -40,7 +34,10 @@ EIGH = Operator(
     f"eigh(Tensor A, {COMMON})"
     " -> (Tensor w, Tensor V, Tensor errors, Tensor residual, Tensor orthogonality, Tensor accepted)",
     functions.EigenvectorsFunction,
-    _eigh,
+    fields_of(
+        *("spectra.eigh:eigh", "eigenvalues", "eigenvectors"),
+        *("errors", "residuals", "orthogonalities", "accepted"),
+    ),
     _shapes_of_eigh,
 )
 
