@@ -24,6 +24,12 @@ typedef double Vec __attribute__((vector_size(8 * WIDTH)));
 typedef long long Mask __attribute__((vector_size(8 * WIDTH)));
 typedef float Narrow __attribute__((vector_size(4 * WIDTH)));  // as many floats
 
+template <typename T> inline void exchange(T &x, T &y)
+{
+    T other = x;
+    x = y, y = other;
+}
+
 inline Vec all(double x)
 {
     return x - Vec{};

@@ -32,6 +32,7 @@ from neula.compat.spectra import (
     mirrored,
     need_finite_triangle,
 )
+from neula.pipeline.inputs import take
 from neula.problems.signatures import QRMode
 
 LinAlgError = linalg.LinAlgError
@@ -306,9 +307,8 @@ if hasattr(linalg, "svdvals"):  # since NumPy 2
 
 def _determinants(a: Any) -> Determinants:
     work = np.ascontiguousarray(_numbers(a))
-    return measured_determinants(
-        torch.from_numpy(work if work.dtype.kind in "fc" else work.astype(np.float64))
-    )
+    work = work if work.dtype.kind in "fc" else work.astype(np.float64)
+    return measured_determinants(take(work, "a", or_complex=True).tensor)
 
 
 def _as_number(x: torch.Tensor) -> Any:

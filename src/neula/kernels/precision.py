@@ -51,16 +51,8 @@ def exactly(
 ) -> torch.Tensor:
     """``product(*operands)`` in the full precision of their dtype, seen by no other thread.
 
-    Parameters
-    ----------
-    product : callable
-        A product of torch: ``matmul``, ``bmm``, ``addmm`` and the like.
-    operands : Tensor
-        All of one dtype.
-    out : Tensor, optional
-        Room for the result; it may be an operand.
-    scalars : float
-        ``alpha`` and ``beta``.
+    A product of torch: ``matmul``, ``bmm``, ``addmm`` and the like, with ``alpha`` and ``beta`` as scalars;
+    ``out`` may be an operand.
     """
     room = {} if out is None else {"out": out}
     if operands[0].dtype not in (torch.float32, torch.complex64) or not operands[0].is_cuda:
@@ -114,10 +106,6 @@ class plain_arithmetic:
     """No gradients, no autocast that rounds operands behind an engine's back, and solvers that are there.
 
     A GPU is the current device meanwhile: kernels and graphs are launched there, whatever operands they have.
-
-    Parameters
-    ----------
-    device : torch.device
     """
 
     def __init__(self, device: torch.device) -> None:

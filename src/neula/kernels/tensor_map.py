@@ -46,14 +46,8 @@ class Tiles:
     def words(self, swizzle: int, box: tuple[int, ...], library: Any) -> tuple[int, ...]:
         """The words that a kernel reads, eight bytes each: the descriptor, sizes and strides.
 
-        Parameters
-        ----------
-        swizzle : int
-            Layout of a tile in shared memory, by the compiler.
-        box : tuple of int
-            Shape of one copy, by the compiler.
-        library : CDLL
-            CUDA's driver.
+        ``swizzle``, the layout of a tile in shared memory, and ``box``, the shape of one copy, are by the
+        compiler; ``library`` is CUDA's driver.
         """
         x = self.tensor
         return _encoded(x.data_ptr(), x.dtype, x.shape, x.stride(), swizzle, box, library)

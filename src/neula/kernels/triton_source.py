@@ -66,6 +66,8 @@ class _Language:
     """``triton.language``, imported when somebody asks for something of it."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # asked for by tools that look through a module
+            raise AttributeError(name)
         return getattr(import_module("triton.language"), name)
 
 
@@ -160,7 +162,8 @@ class TritonKernel:
                 self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
             ready = self._ready[key]
         if ready is None:
-            self.by_triton[grid](*map(_of_triton, args), **options)
+            with torch.cuda.device_of(first):
+                self.by_triton[grid](*map(_of_triton, args), **options)
         else:
             ready(grid, values)
 
@@ -283,15 +286,11 @@ class TritonKernel:
 
 
 def jit(function: Callable[..., Any] | None = None, *, do_not_specialize: Collection[str] = ()) -> Any:
-    """In the place of ``triton.jit``.
+    """In the place of ``triton.jit``, in a module with ``from __future__ import annotations`` and ``tl`` of
+    this one, whose numbers are constants.
 
-    Parameters
-    ----------
-    function : callable
-        In a module with ``from __future__ import annotations`` and ``tl`` of this one, whose numbers are
-        constants.
-    do_not_specialize : collection of str
-        Parameters of which neither 1 nor multiples of 16 are worth machine code of their own.
+    ``do_not_specialize`` names parameters of which neither 1 nor multiples of 16 are worth machine code of
+    their own.
     """
     if function is None:
         return partial(jit, do_not_specialize=do_not_specialize)

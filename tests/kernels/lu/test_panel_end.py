@@ -20,9 +20,9 @@ def way(request: pytest.FixtureRequest) -> Way:
     if request.param == "reference":
         return end_panel.reference
     pytest.importorskip("triton")
-    from neula.kernels.lu import panel_end_triton
+    from neula.kernels.lu import panel_end as module
 
-    return panel_end_triton.end_panel_triton
+    return module.end_panel_triton
 
 
 @pytest.mark.parametrize(

@@ -29,9 +29,6 @@ from neula.kernels.spectra.correction import correction, turned
 
 Map = Callable[[torch.Tensor], torch.Tensor]
 
-STEP = 32
-"""Multiples that orders of blocks are filled up to, on the way down."""
-
 
 def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
     """Unitary polar factors of Hermitian matrices, shape (batch, n, n), in symmetric products.
@@ -186,8 +183,9 @@ class _Tree:
         """Eigenvectors from bases in which matrices fall into two blocks, the first ones of these orders."""
         count, n, _ = inner.shape
         place, orders = torch.arange(n, device=inner.device), torch.stack([ranks, sizes - ranks])
-        # Few different sizes: what comes again is replayed.
-        most = [min(n, -(-x // STEP) * STEP) if x > self.width else x for x in orders.amax(1).tolist()]
+        # Few different orders: those that come again are replayed.
+        most, step = orders.amax(1).tolist(), max(1, self.width // 4)
+        most = [min(n, -(-x // step) * step) if x > self.width else x for x in most]
         if min(most) > self.width:  # both are split together; else the lesser ones need not be as large
             most = [max(most)] * 2
         # The second block of each matrix, and its columns, are moved to the front.

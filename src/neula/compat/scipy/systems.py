@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import linalg
 
 import neula
@@ -15,6 +14,7 @@ from neula.compat.scipy.inputs import lapack_arrays, solved_in
 from neula.compat.spectra import mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
+from neula.pipeline.inputs import take
 from neula.problems.signatures import Structure
 
 GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")
@@ -82,9 +82,8 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     -2.0
     """
     (A,) = lapack_arrays(a)
-    found = measured_determinants(
-        torch.from_numpy(np.ascontiguousarray(A, dtype=np.result_type(A, np.float64)))
-    )
+    work = np.ascontiguousarray(A, dtype=np.result_type(A, np.float64))
+    found = measured_determinants(take(work, "a", or_complex=True).tensor)
     return found.product.numpy()[()]
 
 

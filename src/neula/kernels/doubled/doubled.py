@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.doubled.doubled_cuda import THREADS, doubled_product_cuda, sliced_product_cuda, tiles_of  # noqa: F401
 from neula.kernels.doubled.slices import (
     Pair,
     anchors_of,
@@ -56,7 +57,6 @@ class Doubled:
 
     Examples
     --------
-    >>> import torch
     >>> third = torch.tensor([[[1 / 3]]], dtype=torch.float64)
     >>> high, low = Doubled.from_matrix(third).residual(torch.full_like(third, 3.0), torch.ones_like(third))
     >>> high.item() * 2**54, low.item()
@@ -80,15 +80,10 @@ class Doubled:
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor, columns: torch.Tensor | None = None) -> Doubled:
-        """Prepare matrices; they may not change as long as products are wanted.
+        """Prepare matrices, float64 or complex128; they may not change as long as products are wanted.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, m, n)
-            float64 or complex128, of any strides.
-        columns : Tensor, shape (batch, n, 1), optional
-            Sizes of their columns, by which errors in ``(m + n) 2^-104`` are to be measured: so large, with
-            room, are those of many vectors on matrix units. Without, these are not taken.
+        ``columns`` (batch, n, 1) are sizes of their columns, by which errors in ``(m + n) 2^-104`` are to be
+        measured: so large, with room, are those of many vectors on matrix units, which are not taken without.
         """
         rows, transposed = _with_contiguous_rows(a)
         if a.is_complex():
@@ -121,54 +116,22 @@ class Doubled:
         return replace(self, transposed=not self.transposed, turned=not self.turned)
 
     def residual(self, x: torch.Tensor, b: torch.Tensor, x_low: torch.Tensor | None = None) -> Pair:
-        """``b - A (x + x_low)`` as a sum of two numbers.
-
-        Parameters
-        ----------
-        x : Tensor, shape (batch, n, k)
-        b : Tensor, shape (batch, m, k)
-        x_low : Tensor, shape (batch, n, k), optional
-            Of the size of the rounding errors of x at most.
-
-        Returns
-        -------
-        high, low : Tensor, shape (batch, m, k)
-            Low is at most the rounding error of high.
+        """``b - A (x + x_low)`` as a sum of two numbers, the second at most the rounding error of the first;
+        ``x_low`` is of the size of the rounding errors of x at most.
         """
         if self.anchors is None:
             return self._evaluate(x, x_low, b)
         return _evaluated(self._product(x, x_low), b)
 
     def product(self, x: torch.Tensor, x_low: torch.Tensor | None = None) -> torch.Tensor:
-        """``A (x + x_low)``, rounded once.
-
-        Parameters
-        ----------
-        x : Tensor, shape (batch, n, k)
-        x_low : Tensor, shape (batch, n, k), optional
-            Of the size of the rounding errors of x at most.
-
-        Returns
-        -------
-        Tensor, shape (batch, m, k)
-        """
+        """``A (x + x_low)``, rounded once; ``x_low`` is of the size of the rounding errors of x at most."""
         if self.anchors is None:
             return self._evaluate(x, x_low)[0]
         high, low = self._product(x, x_low)
         return low.add_(high).mT
 
     def transposed_product(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """``A^H (high + low)``, rounded once.
-
-        Parameters
-        ----------
-        high, low : Tensor, shape (batch, m, k)
-            As :meth:`residual` returns them.
-
-        Returns
-        -------
-        Tensor, shape (batch, n, k)
-        """
+        """``A^H (high + low)``, rounded once, of a pair as :meth:`residual` returns it."""
         return self.mH.product(high, low)
 
     def transposed_pair(self, high: torch.Tensor, low: torch.Tensor) -> Pair:
@@ -270,8 +233,6 @@ def _check(product: Callable[..., Pair], columns: int, device: torch.device, k: 
 
 @trial("The kernel of doubled products", "sliced products take its place")
 def _tried(device: torch.device) -> None:
-    from neula.kernels.doubled.doubled_cuda import THREADS
-
     # One thread sums both products; if the second is added before it is rounded, its error counts twice.
     _check(doubled_product.kernel, 1 + THREADS, device)
 
@@ -301,12 +262,10 @@ def _on_units(a: torch.Tensor, x: torch.Tensor, *_: object) -> bool:
 
 def _tiles(a: torch.Tensor, x: torch.Tensor, *_: object) -> int:
     """Which kernel: they are compiled one by one."""
-    from neula.kernels.doubled.sliced_cuda import tiles_of
-
     return tiles_of(x.shape[2])
 
 
-@kernel("neula.kernels.doubled.doubled_cuda:doubled_product_cuda", trial=_tried)
+@kernel("doubled_product_cuda", trial=_tried)
 def doubled_product(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
 ) -> Pair:
@@ -321,7 +280,7 @@ def doubled_product(
 
 
 @kernel(
-    "neula.kernels.doubled.sliced_cuda:sliced_product_cuda",
+    "sliced_product_cuda",
     trial=_tried_on_units,
     when=_on_units,
     variant=_tiles,

@@ -61,30 +61,15 @@ def slices_of(a: torch.Tensor, row_anchors: torch.Tensor) -> torch.Tensor:
 def factor_of(
     x: torch.Tensor, x_low: torch.Tensor | None, anchors: torch.Tensor, transposed: bool
 ) -> torch.Tensor:
-    """Slices of vectors, arranged to meet those of a matrix.
+    """Slices of vectors (batch, k, n), arranged to meet those of a matrix: (batch, 4 k, 4 n), columns of
+    vector 0, of vector 1, and so on, as rows.
 
-    With slices ``x1, x2, x3`` and what is left, ``x4``, a product is the sum of the products of
-    ``[A4 A3 A2 A1]`` with the four columns of ::
+    With slices ``x1, x2, x3`` and what is left, ``x4``, a product is the sum of the products of ``[A4 A3 A2
+    A1]`` with the columns ``(0, 0, 0, x1)``, ``(0, 0, x1, x2)``, ``(0, x1, x2, x3)``, which have no rounding
+    errors, and ``(x1 + x2 + x3 + x4, x2 + x3 + x4, x3 + x4, x4)``, whose rounding errors do not matter.
 
-        0   0   0   x1 + x2 + x3 + x4
-        0   0   x1  x2 + x3 + x4
-        0   x1  x2  x3 + x4
-        x1  x2  x3  x4
-
-    of which the first three have no rounding errors, and those of the fourth do not matter.
-
-    Parameters
-    ----------
-    x, x_low : Tensor, shape (batch, k, n)
-    anchors : Tensor, shape (4, 1)
-    transposed : bool
-        Whether the slices of an element follow each other in the inner dimension, as they do in columns of
-        the stored matrix, and not the elements of a slice, as in its rows.
-
-    Returns
-    -------
-    Tensor, shape (batch, 4 k, 4 n)
-        Columns of vector 0, of vector 1, and so on, as rows.
+    Slices of an element follow each other in the inner dimension if ``transposed``, as they do in columns of
+    the stored matrix, and else the elements of a slice, as in its rows.
     """
     batch, k, n = x.shape
     power = _power(torch.linalg.vector_norm(x, torch.inf, dim=2))

@@ -17,20 +17,11 @@ Factors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def svd(a: torch.Tensor) -> Factors:
-    """The reduced singular value decomposition, as accurate on a GPU as LAPACK's.
+    """The reduced singular value decomposition ``U, s, V^H``, as accurate on a GPU as LAPACK's.
 
     Jacobi's method, which torch takes by default there, errs by hundreds of unit roundoffs in float64 (order
     500 on an H200: 27 ms). Its approximate one does not, in a sixth of the time, unless A is ill-conditioned,
     which shows in its factors; and QR iterations never do, in twice the time.
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-
-    Returns
-    -------
-    u, s, vh : Tensor
-        Shapes (..., m, k), (..., k) and (..., k, n) with ``k = min(m, n)``.
 
     Examples
     --------
@@ -101,15 +92,11 @@ def converged_eigvalsh(a: torch.Tensor) -> torch.Tensor:
 
 
 def singular_values(a: torch.Tensor) -> torch.Tensor:
-    """Singular values without vectors, as accurate on a GPU as LAPACK's.
+    """Singular values without vectors of A (..., m, n), m >= n, as accurate on a GPU as LAPACK's.
 
     In single precision they are roots of the eigenvalues of ``A^H A`` in double precision, which err by
     ``sqrt(n u64)`` at most, relative to the largest: Jacobi's method, which torch takes there, errs by 5e-4
     and takes ten times as long (order 4096 on an H200).
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n), m >= n
 
     Examples
     --------

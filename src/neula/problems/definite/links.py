@@ -17,8 +17,7 @@ from neula.certificates.cholesky import residuals_of_triangles
 from neula.engines import FORMATS, FP64, Arithmetic, Engine, Format
 from neula.engines.formats import in_double as wider
 from neula.engines.formats import matching_dtype
-from neula.kernels.cholesky.cholesky_batch import factor_batch
-from neula.kernels.cholesky.cholesky_tiles import lower_factor
+from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.few_vectors.symmetric_residual import diagonal_scales
 from neula.pipeline.chain import Answer, Link

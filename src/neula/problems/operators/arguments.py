@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from neula.certificates.bounds import target_format
 from neula.pipeline.inputs import is_spread
+from neula.pipeline.operators import accuracy_of, name_of
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
 """Shapes and dtypes of results."""
@@ -60,6 +62,13 @@ def are_simple(*operands: Any, engine: Any = "auto", **others: Any) -> bool:
     """Whether an operator takes them: tensors of its own, and an engine by its name."""
     whole = all(isinstance(x, torch.Tensor) and x.ndim > 0 and not is_spread(x) for x in operands)
     return isinstance(engine, str) and whole
+
+
+def settings(options: dict[str, Any], *operands: torch.Tensor) -> dict[str, Any]:
+    """Engine and accuracy, as fields of a result; a number stays one: only the call finds a format for it."""
+    asked, dtype = accuracy_of(name_of(options.get("accuracy"))), common_dtype(*operands)
+    name = repr(asked) if isinstance(asked, float) else target_format(asked, dtype).name
+    return {"engine": options.get("engine", "auto"), "accuracy": name}
 
 
 def certified(result: Any, A: torch.Tensor) -> Tensors:

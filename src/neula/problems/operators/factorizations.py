@@ -11,7 +11,7 @@ import torch
 from neula.errors import check_name
 from neula.pipeline import functions
 from neula.pipeline.gradients import symmetric_part
-from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.operators import Operator
 from neula.pipeline.result import CholeskyResult, PolarResult, QRResult
 from neula.problems.operators.arguments import (
     COMMON,
@@ -21,6 +21,7 @@ from neula.problems.operators.arguments import (
     certified,
     common_dtype,
     fields_of,
+    settings,
     shapes_of_evidence,
     worst,
 )
@@ -56,8 +57,7 @@ def traced_qr(
     if mode not in ("reduced", "r") or pivoting or not are_simple(A, **options):
         return None
     q, r, _, _, accepted = QR.by_name(A, **options)
-    known = {"engine": options.get("engine", "auto"), "accuracy": name_of(options.get("accuracy")) or ""}
-    return QRResult(None if mode == "r" else q, r, accepted=accepted, **known)
+    return QRResult(None if mode == "r" else q, r, accepted=accepted, **settings(options, A))
 
 
 def traced_tsqr(
@@ -101,8 +101,8 @@ def traced_orth(
     if method != "qr":
         return None
     q, r, *_, accepted = ORTH.by_name(A, **options)
-    engine = options.get("engine", "auto")
-    return q if wait else QRResult(q, r, engine=engine, accepted=accepted, _pending=lambda: q)
+    known = settings(options, A)
+    return q if wait else QRResult(q, r, accepted=accepted, _pending=lambda: q, **known)
 
 
 def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
@@ -132,7 +132,7 @@ def traced_cholesky(
         **known,
         residuals=residuals,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
+        **settings(options, A),
     )
 
 
@@ -160,7 +160,6 @@ def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarRes
     rank: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
     known: dict[str, Any] = {"converged": accepted.all(), "rank": rank}
     known |= {"residual": worst(residuals), "orthogonality": worst(orthogonalities)}
-    known |= {"engine": options.get("engine", "auto"), "accuracy": name_of(options.get("accuracy")) or ""}
     return PolarResult(
         U=u,
         H=None if side is None else symmetric_part(A.to(u.dtype), u, side),
@@ -172,4 +171,5 @@ def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarRes
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
+        **settings(options, A),
     )

@@ -19,6 +19,7 @@ from neula.problems.operators.arguments import (
     common_dtype,
     fields_of,
     may_be_vectors,
+    settings,
     shapes_of_evidence,
     shapes_of_system,
     worst,
@@ -70,7 +71,7 @@ def traced_lstsq(
     if intercept or any(x is not None for x in general):
         return None
     refuse_variable(damp, "damp")
-    is_vector, dtype = b.ndim == 1, common_dtype(A, b)
+    is_vector, dtype, known = b.ndim == 1, common_dtype(A, b), settings(options, A, b)
     rhs = b.unsqueeze(-1) if is_vector else b
     if damp or weights is not None:
         options["accuracy"] = name_of(options.get("accuracy")) or name_of(dtype)
@@ -82,7 +83,8 @@ def traced_lstsq(
     x, ranks, *evidence = LSTSQ.by_name(A, rhs, **options)
     worst: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
     return LstsqResult(
-        **_unread(x.to(dtype), *evidence, is_vector=is_vector, engine=options.get("engine", "auto")),
+        **_unread(x.to(dtype), *evidence, is_vector=is_vector),
+        **known,
         optimality=math.nan,
         residual_norm=math.nan,
         rank=worst,
@@ -125,9 +127,9 @@ def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
     """:func:`neula.solve` in a graph."""
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
-    is_vector, engine = b.ndim == 1, options.get("engine", "auto")
+    is_vector, known = b.ndim == 1, settings(options, A, b)
     x, *evidence = SOLVE.by_name(A, b.unsqueeze(-1) if is_vector else b, **options)
-    return SolveResult(**_unread(x, *evidence, is_vector=is_vector, engine=engine), growth=math.nan)
+    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), growth=math.nan, **known)
 
 
 def _unread(
@@ -137,7 +139,6 @@ def _unread(
     accepted: torch.Tensor,
     *,
     is_vector: bool,
-    engine: str,
 ) -> dict[str, Any]:
     """Fields of a result whose numbers may not be read: they stay tensors."""
     return {
@@ -147,7 +148,6 @@ def _unread(
         "backward_error": worst(backward_errors),
         "tolerance": math.nan,
         "forward_error": worst(forward_errors),
-        "engine": engine,
         "accepted": accepted,
         "backward_errors": backward_errors,
         "forward_errors": forward_errors.squeeze(-1) if is_vector else forward_errors,

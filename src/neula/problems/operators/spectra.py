@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from neula.pipeline import functions
-from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.operators import Operator
 from neula.pipeline.result import EighResult, SVDResult
 from neula.problems.operators.arguments import (
     COMMON,
@@ -18,6 +18,7 @@ from neula.problems.operators.arguments import (
     certified,
     common_dtype,
     fields_of,
+    settings,
     shapes_of_evidence,
     worst,
 )
@@ -74,8 +75,7 @@ def traced_eigh(
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
-        accuracy=name_of(options.get("accuracy")) or "",
+        **settings(options, A),
     )
 
 
@@ -119,6 +119,5 @@ def traced_svd(
         errors=errors,
         **known,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
-        accuracy=name_of(options.get("accuracy")) or "",
+        **settings(options, A),
     )

@@ -24,6 +24,7 @@ from neula.certificates.spectra import (
     spectral_errors,
 )
 from neula.engines.formats import in_double, matching_dtype
+from neula.engines.graphs import called
 from neula.errors import of_batch
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
@@ -199,10 +200,10 @@ def decompose(
     triangles are read. Raises ValueError if a single matrix holds NaN or Inf.
     """
     m, n = matrices.shape[1:]
-    key = "scaled", options.symmetric
-    a, largest, usable, exponents = options.engine.replay(
-        partial(_scaled, symmetric=options.symmetric), (matrices,), key
-    )
+    scaled = partial(_scaled, symmetric=options.symmetric)
+    # Of larger ones the rest takes so long that launches do not matter.
+    play = options.engine.replay if n <= options.leaf else called
+    a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
         if options.symmetric:

@@ -38,9 +38,6 @@ from neula.problems.spectra.problem import (
 
 Solution = Answer[SpectralValues]
 
-ROUGHLY = 0.1
-"""``||I - Q^H Q||_F / sqrt(n)`` up to which bases on the way need no better factorization."""
-
 
 def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
     """LAPACK or cuSOLVER in float32 or float64."""
@@ -152,10 +149,10 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
         if len(x) >= options.tuning[SpectralTuning].qr_together and not x.is_complex():
             return batched_qr(x)[0]
-        # Accurate products, and whatever orthogonality one pass gives: to measure it again takes too long.
+        # Accurate products, and whatever orthogonality one pass gives; in doubt it is measured again.
         asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)
         begun = begin(x, asked)
-        if begun is not None and bool((begun[0].measures[:, 2] < ROUGHLY).all()):
+        if begun is not None and bool(begun[1].all()):
             return begun[0].q.to(x.dtype)
         return factorize(x, "reduced", asked, begun and begun[2]).q.to(x.dtype)
 
