@@ -271,12 +271,7 @@ def doubled_product(
     return _evaluated(Doubled.sliced(*_with_contiguous_rows(a))._product(x, x_low), b)
 
 
-@kernel(
-    "sliced_product_cuda",
-    trial=_tried_on_units,
-    when=_on_units,
-    variant=_tiles,
-)
+@kernel("sliced_product_cuda", trial=_tried_on_units, when=_on_units, variant=_tiles)
 def many_products(
     a: torch.Tensor,
     x: torch.Tensor,

@@ -94,11 +94,7 @@ def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return a @ x.T.contiguous().T
 
 
-@kernel(
-    "transposed_product_triton",
-    trial=_tried,
-    when=_in_one_pass,
-)
+@kernel("transposed_product_triton", trial=_tried, when=_in_one_pass)
 def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``A^H Y``, by the same kernel: cuBLAS takes several times as long as memory does for tall A.
 

@@ -32,11 +32,7 @@ def _tried(device: torch.device) -> None:
     joined.kernel(batched_product.kernel(one, one.mT, symmetric=True))
 
 
-@kernel(
-    "batched_product_triton",
-    trial=_tried,
-    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
-)
+@kernel("batched_product_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def batched_product(
     a: torch.Tensor,
     b: torch.Tensor,

@@ -49,11 +49,7 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
     return out
 
 
-@kernel(
-    "interleave_triton",
-    trial=_tried,
-    when=lambda products, c, *_: is_dense(c),
-)
+@kernel("interleave_triton", trial=_tried, when=lambda products, c, *_: is_dense(c))
 def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
     """``C = alpha ((P - Q) + i (S - P - Q)) + beta C`` by one pass; P, Q and S, the products (3, batch, m,
     n), are overwritten.

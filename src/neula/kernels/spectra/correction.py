@@ -44,11 +44,7 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-@kernel(
-    "correction_triton",
-    trial=_tried,
-    when=lambda s, *_: s.numel() > 0,
-)
+@kernel("correction_triton", trial=_tried, when=lambda s, *_: s.numel() > 0)
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
     S (batch, n, n).
