@@ -137,7 +137,7 @@ _begun = _when(
     lambda case: case.begun,
 )
 
-_in_core = _when("on a CPU, up to 32 right-hand sides", lambda case: is_for_core(case.n, case.options))
+_in_core = _when("on a CPU, up to 32768 numbers in x", lambda case: is_for_core(case.n, case.options))
 
 _not_begun = _when("larger systems, and those whose format is named", lambda case: not case.begun)
 
