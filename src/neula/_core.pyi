@@ -3,8 +3,6 @@
 Arrays are NumPy's. Matrices that are only read may be float64 or float32, of any strides.
 """
 
-from typing import Literal
-
 import numpy as np
 
 source_hash: str
@@ -56,12 +54,6 @@ class Core:
     def __init__(self, level: str) -> None: ...
     def arithmetic_is_exact(self) -> bool:
         """Whether sums and products have the rounding errors of IEEE arithmetic."""
-
-    def kit_solve(self, factorization: Literal["cholesky", "lu", "qr"], a: np.ndarray, b: np.ndarray) -> bool:
-        """Solve ``A x = b``, or least squares by QR, in the place of b: float64 or complex128.
-
-        Returns False where A has no such factorization.
-        """
 
     def bounded(
         self,

@@ -92,6 +92,12 @@ def test_signatures(compat: ModuleType, name: str) -> None:
             assert ours[parameter].default == peer[parameter].default
 
 
+@pytest.mark.parametrize(("compat", "name"), OWN, ids=lambda value: getattr(value, "__name__", value))
+def test_what_they_wrap_is_python(compat: ModuleType, name: str) -> None:
+    """Doctest and inspect follow ``__wrapped__`` to the source, which a builtin does not have."""
+    assert inspect.isfunction(inspect.unwrap(getattr(compat, name)))
+
+
 @pytest.mark.parametrize("compat", PEERS, ids=lambda compat: compat.__name__)
 def test_the_rest_is_the_peers(compat: ModuleType) -> None:
     peer = PEERS[compat]

@@ -19,7 +19,7 @@ from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.pipeline.plans import forget_all
-from neula.problems.orthogonal import host_links
+from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.links import REPEATED
 from neula.problems.systems import by_core
 
@@ -183,7 +183,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
         return found._replace(measures=found.measures + 1) if spoilt else found
 
     kernel = SimpleNamespace(takes=lambda a, enough: a.shape[2] <= 64, kernel=factorize)
-    monkeypatch.setattr(host_links, "small_qr", kernel)
+    monkeypatch.setattr(ways, "small_qr", kernel)
     a = normal(50, 20)
     found = neula.qr(a)
     assert found.attempts[-1].method == LABEL

@@ -63,8 +63,7 @@ class Attached(Function):
     @staticmethod
     def forward(*inputs: Any) -> Tensors:
         *operands, answerer = inputs
-        found: Tensors = answerer.call(*operands)
-        return found
+        return answerer.call(*operands)
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: Any, output: Tensors) -> None:

@@ -34,24 +34,15 @@ def takes(a: np.ndarray) -> bool:
 
 
 class OnePass:
-    """A matrix, and products with it in double precision.
+    """A matrix that the kernel takes (:func:`takes`) and that may not change, and products with it in double
+    precision.
 
-    Sums are those of rows, and of multiples of 256 rows each, which are added up.
-
-    Parameters
-    ----------
-    a : array, shape (m, n)
-        One that the kernel takes (:func:`takes`); it may not change.
-
-    Raises
-    ------
-    MemoryError
-        By the methods, where there is no room for some vectors.
+    Sums are those of rows, and of multiples of 256 rows each, which are added up. Methods raise MemoryError
+    if there is no room for some vectors.
 
     Examples
     --------
     >>> import numpy as np
-    >>> from neula.kernels.few_vectors.one_pass_host import OnePass, takes
     >>> a = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
     >>> found = OnePass(a).gram_times(np.ones(2)) if takes(a) else a.T @ (a @ np.ones(2))
     >>> found.tolist()

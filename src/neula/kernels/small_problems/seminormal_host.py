@@ -48,20 +48,8 @@ class Probes(NamedTuple):
 class SeminormalHostSolutions:
     """Solutions with their evidence: NaN where numbers are not in the safe range, or no R is accurate enough.
 
-    Parameters
-    ----------
-    written : array of float64
-        The arrays below, one behind the other.
-    count, n, k : int
-        Problems, unknowns and right-hand sides.
-
-    Attributes
-    ----------
-    numbers : array, shape (numbers, batch)
-        :data:`NUMBERS`.
-    forward_error, residual_norm : array, shape (batch, k)
-    x : array, shape (batch, n, k)
-        Rounded to the dtype that was requested.
+    Views of memory of float64: x (batch, n, k), rounded to the dtype that was requested; numbers (numbers,
+    batch), which are :data:`NUMBERS`; forward errors and norms of residuals (batch, k).
     """
 
     def __init__(self, written: np.ndarray, count: int, n: int, k: int) -> None:
@@ -89,34 +77,18 @@ def solved(
     rounding: float = np.inf,
     probes: Probes | None = None,
 ) -> SeminormalHostSolutions | None:
-    """Solve, refine and measure a batch of problems; None if there is too little memory, or no compiled core.
+    """Solve, refine and measure problems A (batch, m, n) or (m, n), B likewise; None if there is too little
+    memory, or no compiled core.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n) or (m, n), m > 0, n > 0
-        On the host, float64 or float32, of any strides.
-    b : Tensor, shape (batch, m, k) or (m, k)
-        Likewise.
-    dtype : torch.dtype
-        float64 or float32, to which x is rounded.
-    limits : RefinementLimits
-    backward : float, optional
-        Limit of the verdict: problems with few rows are refined until they reach it.
-    condition : float, optional
-        Limit of the verdict, unless columns are dependent: factors beyond it are not used.
-    rcond : float, optional
-        With columns of norm 1, singular values below this times the largest do not count. If that is in
-        doubt, there is no solution.
-    rounding : float, optional
-        There is none either if dependent columns leave more than this of others.
-    probes : Probes, optional
-        Without them no columns are taken to be dependent.
+    ``backward`` and ``condition`` are limits of the verdict: problems with few rows are refined until they
+    reach the first, and factors beyond the second are not used, unless columns are dependent. With columns of
+    norm 1, singular values below ``rcond`` times the largest do not count; if that is in doubt, or dependent
+    columns leave more than ``rounding`` of others, there is no solution. Without probes no columns are taken
+    to be dependent.
 
     Examples
     --------
-    >>> import torch
     >>> from neula.kernels.small_problems.seminormal import RefinementLimits
-    >>> from neula.kernels.small_problems.seminormal_host import solved
     >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
     >>> found = solved(torch.tensor([[3.0], [4.0]]), torch.tensor([[6.0], [8.0]]), torch.float64, limits)
     >>> found is None or found.x.item()

@@ -279,12 +279,7 @@ class LeastSquares:
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
         options = LeastSquaresOptions(
-            engine=call.engine,
-            target=call.target,
-            dtype=call.dtype,
-            damp=damp,
-            rcond=rcond,
-            max_iterations=1,
+            engine=call.engine, target=call.target, dtype=call.dtype, damp=damp, rcond=rcond, max_iterations=1
         )
         with call.computing():
             held = Held(sums, self._exponents, options)

@@ -10,10 +10,8 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
-from neula.algorithms.elimination.lu import (
-    PackedLU,
-)
-from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.elimination.lu import PackedLU
+from neula.algorithms.elimination.lu_panels import Interchanges
 from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
@@ -29,12 +27,7 @@ from neula.pipeline.result.lu import KeptSolvers
 from neula.pipeline.solutions import complex_columns, real_columns
 from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords
 from neula.problems.systems.lu import naming
-from neula.problems.systems.lu_checks import (
-    evidence_of,
-    limits_of,
-    report_solutions,
-)
-from neula.problems.systems.lu_plan import MeasuredSubstitution
+from neula.problems.systems.lu_plan import MeasuredSubstitution, evidence_of, limits_of, report_solutions
 
 
 @overload
