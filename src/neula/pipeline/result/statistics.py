@@ -203,7 +203,7 @@ class Statistics:
     def _known(self) -> Any:
         if self._fit is None:
             raise ValueError(
-                "this result knows no R that statistics could be computed from: the fit was not accepted, A "
-                "lacked full rank when it was pickled, or processes that share A had not asked together"
+                "statistics need R, which this result does not keep: the fit was not accepted, A lacked full "
+                "rank when the result was pickled, or not all processes asked before that; solve again"
             )
         return self._fit
