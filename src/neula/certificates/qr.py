@@ -43,15 +43,8 @@ def qr_certificate(
 ) -> QRCertificate:
     """Estimate residual and orthogonality with random vectors, in higher precision than the target.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        The matrix as given.
-    q : Tensor, shape (m, k)
-    r : Tensor, shape (k, n)
-        Factor of ``a``.
-    scales : Tensor, shape (n,)
-        Column scales: errors are measured in ``A diag(scales)``.
+    Shapes: q (m, k). ``a``, shape (m, n): the matrix as given. ``r``, shape (k, n): factor of ``a``.
+    ``scales``, shape (n,): column scales: errors are measured in ``A diag(scales)``.
     """
     found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
     if not found.doubtful:

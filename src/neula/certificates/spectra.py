@@ -172,21 +172,11 @@ def spectral_errors(
 ) -> SpectralErrors:
     """Errors that are possible, given what was measured.
 
-    Parameters
-    ----------
-    s : Tensor, shape (batch, k)
-        Monotone.
-    found : SpectralMeasures
-    symmetric : bool
-        Whether s are eigenvalues.
-    edges : pair of Tensor, shape (batch,), optional
-        What lies before the first and after the last value: others that were computed, or the zero of a
-        rectangular matrix; by default nothing does.
-    a_priori : Tensor, shape (batch,), optional
-        If only a part of the eigenvalues was computed: bound on the errors of all of them, on which their
-        positions rest.
-    moved : Tensor, shape (batch, k), optional
-        Norms of changes of the computed vectors after the measurement.
+    ``s``, shape (batch, k): monotone. ``symmetric``: whether s are eigenvalues. ``edges``, shape (batch,):
+    what lies before the first and after the last value: others that were computed, or the zero of a
+    rectangular matrix; by default nothing does. ``a_priori``, shape (batch,): if only a part of the
+    eigenvalues was computed: bound on the errors of all of them, on which their positions rest. ``moved``,
+    shape (batch, k): norms of changes of the computed vectors after the measurement.
 
     Examples
     --------

@@ -180,7 +180,7 @@ TOGETHER = 1024
 """Sizes that one thread block compares at a time."""
 
 
-def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
+def magnitudes_triton(a):
     _, m, n = a.shape
     tiles = FEW_TILES if n <= SHORT else TILES
     strips, pieces = ceil_div(m, ROWS), ceil_div(n, COLUMNS * tiles)
@@ -198,7 +198,7 @@ def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
     return Magnitudes(rows[None, :, None], columns[None, None], sums[None], norms[None, :, None])
 
 
-def ends_of_triton(sizes: Magnitudes, b: torch.Tensor) -> Ends:
+def ends_of_triton(sizes, b):
     _, n, k = b.shape
     found = b.new_empty(8 + k)
     _ends_kernel[(1,)](

@@ -59,7 +59,7 @@ def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
 THREADS = 256
 
 
-def shift_cuda(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
+def shift_cuda(x, exponents):
     if exponents.dtype.itemsize < 4:
         exponents = exponents.int()
     x, exponents = torch.broadcast_tensors(x, exponents)

@@ -21,7 +21,7 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.certificates.forward_error import digits_of
-from neula.engines import Engine, Format, Tuning
+from neula.engines import Tuning
 from neula.kernels.core import core
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.batches import ProblemBatch
@@ -39,11 +39,11 @@ from neula.pipeline.state import restored
 KEPT = 512
 """Shapes of one function that are remembered. A program that has more of them begins anew."""
 
-DTYPES = (torch.float64, torch.float32, np.dtype(np.float64), np.dtype(np.float32))
-
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 IN_NUMPY |= {torch.complex128: np.complex128, torch.complex64: np.complex64}
 """Dtypes that NumPy has as well."""
+
+DTYPES = frozenset({*IN_NUMPY, *map(np.dtype, IN_NUMPY.values())} - {torch.float16, np.dtype(np.float16)})
 
 OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
 """Fields with what is known of each problem."""
@@ -69,35 +69,11 @@ def _in_numpy(x: torch.Tensor) -> np.ndarray:
     return x.cpu().numpy()
 
 
-class WithEngine(Protocol):
-    """Options, which name an engine."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that multiplies."""
-
-
-class Asked(WithEngine, Protocol):
-    """Options, which name an accuracy, too."""
-
-    @property
-    def target(self) -> Format:
-        """Whose accuracy the result is to have."""
-
-
-class AskedOfSolutions(Asked, Protocol):
-    """Options of a plan for solutions."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the returned x."""
-
-
 class Plan(Protocol):
     """The first link for problems of one shape, ready to be called."""
 
     @property
-    def options(self) -> WithEngine:
+    def options(self) -> Any:
         """The options of the calls."""
 
     def __call__(self, given: Given) -> Any | Answer[Any] | None:
@@ -129,7 +105,7 @@ class Plans:
     ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
     the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments of
     a call, to the result, for plans that return answers. ``fetches``: whether a plan on the host also takes
-    copies, of views, and what is fetched from a device. ``or_complex``: whether complex arrays are taken.
+    copies, of views, and what is fetched from a device.
     """
 
     def __init__(
@@ -138,11 +114,8 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
-        or_complex: bool = True,
     ) -> None:
         self._make, self._operands, self._fetches = make, operands, fetches
-        more = np.dtype(np.complex128), np.dtype(np.complex64), torch.complex128, torch.complex64
-        self._dtypes = (*DTYPES, *more) if or_complex else DTYPES
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
         self._planners: dict[Any, Planner | None] = {}
@@ -152,10 +125,7 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
-        if (
-            len(args) != self._operands
-            or (given := given_arrays(args, begun, self._fetches, self._dtypes)) is None
-        ):
+        if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]
         if isinstance(given.arrays[0], torch.Tensor):
@@ -200,7 +170,7 @@ class Plans:
             self._seen.add(kind)
             return None
         if kind not in self._planners:
-            taken = all(x.dtype in self._dtypes for x in arrays)
+            taken = all(x.dtype in DTYPES for x in arrays)
             self._planners[kind] = self._make(*arrays, **keywords) if taken else None
         if len(self._plans) >= KEPT:
             self._plans.clear()
@@ -227,9 +197,7 @@ def forget_all() -> None:
         plans.forget()
 
 
-def given_arrays(
-    args: Sequence[Any], begun: float, copies: bool = True, dtypes: Sequence[Any] = DTYPES
-) -> Given | None:
+def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Given | None:
     """Aligned arrays of one library in one place, row by row, without gradients; else None."""
     if type(args[0]) is np.ndarray:
         arrays = args
@@ -238,7 +206,7 @@ def given_arrays(
             if type(x) is not np.ndarray:
                 return None
             if not x.flags.carray or min(x.strides, default=0) < 0:
-                if not copies or x.size > COPIED or x.dtype not in dtypes:
+                if not copies or x.size > COPIED or x.dtype not in DTYPES:
                     return None
                 arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
         return Given(arrays, _as_it_is, begun, _in_numpy, args)
@@ -246,7 +214,7 @@ def given_arrays(
         return None
     device = args[0].device
     for x in args:
-        if type(x) is not torch.Tensor or x.dtype not in dtypes:
+        if type(x) is not torch.Tensor or x.dtype not in DTYPES:
             return None
         if x.device != device or x.layout is not torch.strided or not x.is_contiguous():
             return None
@@ -273,7 +241,7 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
 
 
 def accepted_result(
-    kind: type[R], given: Given, options: Asked, label: str, reason: Callable[[], str], fields: dict[str, Any]
+    kind: type[R], given: Given, options: Any, label: str, reason: Callable[[], str], fields: dict[str, Any]
 ) -> R:
     """The result of problems that one link has solved, all accepted.
 
@@ -289,7 +257,7 @@ def accepted_result(
 def accepted_solutions(
     kind: type[R],
     given: Given,
-    options: AskedOfSolutions,
+    options: SolutionOptions,
     label: str,
     reason: Callable[[], str],
     fields: dict[str, Any],
@@ -308,7 +276,7 @@ def accepted_solutions(
 def accepted_solution(
     kind: type[R],
     given: Given,
-    options: AskedOfSolutions,
+    options: SolutionOptions,
     label: str,
     reason: Callable[[], str],
     fields: dict[str, Any],
@@ -326,7 +294,7 @@ def accepted_solution(
     return accepted_solutions(kind, given, options, label, reason, fields, each)
 
 
-def returned(given: Given, x: np.ndarray, options: AskedOfSolutions) -> Any:
+def returned(given: Given, x: np.ndarray, options: SolutionOptions) -> Any:
     """The solution for the user, from one in float64 that is rounded to the dtype of the result."""
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))
 

@@ -145,7 +145,7 @@ def shared_bytes(width: int) -> int:
 SHARED_BYTES = shared_bytes(MAX_COLUMNS)
 
 
-def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
+def cholesky_inverse_cuda(gram, out=None):
     n = len(gram)
     # One allocation for all of it: in a graph, and without one, they are what takes time here.
     room = torch.empty(2 * n + 1, n, dtype=torch.float32, device=gram.device)
@@ -156,12 +156,12 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     return CholeskyFactors(r, inverse, norms)
 
 
-def cholesky_lower_cuda(a: torch.Tensor) -> LowerFactors:
+def cholesky_lower_cuda(a):
     inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     return LowerFactors(inverse, _factor(a, a, inverse, MAX_COLUMNS))
 
 
-def cholesky_apart_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cholesky_apart_cuda(a):
     lower, width = torch.empty(a.shape, dtype=torch.float32, device=a.device), NARROWEST
     while width < a.shape[1]:
         width *= 2

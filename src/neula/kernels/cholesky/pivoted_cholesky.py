@@ -129,15 +129,7 @@ LOADED = 16384
 """Numbers of rows of R that are under way at a time."""
 
 
-def eliminate_panel_triton(
-    gram: torch.Tensor,
-    diagonal: torch.Tensor,
-    r: torch.Tensor,
-    pivots: torch.Tensor,
-    count: torch.Tensor,
-    start: int,
-    tolerance: float,
-) -> None:
+def eliminate_panel_triton(gram, diagonal, r, pivots, count, start, tolerance):
     n = len(gram)
     block = max(32, next_power_of_2(n))
     _panel_kernel[(1,)](

@@ -104,9 +104,7 @@ def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:
 TILE = 32
 
 
-def symmetric_copy_triton(
-    a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
-) -> torch.Tensor:
+def symmetric_copy_triton(a, scales, *, rows=0, whole=True):
     out, scales = room_for(a, rows), scales.contiguous()
     count, n, _ = a.shape
     across = ceil_div(n, TILE)
@@ -117,7 +115,7 @@ def symmetric_copy_triton(
     return out
 
 
-def unscaled_triangle_triton(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def unscaled_triangle_triton(t, scales, dtype):
     out, scales = triangle_room(t, dtype), scales.contiguous()
     count, n, _ = t.shape
     across = ceil_div(n, TILE)

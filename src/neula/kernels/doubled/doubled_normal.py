@@ -99,14 +99,7 @@ def config(width: int) -> tuple[int, int, int, int]:
     return (2048, 4, 3, 3) if width == 1024 else (4096, 8, 3, 1)
 
 
-def doubled_normal_triton(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    x_low: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    given: tuple[int, int, int, int] | None = None,
-) -> tuple[Pair, Pair]:
+def doubled_normal_triton(a, x, x_low, b, *, given=None):
     m, n = a.shape
     width = max(32, next_power_of_2(n))
     tile, warps, stages, blocks = given or config(width)

@@ -131,34 +131,23 @@ def config(width: int, vectors: int) -> tuple[int, int, int, int]:
     return (2048, 4, 2, 4) if width <= 1024 else (4096, 8, 1, 3)
 
 
-def normal_product_triton(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor | None = None,
-    *,
-    given: tuple[int, int, int, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def normal_product_triton(a, x, b=None):
     k = x.shape[1]
     y = torch.empty(k, a.shape[0], dtype=a.dtype, device=a.device)
-    return y.T, _launched(k, a, x.T.contiguous(), b, y, given)
+    return y.T, _launched(k, a, x.T.contiguous(), b, y)
 
 
-def transposed_product_triton(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def transposed_product_triton(a, y):
     return _launched(y.shape[1], a, None, y, None)
 
 
 def _launched(
-    k: int,
-    a: torch.Tensor,
-    x: torch.Tensor | None,
-    b: torch.Tensor | None,
-    y: torch.Tensor | None,
-    given: tuple[int, int, int, int] | None = None,
+    k: int, a: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, y: torch.Tensor | None
 ) -> torch.Tensor:
     """``A^T Y``, shape (n, k), for the Y that X and B make, or that B is; vectors in X and in Y are rows."""
     m, n = a.shape
     width = max(32, next_power_of_2(n))
-    tile, warps, blocks, stages = given or config(width, k)
+    tile, warps, blocks, stages = config(width, k)
     rows = max(1, tile // width)
     programs = min(blocks * multiprocessors(a.device), ceil_div(m, rows))
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)

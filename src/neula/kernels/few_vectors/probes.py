@@ -138,14 +138,7 @@ TALL_BLOCK, TALL_WARPS = 4096, 8
 one: 4194304 x 128 take 1.0 ms, with blocks of half the size 1.2."""
 
 
-def probe_errors_triton(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def probe_errors_triton(a, q, r, scales, g, h):
     count, m, n = a.shape
     k = q.shape[2]
     precision = torch.float64 if torch.float64 in (a.dtype, q.dtype, r.dtype) else torch.float32

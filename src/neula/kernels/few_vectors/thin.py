@@ -90,7 +90,7 @@ STAGES = 3
 """Loads in flight."""
 
 
-def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def thin_product_triton(a, x):
     m, n = a.shape
     vectors = x.shape[1]
     k = 4 if vectors <= 4 else 8

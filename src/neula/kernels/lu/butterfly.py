@@ -63,7 +63,7 @@ LONG, SHORT, WARPS = 128, 4, 4
 """Elements of a tile along memory, and across."""
 
 
-def mixed_triton(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def mixed_triton(out, x, weights):
     h, k = weights.shape[-1], x.shape[1]
     rows, columns = (LONG, SHORT) if x.stride(0) == 1 or k <= SHORT else (SHORT, LONG)
     grid = (ceil_div(h, rows) * ceil_div(k, columns),)

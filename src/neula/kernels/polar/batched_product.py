@@ -17,8 +17,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
-from neula.kernels.tensor_map import Tiles
-from neula.kernels.triton_source import jit, tl
+from neula.kernels.triton_source import Tiles, jit, tl
 
 SHIFT = 11
 """The second part of an operand is stored times ``2^11``, which keeps it from underflow."""
@@ -139,19 +138,9 @@ SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 TINY = 64
 
 
-def batched_product_triton(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    factor: float = 1.0,
-    shift: float = 0.0,
-    scales: torch.Tensor | None = None,
-    symmetric: bool = False,
-    wide: bool = False,
-    config: BatchedProductConfig | None = None,
-) -> torch.Tensor:
+def batched_product_triton(a, b, *, factor=1.0, shift=0.0, scales=None, symmetric=False, wide=False):
     (parts, batch, m, k), n = a.shape, b.shape[3]
-    config = config or _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
+    config = _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
     out = room(1 if wide else parts, batch, m, n, dtype=torch.float32 if wide else a.dtype, device=a.device)
     by_columns = b.stride(2) == 1 and b.stride(3) != 1
     b_block = [config.columns, config.run] if by_columns else [config.run, config.columns]
@@ -281,13 +270,7 @@ def _load_b(
 TILE = 64
 
 
-def split_triton(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    parts: int = 1,
-    scales: torch.Tensor | None = None,
-    factor: float = 1.0,
-) -> torch.Tensor:
+def split_triton(x, dtype, parts=1, scales=None, factor=1.0):
     batch, m, n = x.shape
     out = room(parts, batch, m, n, dtype=dtype, device=x.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
@@ -300,7 +283,7 @@ def split_triton(
     return out
 
 
-def joined_triton(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def joined_triton(parts, dtype=torch.float32):
     _, batch, m, n = parts.shape
     out = torch.empty(batch, m, n, dtype=dtype, device=parts.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)

@@ -111,19 +111,17 @@ TILE = (8, 256)
 """Complex elements that a thread block has: rows, and consecutive ones."""
 
 
-def planes_triton(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> torch.Tensor:
+def planes_triton(x, dtype, *, conjugated=False):
     out = room_for_planes(x, dtype)
     _launch(_planes_kernel, x, out, -1.0 if conjugated else 1.0)
     return out
 
 
-def interleave_triton(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
+def interleave_triton(products, c, alpha, beta):
     _launch(_interleave_kernel, c, products, alpha, beta, adds=beta != 0.0)
 
 
-def planes_of_product_triton(
-    products: torch.Tensor, factor: float, shift: float, scales: torch.Tensor | None
-) -> torch.Tensor:
+def planes_of_product_triton(products, factor, shift, scales):
     _, batch, m, n = products.shape
     down, across = ceil_div(m, TILE[0]), ceil_div(n, TILE[1])
     _planes_of_product_kernel[(batch * down * across,)](

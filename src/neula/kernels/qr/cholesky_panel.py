@@ -110,13 +110,7 @@ def factorize_cuda(*arguments: torch.Tensor | int) -> None:
     kernel((len(kept), 1, 1), (THREADS, 1, 1), list(arguments))
 
 
-def cholesky_panel_triton(
-    a: torch.Tensor,
-    r: torch.Tensor,
-    narrow: torch.Tensor | None = None,
-    *,
-    factorize: Factorize = factorize_cuda,
-) -> None:
+def cholesky_panel_triton(a, r, narrow=None, *, factorize=factorize_cuda):
     count, m, n = a.shape
     among = min(PARTS, max(1, EACH * multiprocessors(a.device) // count))
     chunk = share(m, among, ROWS)

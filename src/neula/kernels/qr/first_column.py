@@ -87,7 +87,7 @@ SIDE = 64
 """Side of a block of R."""
 
 
-def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatrices:
+def without_first_column_triton(a, noise):
     count, m, n = a.shape
     work = torch.empty(a.shape, dtype=torch.float64, device=a.device)
     multiples = work.new_empty(count, n)
@@ -102,9 +102,7 @@ def without_first_column_triton(a: torch.Tensor, noise: torch.Tensor) -> Project
     return ProjectedMatrices(work, multiples, vanished)
 
 
-def with_first_column_triton(
-    r: torch.Tensor, multiples: torch.Tensor, vanished: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
+def with_first_column_triton(r, multiples, vanished, dtype):
     count, _, n = r.shape
     out = torch.empty(r.shape, dtype=dtype, device=r.device)
     blocks = ceil_div(n, SIDE)

@@ -59,7 +59,7 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
     return signs, l_inverse, u_inverse
 
 
-def signed_lu_triton(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def signed_lu_triton(block):
     batch, n, _ = block.shape
     signs, inverses = block.new_empty(batch, n), block.new_empty(2, batch, n, n)
     _kernel[(batch,)](

@@ -99,7 +99,7 @@ def macros_of(dtype: torch.dtype) -> str:
     return f"#define REAL {'double' if dtype == torch.float64 else 'float'}\n"
 
 
-def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
+def small_qr_cuda(a, enough):
     (count, m, n), device = a.shape, a.device
     q, r = (torch.empty(count, rows, n, dtype=a.dtype, device=device) for rows in (m, n))
     measures = torch.empty(count, 3, dtype=torch.float64, device=device)

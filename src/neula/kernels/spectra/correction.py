@@ -64,7 +64,7 @@ def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: tor
     return torch.where(clear, s / torch.where(clear, gaps, 1.0), 0.0)
 
 
-def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int, tile: int = 64) -> torch.Tensor:
+def turned_triton(x, turns, offset, tile=64):
     count, m, n = x.shape
     blocks, width = turns.shape[1:3]
     out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, tile)
@@ -74,9 +74,7 @@ def turned_triton(x: torch.Tensor, turns: torch.Tensor, offset: int, tile: int =
     return out
 
 
-def correction_triton(
-    s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor, tile: int = 64
-) -> torch.Tensor:
+def correction_triton(s, w, apart, noise, tile=64):
     s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
     count, n, _ = s.shape
     across = ceil_div(n, tile)

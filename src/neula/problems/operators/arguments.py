@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import reduce
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -28,6 +30,20 @@ def common_dtype(*operands: torch.Tensor) -> torch.dtype:
 def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:
     """Errors of each member, of each of its columns, and whether it is accepted."""
     return (batch, torch.float64), ((*batch, *columns), torch.float64), (batch, torch.bool)
+
+
+def fields_of(place: str, *names: str) -> Callable[..., Tensors]:
+    """Compute function of an operator: fields of the result of a public function, ``module:name``, which is
+    imported at the first call; of two operands the second one is never a vector.
+    """
+    module, _, function = place.partition(":")
+
+    def compute(*operands: torch.Tensor, **options: Any) -> Tensors:
+        given = system(*operands) if len(operands) == 2 else operands
+        found = getattr(import_module(f"neula.problems.{module}"), function)(*given, **options)
+        return tuple(getattr(found, name) for name in names)
+
+    return compute
 
 
 def system(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

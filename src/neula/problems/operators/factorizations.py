@@ -20,6 +20,7 @@ from neula.problems.operators.arguments import (
     are_simple,
     certified,
     common_dtype,
+    fields_of,
     settings,
     shapes_of_evidence,
     worst,
@@ -104,13 +105,6 @@ def traced_orth(
     return q if wait else QRResult(q, r, accepted=accepted, _pending=lambda: q, **known)
 
 
-def _cholesky(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.definite.cholesky import cholesky
-
-    found = cholesky(A, **options)
-    return found.L, found.residuals, found.accepted
-
-
 def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
     batch = tuple(A.shape[:-2])
     return (tuple(A.shape), common_dtype(A)), (batch, torch.float64), (batch, torch.bool)
@@ -119,7 +113,7 @@ def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
 CHOLESKY = Operator(
     f"cholesky(Tensor A, {COMMON}) -> (Tensor L, Tensor residual, Tensor accepted)",
     functions.CholeskyFunction,
-    _cholesky,
+    fields_of("definite.cholesky:cholesky", "L", "residuals", "accepted"),
     _shapes_of_cholesky,
 )
 
@@ -142,13 +136,6 @@ def traced_cholesky(
     )
 
 
-def _polar(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.polar.polar import polar
-
-    found = polar(A, **options)
-    return found.U, found.ranks, found.residuals, found.orthogonalities, found.accepted
-
-
 def _shapes_of_polar(A: torch.Tensor) -> Shapes:
     batch = tuple(A.shape[:-2])
     errors = ((batch, torch.float64),) * 2
@@ -159,7 +146,7 @@ POLAR = Operator(
     f"polar(Tensor A, {COMMON}, float? rcond=None, bool completion=False)"
     " -> (Tensor U, Tensor rank, Tensor residual, Tensor orthogonality, Tensor accepted)",
     functions.Polar,
-    _polar,
+    fields_of("polar.polar:polar", "U", "ranks", "residuals", "orthogonalities", "accepted"),
     _shapes_of_polar,
 )
 

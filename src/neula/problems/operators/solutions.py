@@ -15,24 +15,19 @@ from neula.pipeline.result import LstsqResult, SolveResult
 from neula.problems.operators.arguments import (
     COMMON,
     Shapes,
-    Tensors,
     are_simple,
     common_dtype,
+    fields_of,
     may_be_vectors,
     settings,
     shapes_of_evidence,
     shapes_of_system,
-    system,
     worst,
 )
 from neula.problems.operators.factorizations import QR
 
-
-def _lstsq(A: torch.Tensor, b: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.least_squares.lstsq import lstsq
-
-    found: LstsqResult[Any] = lstsq(*system(A, b), **options)
-    return found.x, found.ranks, found.backward_errors, found.forward_errors, found.accepted
+EVIDENCE = ("backward_errors", "forward_errors", "accepted")
+"""Fields of solutions with what was measured of each."""
 
 
 def _shapes_of_lstsq(A: torch.Tensor, b: torch.Tensor) -> Shapes:
@@ -49,7 +44,7 @@ LSTSQ = Operator(
     'int max_iterations=60, str certify="backward")'
     " -> (Tensor x, Tensor rank, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     functions.Solution,
-    _lstsq,
+    fields_of("least_squares.lstsq:lstsq", "x", "ranks", *EVIDENCE),
     _shapes_of_lstsq,
     _factorize,
 )
@@ -107,13 +102,6 @@ def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Ten
     return x.mH if tall else x
 
 
-def _solve(A: torch.Tensor, b: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.systems.solve import solve
-
-    found: SolveResult[Any] = solve(*system(A, b), **options)
-    return found.x, found.backward_errors, found.forward_errors, found.accepted
-
-
 def _shapes_of_solve(A: torch.Tensor, b: torch.Tensor) -> Shapes:
     batch, x = shapes_of_system(A, b)
     return (x, common_dtype(A, b)), *shapes_of_evidence(batch, b.shape[-1])
@@ -129,7 +117,7 @@ SOLVE = Operator(
     'int max_iterations=100, str certify="backward")'
     " -> (Tensor x, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     functions.LinearSystem,
-    _solve,
+    fields_of("systems.solve:solve", "x", *EVIDENCE),
     _shapes_of_solve,
     _solve_again,
 )

@@ -17,17 +17,11 @@ from neula.problems.operators.arguments import (
     are_simple,
     certified,
     common_dtype,
+    fields_of,
     settings,
     shapes_of_evidence,
     worst,
 )
-
-
-def _eigh(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.spectra.eigh import eigh
-
-    found = eigh(A, **options)
-    return *found, found.errors, found.residuals, found.orthogonalities, found.accepted
 
 
 def _shapes_of_eigh(A: torch.Tensor) -> Shapes:
@@ -41,7 +35,10 @@ EIGH = Operator(
     f"eigh(Tensor A, {COMMON})"
     " -> (Tensor w, Tensor V, Tensor errors, Tensor residual, Tensor orthogonality, Tensor accepted)",
     functions.EigenvectorsFunction,
-    _eigh,
+    fields_of(
+        *("spectra.eigh:eigh", "eigenvalues", "eigenvectors"),
+        *("errors", "residuals", "orthogonalities", "accepted"),
+    ),
     _shapes_of_eigh,
 )
 

@@ -325,8 +325,6 @@ def matmul(
     (True, True)
     """
     if is_spread(A) or is_spread(B):
-        from neula.problems.products.matmul import multiply_over_processes
-
         return multiply_over_processes(A, B, compute=compute, alpha=alpha, beta=beta, out=out, engine=engine)
     call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True)
     alpha, beta = (_factor(x, name) for x, name in ((alpha, "alpha"), (beta, "beta")))

@@ -41,10 +41,7 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@with_operator(
-    traced_eigh,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
-)
+@with_operator(traced_eigh, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
@@ -285,13 +282,7 @@ def begin(
     Raises ValueError for other matrices.
     """
     call = Call.begin(
-        operands,
-        engine=engine,
-        accuracy=accuracy,
-        bound=_bound,
-        strict=strict,
-        gradients=gradients,
-        or_complex=True,
+        operands, engine=engine, accuracy=accuracy, bound=_bound, strict=strict, gradients=gradients
     )
     for name, taken in call.operands.items():
         check_matrices(taken.tensor, name)
