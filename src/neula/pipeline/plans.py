@@ -257,7 +257,7 @@ def accepted_result(
 def accepted_solutions(
     kind: type[R],
     given: Given,
-    options: SolutionOptions,
+    options: Any,
     label: str,
     reason: Callable[[], str],
     fields: dict[str, Any],
@@ -276,7 +276,7 @@ def accepted_solutions(
 def accepted_solution(
     kind: type[R],
     given: Given,
-    options: SolutionOptions,
+    options: Any,
     label: str,
     reason: Callable[[], str],
     fields: dict[str, Any],
@@ -294,7 +294,7 @@ def accepted_solution(
     return accepted_solutions(kind, given, options, label, reason, fields, each)
 
 
-def returned(given: Given, x: np.ndarray, options: SolutionOptions) -> Any:
+def returned(given: Given, x: np.ndarray, options: Any) -> Any:
     """The solution for the user, from one in float64 that is rounded to the dtype of the result."""
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))
 

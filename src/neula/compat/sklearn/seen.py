@@ -55,7 +55,8 @@ class Seen:
         steps = [(mean - old.to(mean)) + (left - far.to(left)) for old, far, mean, left in parts]
         last = (((1 - part) * data.total) ** 0.5 * step[None] for step in steps)
         weights = None if data.weights is None else torch.cat([data.weights, data.weights.new_ones(1)])
-        held.update(*(torch.cat(rows) for rows in zip((data.x, data.y), last, strict=True)), weights=weights)
+        joined: Any = zip((data.x, data.y), last, strict=True)
+        held.update(*map(torch.cat, joined), weights=weights)
         x, y = (far.to(step) + part * step for far, step in zip(self.apart, steps, strict=True))
         return replace(self, held=held, weight=total, apart=(x, y))
 

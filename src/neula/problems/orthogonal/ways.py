@@ -390,7 +390,7 @@ def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.
     engine.fill(r, r, matrix.scales.reciprocal())
     if matrix.zero is not None:
         r[:, matrix.zero] = 0
-    measures = image_measures(matrix.image, q, r, matrix.scales, options.target)
+    measures = image_measures(matrix.image, q, r, matrix.scales)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")
 
 
