@@ -153,7 +153,7 @@ class Statistics:
         return self._of_rows.robust_intervals(self.x, level, how)
 
     def leverage(self, *, samples: int | None = None) -> Any:
-        """Diagonal of the matrix that takes b to ``A x``: how much each row pulls the fit to itself.
+        """Diagonal of the matrix that maps b to ``A x``: the influence of each row on its own fit.
 
         Parameters
         ----------

@@ -132,7 +132,7 @@ class LeastSquares:
     # --- rows come and go ---
 
     def update(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
-        """Take new rows.
+        """Add rows.
 
         Parameters
         ----------
@@ -166,7 +166,7 @@ class LeastSquares:
         self.names = self.names or column_names(A)
 
     def forget(self, factor: float) -> None:
-        """Let what was there count for less.
+        """Multiply the weight of all earlier rows by a factor.
 
         Parameters
         ----------
@@ -184,7 +184,7 @@ class LeastSquares:
             self._merged = sums.times(math.sqrt(factor))
 
     def downdate(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
-        """Remove rows that were taken before.
+        """Remove rows that were added before.
 
         Parameters
         ----------
@@ -209,7 +209,7 @@ class LeastSquares:
         self._merged = sums
 
     def merge(self, other: LeastSquares) -> None:
-        """Take the rows of another fit, which stays as it is.
+        """Add the rows of another fit, which does not change.
 
         Parameters
         ----------

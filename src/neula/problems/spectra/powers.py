@@ -50,7 +50,7 @@ def fractional_matrix_power(
 ) -> PowerResult:
     """The power ``A**p`` of a symmetric or Hermitian positive semidefinite matrix, with a bound on its error.
 
-    By inverse roots Shampoo and other optimizers precondition gradients, and statistics whiten data.
+    Inverse roots precondition gradients (Shampoo) and whiten data.
 
     Parameters
     ----------
