@@ -4,14 +4,39 @@
 // held against the gradient of a residual that is orthogonal to the free columns.
 //
 // Variables are those of B, A with its columns divided by their norms: B^T B has ones on its diagonal.
-#include "dense.hpp"
 #include "matrices.hpp"
 #include "refinement.hpp"
+#include "rows.hpp"
 #include "workspace.hpp"
 
 NEULA_BEGIN
 
 namespace {
+
+// Solve R^T y = b in the place of b, R being upper triangular.
+void solve_transposed(const double *r, Index n, Index columns, double *y)
+{
+    for (Index i = 0; i < n; i++) {
+        const double *row = r + i * columns;
+        y[i] /= row[i];
+        for (Index j = i + 1; j < n; j++)
+            y[j] -= row[j] * y[i];
+    }
+}
+
+// Solve R x = y in the place of y.
+void solve_upper(const double *r, Index n, Index columns, double *y)
+{
+    for (Index i = n - 1; i >= 0; i--) {
+        const double *row = r + i * columns;
+        double sum = 0.0;
+#pragma omp simd reduction(+ : sum)
+        for (Index j = i + 1; j < n; j++)
+            sum += row[j] * y[j];
+        y[i] -= sum;
+        y[i] /= row[i];
+    }
+}
 
 // A problem; squares have `columns` padded columns, and vectors as many elements.
 struct Bounded {

@@ -1,7 +1,7 @@
 // QR factorizations by Cholesky factors of Gram matrices, in as many passes as it takes, and their errors along random
 // vectors: in each pass rows are read from memory once, some at a time, and shared by some threads.
-#include "dense.hpp"
 #include "probes.hpp"
+#include "rows.hpp"
 #include "threads.hpp"
 #include "workspace.hpp"
 

@@ -39,17 +39,6 @@ struct BoundedSolution {
     double *x, *at, *sizes, *unbounded;
 };
 
-enum class Factorization { cholesky, lu, qr };
-
-// The dense kit on one matrix with contiguous rows, real or complex (two doubles an element).
-struct KitProblem {
-    Factorization factorization;
-    Index m, n;
-    bool complex;
-    const double *a;  // (m, n)
-    double *right;    // (m), whose first n elements the solution overwrites
-};
-
 constexpr Index PROBES = 4;  // random vectors
 
 // Errors of a factorization A = Q R along random vectors g, for columns of A divided by their norms d: norms of the residual
@@ -209,7 +198,6 @@ enum class Status { done, failed, no_memory };
 // The functions of the table: return type, name and arguments.
 #define NEULA_KERNELS(KERNEL) \
     KERNEL(Status, bounded, const BoundedProblem &, BoundedSolution &) \
-    KERNEL(Status, kit_solve, const KitProblem &) \
     KERNEL(Status, probe_errors, const QRProblem &) \
     KERNEL(Status, cholesky_qr, const QRProblem &) \
     KERNEL(Status, one_pass, const OnePassProblem &) \

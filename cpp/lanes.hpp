@@ -1,25 +1,13 @@
 // Numbers of one problem (Lanes = double), or of as many problems as a vector has lanes (Lanes = Vec), for templates over
-// both. Columns are arrays of Vec in either case: rows of one problem, or one row of many problems in each vector. Complex
-// numbers of one problem (Lanes = Complex) are stored one by one.
+// both. Columns are arrays of Vec in either case: rows of one problem, or one row of many problems in each vector.
 #pragma once
 
-#include "scalars.hpp"
+#include "vectors.hpp"
 
 NEULA_BEGIN
 
-template <typename Lanes> struct ColumnsOf {
-    using Scalar = double;
-    using Stored = Vec;
-};
-template <> struct ColumnsOf<Complex> {
-    using Scalar = Complex;
-    using Stored = Complex;
-};
-template <typename Lanes> using Scalar = typename ColumnsOf<Lanes>::Scalar;
-template <typename Lanes> using Stored = typename ColumnsOf<Lanes>::Stored;
-
-template <typename Lanes> constexpr int LANES = sizeof(Lanes) / sizeof(Scalar<Lanes>);
-template <typename Lanes> constexpr int ROWS_OF_VECTOR = sizeof(Stored<Lanes>) / sizeof(Lanes);
+template <typename Lanes> constexpr int LANES = sizeof(Lanes) / sizeof(double);
+template <typename Lanes> constexpr int ROWS_OF_VECTOR = sizeof(Vec) / sizeof(Lanes);
 template <typename Lanes> constexpr bool ALONE = LANES<Lanes> == 1;
 
 template <typename Lanes> struct TruthOf {
@@ -40,7 +28,6 @@ inline double plus_product(double c, double a, double b)
 }
 
 inline double minus_product(double c, double a, double b) { return plus_product(c, -a, b); }
-inline Complex minus_product(Complex c, Complex a, Complex b) { return c -= a * b; }
 inline double chosen(bool where, double a, double b) { return where ? a : b; }
 // By a mask: GCC 12 fails to compile a choice between vectors by a bool without AVX.
 inline Vec chosen(bool where, Vec a, Vec b) { return chosen(Mask{} - static_cast<long long>(where), a, b); }
@@ -48,21 +35,8 @@ inline double larger(double a, double b) { return a > b ? a : b; }
 // The larger one, or NaN if one of them is.
 template <typename Lanes> inline Lanes worse(Lanes a, Lanes b) { return chosen(b <= a, a, chosen(a == a, b, a)); }
 inline double magnitude(double a) { return fabs(a); }
-inline double magnitude(Complex a) { return size_of(a); }
 inline double square_root(double a) { return __builtin_sqrt(a); }
 inline Vec all(Vec a) { return a; }
-inline Complex all(Complex a) { return a; }
-
-inline void two_sum(Complex a, Complex b, Complex &sum, Complex &error)
-{
-    two_sum(a.re, b.re, sum.re, error.re), two_sum(a.im, b.im, sum.im, error.im);
-}
-
-inline void add_product(Complex a, Complex b, Complex &high, Complex &low)
-{
-    add_product(a.re, b.re, high.re, low.re), add_product(-a.im, b.im, high.re, low.re);
-    add_product(a.re, b.im, high.im, low.im), add_product(a.im, b.re, high.im, low.im);
-}
 
 inline bool any_of(bool where) { return where; }
 inline bool all_of(bool where) { return where; }
@@ -87,8 +61,6 @@ inline void set_lane(double &a, int, double x) { a = x; }
 inline void set_lane(Vec &a, int l, double x) { a[l] = x; }
 inline double lane(double a, int) { return a; }
 inline double lane(Vec a, int l) { return a[l]; }
-inline bool lane(bool where, int) { return where; }
-inline bool lane(Mask where, int l) { return where[l] != 0; }
 
 // The same number for each problem.
 template <typename Lanes> inline Lanes constant(double x)
@@ -100,11 +72,11 @@ template <typename Lanes> inline Lanes constant(double x)
 }
 
 // Element i of a column.
-template <typename Lanes> inline Lanes get(const Stored<Lanes> *column, Index i)
+template <typename Lanes> inline Lanes get(const Vec *column, Index i)
 {
     return reinterpret_cast<const Lanes *>(column)[i];
 }
-template <typename Lanes> inline void set(Stored<Lanes> *column, Index i, Lanes x) { reinterpret_cast<Lanes *>(column)[i] = x; }
+template <typename Lanes> inline void set(Vec *column, Index i, Lanes x) { reinterpret_cast<Lanes *>(column)[i] = x; }
 
 // The vector that element i of a column is in.
 template <typename Lanes> inline Index place(Index i) { return i / ROWS_OF_VECTOR<Lanes>; }
@@ -124,7 +96,7 @@ template <typename Lanes> inline Lanes total(Vec sum)
 }
 
 // The largest number of any row, from those of vectors.
-template <typename Lanes> inline auto largest(decltype(magnitude(Stored<Lanes>{})) found)
+template <typename Lanes> inline auto largest(Vec found)
 {
     if constexpr (ROWS_OF_VECTOR<Lanes> > 1) {
         double most = found[0];

@@ -1,5 +1,5 @@
 // LU factors with partial pivoting, or without for definite matrices, and solutions by them: of one real matrix by tiles of
-// columns in registers (TiledLu), of others (many real matrices in lanes, or a complex one) column by column.
+// columns in registers (TiledLu), of many matrices in lanes column by column.
 #pragma once
 
 #include "lanes.hpp"
@@ -273,15 +273,15 @@ template <typename Real> struct TiledLu {
 };
 
 // residual = b - A (x + rest), rounded once; `rest` is below the rounding errors of x. `low` is workspace.
-template <typename Lanes, typename Column = Stored<Lanes>>
+template <typename Lanes>
 void doubled_residual(
-    const Column *a, Index n, Index height, const Column *b, const Column *x, const Column *rest, Column *residual, Column *low)
+    const Vec *a, Index n, Index height, const Vec *b, const Vec *x, const Vec *rest, Vec *residual, Vec *low)
 {
-    memcpy(static_cast<void *>(residual), b, height * sizeof(Column));
+    memcpy(static_cast<void *>(residual), b, height * sizeof(Vec));
     clear(low, height);
     for (Index j = 0; j < n; j++) {
-        const Column *column = a + j * height;
-        Column factor = all(-get<Lanes>(x, j)), small = all(get<Lanes>(rest, j));
+        const Vec *column = a + j * height;
+        Vec factor = all(-get<Lanes>(x, j)), small = all(get<Lanes>(rest, j));
         for (Index v = 0; v < height; v++) {
             low[v] = minus_product(low[v], column[v], small);
             add_product(column[v], factor, residual[v], low[v]);
@@ -294,10 +294,8 @@ void doubled_residual(
 // L, whose diagonal is 1, and U in one place, but for the diagonal of U, of which reciprocals are stored, and for the part of L
 // that shares vectors with U: those vectors have zeros below U, and `corners` have that part behind zeros.
 template <typename Lanes> struct LuFactors {
-    using Column = Stored<Lanes>;
-
     Index n, height;  // height: vectors of a column, with zeros behind row n
-    Column *factors, *corners, *reciprocals;
+    Vec *factors, *corners, *reciprocals;
     int *order;       // row i of the factors is row order[i] of A, for each lane
 
     // Columns an odd number of vectors apart do not compete for places in a cache.
@@ -306,7 +304,7 @@ template <typename Lanes> struct LuFactors {
     {
     }
 
-    Index column_size() const { return height * Index(sizeof(Column) / sizeof(double)); }
+    Index column_size() const { return height * Index(sizeof(Vec) / sizeof(double)); }
     Index size() const { return (n + TILE) * column_size() + padded(n * WIDTH) + padded(LANES<Lanes> * n); }
 
     void take(Workspace &workspace)
@@ -318,23 +316,23 @@ template <typename Lanes> struct LuFactors {
     }
 
     // Subtract products of the first j columns of L with U from a column, four at a time to read it less often.
-    void eliminate(Column *__restrict x, Index j) const
+    void eliminate(Vec *__restrict x, Index j) const
     {
         Index k = 0;
         for (; k + 4 <= j; k += 4) {
-            const Column *l0 = factors + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
-            Column x0 = x[k], x1 = minus_product(x[k + 1], l0[k + 1], x0);
-            Column x2 = minus_product(minus_product(x[k + 2], l0[k + 2], x0), l1[k + 2], x1);
-            Column x3 = minus_product(minus_product(minus_product(x[k + 3], l0[k + 3], x0), l1[k + 3], x1), l2[k + 3], x2);
+            const Vec *l0 = factors + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
+            Vec x0 = x[k], x1 = minus_product(x[k + 1], l0[k + 1], x0);
+            Vec x2 = minus_product(minus_product(x[k + 2], l0[k + 2], x0), l1[k + 2], x1);
+            Vec x3 = minus_product(minus_product(minus_product(x[k + 3], l0[k + 3], x0), l1[k + 3], x1), l2[k + 3], x2);
             x[k + 1] = x1, x[k + 2] = x2, x[k + 3] = x3;
             for (Index v = k + 4; v < height; v++) {
-                Column y = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
+                Vec y = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
                 x[v] = minus_product(minus_product(y, l2[v], x2), l3[v], x3);
             }
         }
         for (; k < j; k++) {
-            const Column *column = factors + k * height;
-            Column factor = x[k];
+            const Vec *column = factors + k * height;
+            Vec factor = x[k];
             for (Index v = k + 1; v < height; v++)
                 x[v] = minus_product(x[v], column[v], factor);
         }
@@ -344,7 +342,7 @@ template <typename Lanes> struct LuFactors {
     void interchange_pivots(Index j)
     {
         for (int l = 0; l < LANES<Lanes>; l++) {
-            Scalar<Lanes> *x = reinterpret_cast<Scalar<Lanes> *>(factors + j) + l;
+            double *x = reinterpret_cast<double *>(factors + j) + l;
             Index apart = height * LANES<Lanes>, best = 0;
             double most = magnitude(x[j * apart]);
             for (Index i = 1; i < n - j; i++) {
@@ -376,11 +374,11 @@ template <typename Lanes> struct LuFactors {
                 exchange(order[j], order[pivots[j]]);
         } else {
             for (Index j = 0; j < n; j++) {
-                Column *column = factors + j * height;
+                Vec *column = factors + j * height;
                 eliminate(column, j);
                 if (pivoting)
                     interchange_pivots(j);
-                Column reciprocal = 1.0 / column[j];
+                Vec reciprocal = 1.0 / column[j];
                 for (Index v = j + 1; v < height; v++)
                     column[v] = column[v] * reciprocal;
             }
@@ -388,13 +386,13 @@ template <typename Lanes> struct LuFactors {
     }
 
     // Factors of a matrix; returns the largest element of U.
-    auto factorize(const Column *a, bool pivoting)
+    auto factorize(const Vec *a, bool pivoting)
     {
-        memcpy(static_cast<void *>(factors), a, n * height * sizeof(Column));
+        memcpy(static_cast<void *>(factors), a, n * height * sizeof(Vec));
         factorize_in_place(pivoting);
         decltype(magnitude(*a)) most = {};
         for (Index j = 0; j < n; j++) {
-            Column *column = factors + j * height;
+            Vec *column = factors + j * height;
             Lanes pivot = get<Lanes>(column, j);
             Index diagonal = place<Lanes>(j);
             set<Lanes>(reciprocals, j, 1.0 / pivot);
@@ -413,23 +411,23 @@ template <typename Lanes> struct LuFactors {
     }
 
     // y -= x one + other_x other, for some of their vectors.
-    static void subtract_two(Column *y, const Column *one, Column x, const Column *other, Column other_x, Index from, Index to)
+    static void subtract_two(Vec *y, const Vec *one, Vec x, const Vec *other, Vec other_x, Index from, Index to)
     {
         for (Index v = from; v < to; v++)
             y[v] = minus_product(minus_product(y[v], one[v], x), other[v], other_x);
     }
 
     // Solve in the place of some columns, whose rows are in the order of the factors: two rows at a time.
-    void substitute(Column *columns, Index count) const
+    void substitute(Vec *columns, Index count) const
     {
         const Index rows = n, length = height;
         Index j = 0;
         for (; j < rows - 1; j += 2) {
-            const Column *l = factors + j * length, *next = l + length;
+            const Vec *l = factors + j * length, *next = l + length;
             Index first = place<Lanes>(j + 1);
             Lanes across = ROWS_OF_VECTOR<Lanes> > 1 ? get<Lanes>(corners + j, j % WIDTH + 1) : get<Lanes>(l, j + 1);
             for (Index c = 0; c < count; c++) {
-                Column *y = columns + c * length;
+                Vec *y = columns + c * length;
                 Lanes x = get<Lanes>(y, j);
                 Lanes other = minus_product(get<Lanes>(y, j + 1), across, x);
                 if constexpr (ROWS_OF_VECTOR<Lanes> > 1)
@@ -440,12 +438,12 @@ template <typename Lanes> struct LuFactors {
             }
         }
         for (j = rows - 1; j >= 0; j -= 2) {
-            const Column *u = factors + j * length, *next = j ? u - length : u;
+            const Vec *u = factors + j * length, *next = j ? u - length : u;
             Lanes reciprocal = get<Lanes>(reciprocals, j), next_reciprocal = j ? get<Lanes>(reciprocals, j - 1) : Lanes{};
             Lanes across = j ? get<Lanes>(u, j - 1) : Lanes{};
             Index end = (j + ROWS_OF_VECTOR<Lanes> - 1) / ROWS_OF_VECTOR<Lanes>;
             for (Index c = 0; c < count; c++) {
-                Column *y = columns + c * length;
+                Vec *y = columns + c * length;
                 Lanes x = get<Lanes>(y, j) * reciprocal;
                 Lanes other = j ? minus_product(get<Lanes>(y, j - 1), across, x) * next_reciprocal : Lanes{};
                 subtract_two(y, u, all(x), next, all(other), 0, end);
@@ -457,20 +455,20 @@ template <typename Lanes> struct LuFactors {
     }
 
     // A column, of elements from(lane, row), with its rows in the order of the factors.
-    template <typename From> void permute_elements(const From &from, Column *to) const
+    template <typename From> void permute_elements(const From &from, Vec *to) const
     {
         Index first = place<Lanes>(n), rows = n;
         clear(to + first, height - first);
         for (int l = 0; l < LANES<Lanes>; l++) {
             const int *order_of_lane = order + l * rows;
             for (Index i = 0; i < rows; i++)
-                reinterpret_cast<Scalar<Lanes> *>(to)[i * LANES<Lanes> + l] = from(l, Index(order_of_lane[i]));
+                reinterpret_cast<double *>(to)[i * LANES<Lanes> + l] = from(l, Index(order_of_lane[i]));
         }
     }
 
-    void permute(const Column *from, Column *to) const
+    void permute(const Vec *from, Vec *to) const
     {
-        const Scalar<Lanes> *x = reinterpret_cast<const Scalar<Lanes> *>(from);
+        const double *x = reinterpret_cast<const double *>(from);
         permute_elements([x](int l, Index i) { return x[i * LANES<Lanes> + l]; }, to);
     }
 };

@@ -1,10 +1,8 @@
 // neula._core: the kernels for small problems on a CPU, for NumPy arrays. src/neula/_core.pyi documents them.
-#include <nanobind/stl/complex.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <complex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -69,26 +67,7 @@ std::optional<BoundedNumbers> bounded(
         {in_safe_range, rough, settled, steps, patience, sets}, of_all};
     double *x = vectors.data();
     BoundedSolution to = {{}, x, x + n, x + 2 * n, x + 3 * n};
-    Status status;
-    {
-        nb::gil_scoped_release release;
-        status = core.kernels->bounded(problem, to);
-    }
-    check(status);
-    return status == Status::done ? std::optional(to.numbers) : std::nullopt;
-}
-
-// Solve by one factorization of the dense kit, real or complex; b is overwritten.
-template <typename T> bool kit_solve(const Core &core, const std::string &name, Contiguous<const T, 2> a, Contiguous<T, 1> b)
-{
-    if (b.shape(0) != a.shape(0) || a.shape(0) < a.shape(1) || (name != "qr" && a.shape(0) != a.shape(1)))
-        throw nb::value_error("kit_solve takes a (m, n), m >= n, square except for 'qr', and b (m,)");
-    Factorization by = name == "cholesky" ? Factorization::cholesky : name == "lu" ? Factorization::lu : Factorization::qr;
-    KitProblem problem = {by, Index(a.shape(0)), Index(a.shape(1)), !std::is_same_v<T, double>,
-                          reinterpret_cast<const double *>(a.data()), reinterpret_cast<double *>(b.data())};
-    Status status = core.kernels->kit_solve(problem);
-    check(status);
-    return status == Status::done;
+    return run([&] { return core.kernels->bounded(problem, to); }) ? std::optional(to.numbers) : std::nullopt;
 }
 
 }  // namespace
@@ -103,8 +82,6 @@ NB_MODULE(_core, m)
     core.def("__init__", [](Core *self, const std::string &level) { new (self) Core{kernels_of(level)}; }, nb::arg("level"))
         .def_prop_ro("level", [](const Core &c) { return c.kernels->level; })
         .def("arithmetic_is_exact", [](const Core &c) { return c.kernels->arithmetic_is_exact(); });
-    core.def("kit_solve", kit_solve<double>, nb::arg("factorization"), nb::arg("a"), nb::arg("b"))
-        .def("kit_solve", kit_solve<std::complex<double>>, nb::arg("factorization"), nb::arg("a"), nb::arg("b"));
 
 #define FIELD(name) .def_ro(#name, &BoundedNumbers::name)
     nb::class_<BoundedNumbers>(m, "BoundedNumbers")

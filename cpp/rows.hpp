@@ -1,9 +1,8 @@
 // Upper triangular and other matrices row by row, whose rows are padded with zeros to a multiple of PADDED elements: sums of
-// multiples of rows, of which Gram matrices, Cholesky factors, inverses and products are made. Templates over the scalar
-// type: double in vectors of registers, others (dense.hpp has complex numbers) element by element.
+// multiples of rows, of which Gram matrices, Cholesky factors, inverses and products are made.
 #pragma once
 
-#include "scalars.hpp"
+#include "vectors.hpp"
 
 NEULA_BEGIN
 
@@ -19,6 +18,14 @@ constexpr Index SUMMED = 16; // products that are added up before their sum is a
 inline Index padded(Index n)
 {
     return (n + PADDED - 1) & -PADDED;
+}
+
+inline bool is_zero(Index count, const double *x)
+{
+    for (Index i = 0; i < count; i++)
+        if (x[i] != 0.0)
+            return false;
+    return true;
 }
 
 inline double norm(Index n, const double *x)
@@ -116,7 +123,7 @@ ALWAYS_INLINE void add_multiples_of_part(
         store(to + t * WIDTH, sums[t]);
 }
 
-// to += sign * sum of factors[k apart] (or their conjugates) times row k of a matrix, for rows start to stop, from some
+// to += sign * sum of factors[k apart] times row k of a matrix, for rows start to stop, from some
 // column on. Where the matrix is upper triangular, zeros are left out.
 inline void add_multiples(
     double *to, const double *factors, Index apart, double sign, const double *rows, Index columns, Index start, Index stop,
@@ -135,18 +142,6 @@ inline void add_multiples(
     }
 }
 
-template <bool conjugated = false, typename T>
-inline void add_multiples(
-    T *to, const T *factors, Index apart, double sign, const T *rows, Index columns, Index start, Index stop, Index first,
-    bool)
-{
-    for (Index k = start; k < stop; k++) {
-        T factor = sign * (conjugated ? conj(factors[k * apart]) : factors[k * apart]);
-        for (Index j = first; j < columns; j++)
-            to[j] += factor * rows[k * columns + j];
-    }
-}
-
 // Part of itself by which the diagonal of a Gram matrix of m rows is enlarged: by more than rounding errors, its own and
 // those of its factorization, so that there is a factor (Fukaya, Kannan, Nakatsukasa, Yamamoto and Yanagisawa, 2020).
 inline double gram_shift(Index m, Index n)
@@ -154,18 +149,15 @@ inline double gram_shift(Index m, Index n)
     return (m + n + 2) * n * UNIT;
 }
 
-// R with R^H R = X in the upper triangle of X, which has n columns before padding, its diagonal enlarged by some part of
+// R with R^T R = X in the upper triangle of X, which has n columns before padding, its diagonal enlarged by some part of
 // itself; false where there is none.
-template <typename T> inline bool cholesky(T *x, Index n, Index columns, double shift)
+inline bool cholesky(double *x, Index n, Index columns, double shift)
 {
     for (Index i = 0; i < n; i++) {
-        T *row = x + i * columns;
+        double *row = x + i * columns;
         row[i] *= 1.0 + shift;
-        if constexpr (is_complex<T>)
-            add_multiples<true>(row, x + i, columns, -1.0, x, columns, 0, i, i, false);
-        else
-            add_multiples(row, x + i, columns, -1.0, x, columns, 0, i, i, false);
-        double pivot = real(row[i]);
+        add_multiples(row, x + i, columns, -1.0, x, columns, 0, i, i, false);
+        double pivot = row[i];
         if (!(pivot > 0.0 && pivot < INFINITY))
             return false;
         double scale = sqrt(pivot);
@@ -176,13 +168,13 @@ template <typename T> inline bool cholesky(T *x, Index n, Index columns, double 
 }
 
 // R^-1, row by row from the last one on: the computed one times R errs by n u |R^-1| |R| at most.
-template <typename T> inline void invert(const T *r, Index n, Index columns, T *inverse)
+inline void invert(const double *r, Index n, Index columns, double *inverse)
 {
     for (Index i = n - 1; i >= 0; i--) {
-        T *row = inverse + i * columns;
-        const T *of_r = r + i * columns;
-        memset(static_cast<void *>(row), 0, columns * sizeof(T));
-        row[i] = T(1.0);
+        double *row = inverse + i * columns;
+        const double *of_r = r + i * columns;
+        memset(row, 0, columns * sizeof(double));
+        row[i] = 1.0;
         add_multiples(row, of_r, 1, -1.0, inverse, columns, i + 1, n, i, true);
         for (Index j = i; j < columns; j++)
             row[j] /= of_r[i];

@@ -317,13 +317,13 @@ _PROBLEMS = [
         "rows are multiplied by their weights", "algorithms/test_operators.py",
     ),
     Mutation(
-        "doubt of systems ignored", "problems/systems/judge.py",
+        "doubt of systems ignored", "problems/systems/problem.py",
         "accepted = self.limits.accept(evidence) & (not answer.doubt)",
         "accepted = self.limits.accept(evidence)",
         "a link that doubts its answer is not accepted", "systems/test_direct.py",
     ),
     Mutation(
-        "units of the unknowns not undone", "problems/systems/scaled.py",
+        "units of the unknowns not undone", "problems/systems/system.py",
         "self._given.backward_error(shift(y, -self._relative.mT)",
         "self._given.backward_error(shift(y, self._relative.mT)",
         "backward errors count in the given scaling, too", "systems/test_direct.py",
@@ -370,7 +370,7 @@ _PROBLEMS = [
         "the sign of active_mask, and of the gradient there", "bounded",
     ),
     Mutation(
-        "known errors of solutions by factors", "problems/systems/lu_checks.py",
+        "known errors of solutions by factors", "problems/systems/lu_plan.py",
         "float(not solution.known))", "0.0)",
         "a condition number that is only bounded from below", "test_lu_solve.py systems",
     ),

@@ -29,10 +29,10 @@ def check_the_package() -> None:
 
 
 def check_every_module() -> None:
-    """Each can be imported, or says which extra it needs; but kernels, which are imported on a GPU."""
+    """Each can be imported, or says which extra it needs."""
     names = [module.name for module in pkgutil.walk_packages(neula.__path__, "neula.")]
     for name in names:
-        if name.endswith(("_triton", ".__main__")):
+        if name.endswith(".__main__"):
             continue
         failed = import_error(partial(import_module, name))
         assert failed is None or "pip install 'neula[" in failed, f"{name}: {failed}"

@@ -193,7 +193,7 @@ def test_messages() -> None:
 
 
 def test_an_accuracy_that_is_missed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("neula.problems.definite.judge.cholesky_bound", lambda target, n: 1e-30)
+    monkeypatch.setattr("neula.problems.definite.problem.cholesky_bound", lambda target, n: 1e-30)
     a = definite(20, 2)
     with pytest.warns(neula.AccuracyWarning, match=r"not certified to fp64 accuracy for A\[0\], A\[1\]"):
         found = neula.cholesky(a)

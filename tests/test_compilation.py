@@ -164,6 +164,29 @@ def test_accuracies_have_names(accuracy: Any) -> None:
     assert torch.equal(q, expected.Q)
 
 
+@pytest.mark.parametrize("accuracy", [None, torch.float32])
+def test_results_of_a_graph_say_which_accuracy(accuracy: Any) -> None:
+    a = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    b, definite = a[:, 0].exp(), a.mT @ a + torch.eye(3, dtype=torch.float64)
+    calls = {
+        "lstsq": lambda **how: neula.lstsq(a, b, damp=0.5, **how),
+        "solve": lambda **how: neula.solve(definite, b[:3], **how),
+        "cholesky": lambda **how: neula.cholesky(definite, **how),
+        "qr": lambda **how: neula.qr(a, **how),
+        "orth": lambda **how: neula.orth(a, wait=False, **how),
+        "polar": lambda **how: neula.polar(a, **how),
+        "eigh": lambda **how: neula.eigh(definite, **how),
+        "svd": lambda **how: neula.svd(a, full_matrices=False, **how),
+        "nnls": lambda **how: neula.nnls(a, b, **how),
+        "lsq_linear": lambda **how: neula.lsq_linear(a, b, (0.0, 3.0), **how),
+    }
+    for name, call in calls.items():
+        compiled = torch.compile(lambda call=call: call(accuracy=accuracy), backend="eager", fullgraph=True)
+        expected, found = call(accuracy=accuracy), compiled()
+        assert (found.accuracy, found.engine) == (expected.accuracy, "auto"), name
+        torch._dynamo.reset()
+
+
 def test_shapes_alone() -> None:
     """Meta tensors, as of models that are not there yet."""
     a, b = torch.empty(2, 6, 3, device="meta"), torch.empty(6, device="meta")

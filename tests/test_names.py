@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import neula
+from neula.io.sources import row_blocks
 
 pandas = pytest.importorskip("pandas")
 RNG = np.random.default_rng(3)
@@ -145,3 +146,44 @@ def test_labels_of_the_start() -> None:
     start = pandas.Series([-1.2, 1.0], index=["p", "q"])
     result = neula.least_squares(lambda x: np.array([10 * (x[1] - x[0] ** 2), 1 - x[0]]), start)
     assert result.coefficients == {"p": result.x[0], "q": result.x[1]}
+
+
+def test_bounds_go_by_labels() -> None:
+    lower, upper = {"v": 0.0, "u": 0.0}, {"v": 0.5, "u": 9.0}
+    expected = neula.lsq_linear(A, B, bounds=(0.0, [9.0, 0.5])).x
+    for kind in (dict, pandas.Series):
+        pair = kind(lower), kind(upper)
+        np.testing.assert_array_equal(neula.lsq_linear(FRAME, B, bounds=pair).x, expected)
+        fit = neula.curve_fit(lambda _, u, v: A @ [u, v], A[:, 0], B, p0={"v": 0.2, "u": 0.1}, bounds=pair)
+        np.testing.assert_allclose(fit.popt, expected, rtol=1e-9)
+    start = pandas.Series([0.1, 0.1], index=["u", "v"])
+    np.testing.assert_allclose(
+        neula.least_squares(lambda x: A @ x - B, start, bounds=pair).x, expected, rtol=1e-9
+    )
+    by_position = neula.lsq_linear(FRAME, B, bounds=(0.0, pandas.Series([9.0, 0.5])))
+    np.testing.assert_array_equal(by_position.x, expected)
+    with pytest.raises(ValueError, match="lower bound has u, and the parameters are u, v"):
+        neula.lsq_linear(FRAME, B, bounds=({"u": 0.0}, 1.0))
+
+
+def test_sources_of_parquet(tmp_path) -> None:
+    pytest.importorskip("pyarrow")
+    FRAME.assign(y=B).to_parquet(tmp_path / "table.parquet")
+
+    def columns(names):
+        return row_blocks(tmp_path / "table.parquet", names)
+
+    result = neula.lstsq(columns(["v", "u"]), columns("y"))
+    assert (result.names, result.responses) == (("v", "u"), ("y",))
+    assert list(result.to_frame().index) == ["v", "u"]
+    fit = neula.LeastSquares(2)
+    fit.update(columns(["v", "u"]), columns("y"))
+    with pytest.raises(ValueError, match="columns of A are u, v: name them in the order v, u"):
+        fit.update(columns(["u", "v"]), columns("y"))
+    assert list(fit.solve().coefficients) == ["v", "u"]
+
+
+def test_a_table_that_is_not_read_yet() -> None:
+    polars = pytest.importorskip("polars")
+    with pytest.raises(TypeError, match=r"A is a LazyFrame, which has no numbers yet: pass A\.collect"):
+        neula.lstsq(polars.DataFrame({"u": B}).lazy(), B)

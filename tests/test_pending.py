@@ -20,9 +20,8 @@ from neula.engines import CpuEngine
 from neula.engines.formats import FORMATS
 from neula.engines.shipped import cuda_tuning
 from neula.pipeline.chain import first_answer
-from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
-from neula.problems.polar.problem import PolarMatrices, PolarOptions
+from neula.problems.polar.problem import PolarJudge, PolarMatrices, PolarOptions
 
 READS = {"_local_scalar_dense", "nonzero", "is_nonzero", "equal", "allclose", "masked_select"}
 

@@ -17,7 +17,7 @@ from neula.engines import FP32, FP64, CpuEngine, Engine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.qr import cholesky_qr_host
-from neula.problems.orthogonal import host_links
+from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.problem import QRMatrices, QROptions
@@ -238,7 +238,7 @@ def test_only_those_of_a_batch_that_the_core_leaves_are_reflected(monkeypatch: p
             q[3], r[3], found[:, 3] = torch.nan, torch.nan, np.nan
         return q, r, found
 
-    monkeypatch.setattr(host_links, "cholesky_qr", without_one)
+    monkeypatch.setattr(ways, "cholesky_qr", without_one)
     found, alone = neula.qr(a), neula.qr(a[2])
     assert bool(found.accepted.all())
     torch.testing.assert_close(found.Q @ found.R, a, rtol=0, atol=1e-13)

@@ -3,8 +3,6 @@
 Arrays are NumPy's. Matrices that are only read may be float64 or float32, of any strides.
 """
 
-from typing import Literal
-
 import numpy as np
 
 source_hash: str
@@ -57,12 +55,6 @@ class Core:
     def arithmetic_is_exact(self) -> bool:
         """Whether sums and products have the rounding errors of IEEE arithmetic."""
 
-    def kit_solve(self, factorization: Literal["cholesky", "lu", "qr"], a: np.ndarray, b: np.ndarray) -> bool:
-        """Solve ``A x = b``, or least squares by QR, in the place of b: float64 or complex128.
-
-        Returns False where A has no such factorization.
-        """
-
     def bounded(
         self,
         a: np.ndarray,
@@ -90,13 +82,7 @@ class Core:
         """Make R's diagonal nonnegative, in place: ``probes_host.reflected_errors``."""
 
     def cholesky_qr(
-        self,
-        a: np.ndarray,
-        q: np.ndarray,
-        r: np.ndarray,
-        probes: np.ndarray,
-        loss: float,
-        threads: int,
+        self, a: np.ndarray, q: np.ndarray, r: np.ndarray, probes: np.ndarray, loss: float, threads: int
     ) -> np.ndarray:
         """Factorize A, overwriting Q and R: :func:`neula.kernels.qr.cholesky_qr_host.cholesky_qr`."""
 
@@ -111,7 +97,7 @@ class Core:
     ) -> None:
         """``R = A X``, ``B - A X`` or B to image, and ``A^T R`` to back, for vectors as rows.
 
-        A (m, n) has rows without gaps: :class:`neula.kernels.few_vectors.one_pass_host.OnePass`.
+        A (m, n) has rows without gaps: :func:`neula.kernels.few_vectors.one_pass_host.one_pass`.
 
         Raises
         ------

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
+from neula.algorithms.orthogonal.householder import normal_equations, qr_solve
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import EmulatedEngine
 from neula.io.matrices import SPECTRA, random_matrix

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from memory_of_gpu import peak_beside
-from neula.algorithms.elimination import calu, lu
-from neula.algorithms.elimination import pivoting as pivoting_module
+from neula.algorithms.elimination import calu, lu, lu_panels
 from neula.algorithms.elimination.calu import by_pivoted_blocks, height
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.triangular import inverted, substitution
@@ -466,7 +465,7 @@ def test_peak_memory_is_the_matrix_and_the_buffer(
     """
     monkeypatch.setattr(cpu_engine, "MIN_COLUMNS", 8)
     monkeypatch.setattr(cpu_engine, "PRODUCT_ELEMENTS", 1 << 11)
-    monkeypatch.setattr(pivoting_module, "MOVED_ELEMENTS", 1 << 11)
+    monkeypatch.setattr(lu_panels, "MOVED_ELEMENTS", 1 << 11)
     n, r, s = 512, 32, 8
     a = random_matrix("normal", n, n, dtype=torch.float32) if pivoting else hpl_ai_matrix(n).float()
     peak = peak_bytes(lambda: factorize(a, bf16_cpu, variant, r, s, pivoting=pivoting))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from neula.algorithms.elimination import pivoting
-from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.elimination import lu_panels
+from neula.algorithms.elimination.lu_panels import Interchanges
 
 
 def interchanged(matrix: torch.Tensor, start: int, pivots: list[int]) -> torch.Tensor:
@@ -33,7 +33,7 @@ def interchanged(matrix: torch.Tensor, start: int, pivots: list[int]) -> torch.T
 def test_rows_are_interchanged_in_order(
     start: int, pivots: list[int], elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pivoting, "MOVED_ELEMENTS", elements)
+    monkeypatch.setattr(lu_panels, "MOVED_ELEMENTS", elements)
     matrix = torch.arange(60.0).reshape(6, 10)
     expected = interchanged(matrix, start, pivots)
     expected[:, 3:5] = matrix[:, 3:5]

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls
+from neula.algorithms.krylov.cgls import BLIND, Stop, _Progress, cgls, lsqr
 from neula.algorithms.krylov.craig import craig, refine_minimum_norm
-from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refinement import InnerSolver, refine
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf

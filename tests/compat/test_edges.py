@@ -200,3 +200,29 @@ def test_only_singular_values_need_finite_numbers() -> None:
         assert np.isnan(np.asarray(compat.norm(wrap(a[0]), 2)))
         assert not np.isfinite(np.asarray(compat.cond(wrap(a), 1)))
     assert np_compat.matrix_rank(a[0]) == 1
+
+
+READ_ONLY = {
+    **{name: case[::2] for name, case in FUNCTIONS.items() if not name.startswith("torch")},
+    "numpy.det": (np_compat, lambda la, a, b: la.det(a)),
+    "numpy.slogdet": (np_compat, lambda la, a, b: la.slogdet(a)),
+    "numpy.inv": (np_compat, lambda la, a, b: la.inv(a)),
+    "scipy.det": (sp_compat, lambda la, a, b: la.det(a)),
+    "scipy.inv": (sp_compat, lambda la, a, b: la.inv(a)),
+}
+
+
+@pytest.mark.parametrize("name", READ_ONLY)
+def test_memory_that_may_not_be_written_to(name: str) -> None:
+    """Torch warns once a process where a tensor shares such memory."""
+    ours, call = READ_ONLY[name]
+    a, b = np.diag([4.0, 3.0, 2.0]) + 0.1, np.ones(3)
+    a.flags.writeable = b.flags.writeable = False
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(ours, a, b)
+    finally:
+        torch.set_warn_always(always)

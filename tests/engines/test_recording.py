@@ -138,6 +138,18 @@ def test_what_is_replayed_is_bounded_by_time_and_by_memory(
     graphs.largest_input.cache_clear()
 
 
+def test_what_has_no_room_together_is_not_captured_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "largest_input", lambda device: 3 * graphs.LEAST)
+    room = 3 * graphs.KEPT
+    for _ in range(10):
+        for key in range(room + 2):
+            graphs.replay(doubled, (X,), key)
+    assert Graph.log.count("begin in shared") == room
+    for _ in range(4):  # later the first ones are not asked for any more
+        graphs.replay(doubled, (X,), room + 1)
+    assert Graph.log.count("begin in shared") == room + 1
+
+
 def test_small_graphs_are_bounded_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each takes a piece of the allocator's, however few numbers it has."""
     monkeypatch.setattr(graphs, "largest_input", lambda device: 3 * graphs.LEAST)

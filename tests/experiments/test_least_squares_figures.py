@@ -12,8 +12,7 @@ import torch
 from doctored import Doctor, axes_drawn, by_lie, deny, every, stored
 
 from neula import engines
-from neula.algorithms.krylov.cgls import cgls
-from neula.algorithms.krylov.lsqr import lsqr
+from neula.algorithms.krylov.cgls import cgls, lsqr
 from neula.engines import cpu
 from neula.io.matrices import random_matrix
 from neula.papers.data import ExperimentData, Measurements, Row

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from neula.kernels.cholesky import cholesky_tiles_cuda
+from neula.kernels.cholesky import cholesky_tiles
 from neula.kernels.cuda_source import laid_out, path_of
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
@@ -84,15 +84,15 @@ def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: py
 
         return launch
 
-    monkeypatch.setattr(cholesky_tiles_cuda, "compiled", compiled)
+    monkeypatch.setattr(cholesky_tiles, "compiled", compiled)
 
 
 @pytest.fixture
 def sums_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partial Gram matrices are added by torch where kernels are interpreted: row by row, that takes long."""
     if INTERPRETED and "triton" in sys.modules:
-        for module in ("panel_gram", "projection", "tall_gram"):
-            place = f"neula.kernels.qr.{module}_triton.sum_of_blocks"
+        for module in ("panel_gram", "projection", "tall"):
+            place = f"neula.kernels.qr.{module}.sum_of_blocks"
             monkeypatch.setattr(place, lambda parts, total: total.copy_(parts.double().sum(0)))
 
 

@@ -178,7 +178,7 @@ def test_arguments_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 6 + device, raising=False)
     x = torch.ones(3)
-    launch = cuda_source._Launch(SimpleNamespace(func="function"), utils)
+    launch = cuda_source._Launch(SimpleNamespace(func="function"), utils, 1)
     launch((3, 1, 1), (64, 1, 1), [x, 5, -6, True], 512)
     assert seen == [x.data_ptr(), 5, -6, 1, ("status", 0)]
 

@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from operator import neg  # noqa: F401
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ def never(device: torch.device) -> None:
     pytest.fail("tried without need")
 
 
-@kernel("operator:neg", trial=never, when=lambda a: a.numel() > 0)
+@kernel("neg", trial=never, when=lambda a: a.numel() > 0)
 def negative(a: torch.Tensor) -> torch.Tensor:
     """Minus A, twice as large so that the two are told apart."""
     return -2 * a
@@ -105,7 +106,7 @@ def test_a_kernel_is_expected_to_run_until_it_has_failed(
     def fails(device: torch.device) -> None:
         raise RuntimeError("no compiler")
 
-    likely_one = kernel("neula.kernels.x_triton:x", trial=fails)(torch.neg)
+    likely_one = kernel("x_triton", trial=fails)(torch.neg)
     assert expected(likely_one, GPU) == likely
     assert not expected(likely_one, CPU)
     with pytest.warns(RuntimeWarning, match="no compiler"):

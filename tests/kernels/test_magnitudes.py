@@ -16,10 +16,10 @@ from neula.kernels.magnitudes import largest_magnitude
 def sizes_by_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., magnitudes.Magnitudes]:
     """The kernel, on the GPU where there is one, in Triton's interpreter elsewhere."""
     pytest.importorskip("triton")
-    from neula.kernels import magnitudes_triton
+    from neula.kernels import magnitudes as module
 
-    monkeypatch.setattr(magnitudes_triton, "TILES", 2)
-    return magnitudes_triton.magnitudes_triton
+    monkeypatch.setattr(module, "TILES", 2)
+    return module.magnitudes_triton
 
 
 @pytest.mark.parametrize("block", [1, 50, 1 << 16])
@@ -84,7 +84,7 @@ def test_what_is_not_finite_comes_through_the_kernel(
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (300, 3), (1100, 1)])
 def test_sizes_of_systems(sizes_by_kernel: Callable[..., magnitudes.Magnitudes], n: int, k: int) -> None:
-    from neula.kernels.magnitudes_triton import ends_of_triton
+    from neula.kernels.magnitudes import ends_of_triton
 
     generator = torch.Generator().manual_seed(n)
     a, b = (torch.randn(1, n, columns, dtype=torch.float64, generator=generator) for columns in (n, k))
@@ -100,7 +100,7 @@ def test_sizes_of_systems(sizes_by_kernel: Callable[..., magnitudes.Magnitudes],
 def test_systems_that_are_not_finite_are_not_near_one(
     sizes_by_kernel: Callable[..., magnitudes.Magnitudes], value: float
 ) -> None:
-    from neula.kernels.magnitudes_triton import ends_of_triton
+    from neula.kernels.magnitudes import ends_of_triton
 
     a, b = (torch.ones(1, 4, columns, dtype=torch.float64, device=DEVICE) for columns in (4, 1))
     for x in (a, b):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL
 
-from neula.kernels import shift_cuda
+from neula.kernels import shift as module
 from neula.kernels.shift import shift
 
 
@@ -17,8 +17,8 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     if request.param == "function":
         return shift
     if not HAS_GPU:
-        monkeypatch.setattr(shift_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
-    return shift_cuda.shift_cuda
+        monkeypatch.setattr(module, "compiled", request.getfixturevalue("compiled_on_host"))
+    return module.shift_cuda
 
 
 @pytest.mark.parametrize(

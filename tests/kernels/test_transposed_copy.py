@@ -11,7 +11,7 @@ from neula.kernels.transposed_copy import transpose_in_place, transposed_copy
 
 def kernel(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     pytest.importorskip("triton")
-    from neula.kernels import transposed_copy_triton as module
+    from neula.kernels import transposed_copy as module
 
     return module.transposed_copy_triton(out, a, scales)
 
@@ -63,7 +63,7 @@ def test_scaled_in_place(copy) -> None:  # type: ignore[no-untyped-def]
 
 def kernel_in_place(a: torch.Tensor) -> torch.Tensor:
     pytest.importorskip("triton")
-    from neula.kernels import transposed_copy_triton as module
+    from neula.kernels import transposed_copy as module
 
     module.transpose_in_place_triton(a)
     return a.T

@@ -299,5 +299,7 @@ def test_formulas() -> None:
     for wrong, message in (("y ~ q", "q"), ("x + u", "no response")):
         with pytest.raises(ValueError, match=message):
             neula.fit_formula(wrong, table)
-    with pytest.raises(ValueError, match="null"):
+    with pytest.raises(ValueError, match=r"null values.*drop these rows"):
         neula.fit_formula("y ~ x", table.assign(x=table.x.where(table.x > 2)))
+    with pytest.raises(ValueError, match="not seen in original dataset"):
+        neula.fit_formula("y ~ x + kind", table).predict(table.assign(kind="z"))

@@ -19,7 +19,7 @@ from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 from neula.pipeline import call
 from neula.pipeline.plans import forget_all
-from neula.problems.orthogonal import host_links
+from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.links import REPEATED
 from neula.problems.systems import by_core
 
@@ -148,7 +148,7 @@ def test_a_kernel_of_the_host_takes_systems(
     assert found.converged
     assert torch.linalg.vector_norm(small[0] @ found.x - small[1]) <= 1e-13 * torch.linalg.vector_norm(b)
     assert solve(a[:40, :40], b[:40, None]).engine == expected
-    columns = CpuEngine("cpu").tuning[by_core.CoreTuning].core_columns
+    columns = CpuEngine("cpu").tuning[by_core.CoreTuning].core_numbers // 10
     for other in (
         solve(a, b),
         solve(a[:10, :10], b[:10, None].expand(10, columns + 1)),
@@ -183,7 +183,7 @@ def test_a_kernel_of_small_factorizations(launching: None, monkeypatch: pytest.M
         return found._replace(measures=found.measures + 1) if spoilt else found
 
     kernel = SimpleNamespace(takes=lambda a, enough: a.shape[2] <= 64, kernel=factorize)
-    monkeypatch.setattr(host_links, "small_qr", kernel)
+    monkeypatch.setattr(ways, "small_qr", kernel)
     a = normal(50, 20)
     found = neula.qr(a)
     assert found.attempts[-1].method == LABEL

@@ -137,7 +137,7 @@ def test_the_first_link_is_launched_once(module: Any, monkeypatch: pytest.Monkey
 def test_operands_of_a_device(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands that the host solves sooner are fetched, and results are tensors where the operands are."""
 
-    def given(args: Any, begun: float, copies: bool, dtypes: Any) -> plans.Given:
+    def given(args: Any, begun: float, copies: bool) -> plans.Given:
         return plans.Given(args, lambda x: torch.from_numpy(x).clone(), begun, lambda x: x, args)
 
     monkeypatch.setattr(plans, "given_arrays", given)

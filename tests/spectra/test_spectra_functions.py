@@ -16,7 +16,7 @@ import neula
 from neula.engines import EmulatedEngine
 from neula.io.sources import row_blocks
 from neula.pipeline.table import Rule
-from neula.problems.spectra import links, ways
+from neula.problems.spectra import links
 from neula.problems.spectra.links import chain
 from neula.problems.spectra.problem import SpectralOptions
 
@@ -415,7 +415,7 @@ def test_what_is_tried() -> None:
 def test_a_link_that_fails_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first link returns a wrong vector for one matrix of the batch: only this one goes to the next."""
     a = np.stack([A, 2 * A]).astype("float32")
-    exact, before = ways.converged_eigh, []
+    exact, before = links.converged_eigh, []
 
     def spoilt(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         w, v = exact(x)
@@ -424,7 +424,7 @@ def test_a_link_that_fails_is_followed_by_the_next(monkeypatch: pytest.MonkeyPat
             v[-1, 0, 0] += 0.5
         return w, v
 
-    monkeypatch.setattr(ways, "converged_eigh", spoilt)
+    monkeypatch.setattr(links, "converged_eigh", spoilt)
     result = neula.eigh(a)
     assert before == [2, 1]
     assert [(x.method, x.accepted) for x in result.attempts] == [("eigh fp32", False), ("eigh fp64", True)]
@@ -435,13 +435,13 @@ def test_a_link_that_fails_is_followed_by_the_next(monkeypatch: pytest.MonkeyPat
 @EVERY
 def test_an_accuracy_that_is_missed(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
     everything = links.TABLE
-    exact = ways.converged_eigh
+    exact = links.converged_eigh
 
     def coarse(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         w, v = exact(x)
         return w, v + 1e-9 * torch.arange(v[0].numel(), dtype=v.dtype).reshape(v[0].shape)
 
-    monkeypatch.setattr(ways, "converged_eigh", coarse)
+    monkeypatch.setattr(links, "converged_eigh", coarse)
     # Progress is not reported by plans, which call the library themselves.
     options = {"engine": "emulated" if function == "svd" else "cpu", "progress": lambda *_: None}
     symmetric = Rule("of eigenvalues", lambda case: case.options.symmetric)
@@ -481,7 +481,7 @@ def test_values_alone() -> None:
 def test_values_that_do_not_agree_with_trace_or_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     for change in ([1e-9, 0, 0], [1e-9, 0, -1e-9]):
         monkeypatch.setattr(
-            ways,
+            links,
             "converged_eigvalsh",
             lambda x, c=change: torch.linalg.eigvalsh(x) + torch.tensor(c, dtype=x.dtype),
         )

@@ -17,7 +17,7 @@ from tests.campaign.ratios import THRESHOLD
 
 import neula
 from neula.engines import FORMATS
-from neula.problems.spectra import ways
+from neula.problems.spectra import links
 
 U = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.complex64: 2.0**-24, torch.complex128: 2.0**-53}
 DTYPES = list(U)
@@ -199,7 +199,7 @@ def test_what_is_not_accepted_is_corrected_again(dtype: torch.dtype, monkeypatch
         sizes = torch.tensor([1e-5, 0.05, 1e-5]).to(x)[:, None, None]
         return torch.linalg.eigh(x)[1] @ torch.linalg.matrix_exp(sizes * skew)
 
-    monkeypatch.setattr(ways, "divide", rough)
+    monkeypatch.setattr(links, "divide", rough)
     result = neula.eigh(a, engine="emulated")
     assert [attempt.method.split()[0] for attempt in result.attempts] == ["divide", "corrected"]
     assert result.converged

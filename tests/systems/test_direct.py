@@ -20,9 +20,8 @@ from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.systems.factor_source import _LU, VECTORS, SingularMember
-from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
-from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems
+from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, SystemsJudge
 from neula.problems.systems.together import _worst, solve_together
 
 noise = partial(normal, seed=3)

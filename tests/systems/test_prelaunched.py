@@ -20,7 +20,7 @@ from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import together
 from neula.problems.systems.factor_source import DEFINITE, FactorSource
-from neula.problems.systems.scaled import ScaledSystems
+from neula.problems.systems.system import ScaledSystems
 from neula.problems.systems.ways import MIXED
 
 LIBRARY = "lu fp64 with pivoting"

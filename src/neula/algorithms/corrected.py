@@ -74,24 +74,11 @@ def corrected_product(
 ) -> torch.Tensor:
     """``A B`` from products in the engine's format, about as accurate as one in float32.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, k)
-    b : Tensor, shape (k, n)
-        float32 or float64, which is rounded to float32.
-    engine : Engine
-        In format fp16, tf32 or bf16.
-    scheme : Scheme, optional
-        Parts and scales; by default those of :data:`neula.kernels.products.parts.SCHEMES` for the format.
-    run : int
-        Products of leading parts that the unit sums from zero; the sums are added in float32.
-    trace : callable, optional
-        Called with the split of each operand and with each product.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        In the dtype of ``a``, column-major.
+    Shapes: a (m, k). ``b``, shape (k, n): float32 or float64, which is rounded to float32. ``engine``: in
+    format fp16, tf32 or bf16. ``scheme``: parts and scales; by default those of
+    :data:`neula.kernels.products.parts.SCHEMES` for the format. ``run``: products of leading parts that the
+    unit sums from zero; the sums are added in float32. ``trace``: called with the split of each operand and
+    with each product. Returns shape (m, n): in the dtype of ``a``, column-major.
 
     Examples
     --------
@@ -118,11 +105,7 @@ def corrected_product(
 
 
 def corrected_bmm(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    engine: Engine,
-    *,
-    shift: int | None = None,
+    a: torch.Tensor, b: torch.Tensor, engine: Engine, *, shift: int | None = None
 ) -> torch.Tensor:
     """Batch of small products of float32 matrices with error correction, in fp16 or tf32, of elements in its
     range.

@@ -90,20 +90,11 @@ class ScaledProblems(ScaledUnknowns):
     ) -> Self:
         """Whiten or weigh, damp and scale.
 
-        Parameters
-        ----------
-        a : Tensor, shape (..., m, n)
-        b : Tensor, shape (..., m, k)
-        weights : Tensor, shape (m,), or None
-        damp : float
-            0 for none.
-        factor : Tensor, shape (m, m), optional
-            Lower Cholesky factor of a covariance, in place of weights.
-        limits_damping : bool
-            Whether damping far above A may be less: x is ``A^H b / damp^2``, up to ``||A||^2 / damp^2`` of
-            itself, and is scaled by what the damping is divided by. There are no constraints then.
-        keeps_rounding : bool
-            Whether to keep what products with weights lose, which no graph of derivatives goes through.
+        Shapes: a (..., m, n), b (..., m, k), weights (m,), or None. ``damp``: 0 for none. ``factor``, shape
+        (m, m): lower Cholesky factor of a covariance, in place of weights. ``limits_damping``: whether
+        damping far above A may be less: x is ``A^H b / damp^2``, up to ``||A||^2 / damp^2`` of itself, and is
+        scaled by what the damping is divided by. There are no constraints then. ``keeps_rounding``: whether
+        to keep what products with weights lose, which no graph of derivatives goes through.
         """
         wide = over_rows.count(a.shape[-2]) < a.shape[-1] and not damp
         (a, a_low), columns = _scaled(in_double(a), weights, factor, over_rows, keeps_rounding)

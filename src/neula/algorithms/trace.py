@@ -112,8 +112,7 @@ def traced(engine: EngineKind, trace: Tracer) -> EngineKind:
 
         def product(a: torch.Tensor, b: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
             trace(TraceEvent("product", shape=(*a.shape, b.shape[-1]), format=engine.format.name))
-            result: torch.Tensor = multiply(a, b, *args, **options)
-            return result
+            return multiply(a, b, *args, **options)
 
         return product
 

@@ -36,19 +36,10 @@ def target_format(
 ) -> Format:
     """The format whose accuracy is requested; that of the input when nothing is.
 
-    Parameters
-    ----------
-    accuracy : str, dtype or float, optional
-        A number is a backward error: of the formats with which it is at most that, the cheapest is taken.
-    dtype : torch.dtype
-        Of the result.
-    bound : callable, optional
-        Largest accepted backward error of this problem in a format; by default a multiple of u.
-
-    Raises
-    ------
-    ValueError
-        For an unknown name, and for an accuracy that the dtype of the result cannot hold.
+    ``accuracy``: a number is a backward error: of the formats with which it is at most that, the cheapest is
+    taken. ``dtype``: of the result. ``bound``: largest accepted backward error of this problem in a format;
+    by default a multiple of u. Raises ValueError for an unknown name, and for an accuracy that the dtype of
+    the result cannot hold.
     """
     if accuracy is None:
         return format_of(dtype)

@@ -128,22 +128,10 @@ def largest_beyond(
     cosh(acosh(||T(D^H D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one likes. All of
     this rests on one event, whatever the polynomials, so that there is one probability.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float32 or float64.
-    u, v : Tensor, shape (m, l) and (n, l)
-        With orthonormal columns.
-    edge : float
-        About the norm of D.
-    wanted : float
-        A bound that would be good enough; it decides on the polynomial.
-    engine : Engine
-        Multiplies, in the precision of A.
-    most : int
-        Largest degree.
-    carried : tuple of Tensor, shapes (m, p) and (n, p), optional
-        ``D G`` and ``A^H D G`` of :func:`random_vectors`, where other products with A brought them along.
+    ``a``, shape (m, n): float32 or float64. ``u``, ``v``, shape (m, l) and (n, l): with orthonormal columns.
+    ``edge``: about the norm of D. ``wanted``: a bound that would be good enough; it decides on the
+    polynomial. ``engine``: multiplies, in the precision of A. ``most``: largest degree. ``carried``: ``D G``
+    and ``A^H D G`` of :func:`random_vectors`, where other products with A brought them along.
 
     Examples
     --------
@@ -240,25 +228,11 @@ def upper_bounds(
     most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is
     not enough, eigenvalues are computed.
 
-    Parameters
-    ----------
-    s : array, shape (l,)
-        Descending, float64.
-    rest : array, shape (l, l)
-        ``E^H E`` with ``E = A^H U - V S``, float64 or complex128.
-    rank : int
-        How many count.
-    beyond : float
-        Bound on ``||D||``.
-    margin : float
-        By how much t may exceed the last one that counts.
-    enough : array, shape (rank,), optional
-        Differences to the singular values that are small enough: no eigenvalues are computed for less.
-
-    Returns
-    -------
-    array, shape (rank,)
-        Infinite where D may be too large.
+    ``s``, shape (l,): descending, float64. ``rest``, shape (l, l): ``E^H E`` with ``E = A^H U - V S``,
+    float64 or complex128. ``rank``: how many count. ``beyond``: bound on ``||D||``. ``margin``: by how much t
+    may exceed the last one that counts. ``enough``, shape (rank,): differences to the singular values that
+    are small enough: no eigenvalues are computed for less. Returns shape (rank,), infinite where D may be too
+    large.
 
     Examples
     --------

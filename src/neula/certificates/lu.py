@@ -24,20 +24,9 @@ def componentwise_backward_error(
 
     Lopez and Mary (2022), formula 2.2, by the theorem of Oettli and Prager; the worst right-hand side counts.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        With the rows in the order of L: ``A[permutation]`` after pivoting.
-    x : Tensor, shape (n, k)
-    b : Tensor, shape (n, k)
-        Rows as in ``a``.
-    lower, upper : Tensor, shape (n, n)
-        L and U.
-
-    Returns
-    -------
-    float
-        NaN if x is not finite.
+    Shapes: x (n, k). ``a``, shape (n, n): with the rows in the order of L: ``A[permutation]`` after pivoting.
+    ``b``, shape (n, k): rows as in ``a``. ``lower``, ``upper``, shape (n, n): L and U. Returns NaN if x is
+    not finite.
 
     Examples
     --------
@@ -105,13 +94,8 @@ class BlockFma:
     def product(self, k: int, accumulate: str = "fp32") -> float:
         """Return c in ``|C - AB| <= c |A| |B|``, with the rounding of A and B: formula (2.1), all terms.
 
-        Parameters
-        ----------
-        k : int
-            Products in a sum.
-        accumulate : {"fp32", "fp16"}
-            TC32, or TC16, whose sums are rounded to the low format once for t products. The paper's ``n u``
-            is that of t = 1.
+        ``k``: products in a sum. ``accumulate``, one of {"fp32", "fp16"}: TC32, or TC16, whose sums are
+        rounded to the low format once for t products. The paper's ``n u`` is that of t = 1.
         """
         u, sums = self.low.u, self._sums(k)
         if accumulate != "fp32":
@@ -197,24 +181,11 @@ def lu_bound(
     Lopez and Mary (2022), Tables 1 and 2; for the standard algorithms ``n u``. It excludes the rounding of A
     to the low format (u, for Algorithms 4.1 to 5.2). :meth:`BlockFma.lu` has all terms.
 
-    Parameters
-    ----------
-    variant : str
-        ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"``, ``"5.2/5.1"``, ``"5.2/3.1"`` or
-        ``"5.2/3.1-fp32"``.
-    panel, inner_panel : int
-        Widths r and s; of inner panels that are partitioned again a tuple.
-    low : Format
-        Of the operands of products.
-    storage : Format, optional
-        Of the matrix, for Algorithm 3.1: ``low`` by default.
-    block : int
-        t, the products that the unit adds at a time.
-
-    Raises
-    ------
-    ValueError
-        For an unknown variant, and for 5.2/4.1 without an inner panel.
+    ``variant``: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"``, ``"5.2/5.1"``,
+    ``"5.2/3.1"`` or ``"5.2/3.1-fp32"``. ``panel``, ``inner_panel``: widths r and s; of inner panels that are
+    partitioned again a tuple. ``low``: of the operands of products. ``storage``: of the matrix, for Algorithm
+    3.1: ``low`` by default. ``block``: t, the products that the unit adds at a time. Raises ValueError for an
+    unknown variant, and for 5.2/4.1 without an inner panel.
 
     Examples
     --------

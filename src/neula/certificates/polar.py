@@ -90,25 +90,11 @@ def polar_measures(
 ) -> torch.Tensor:
     """:class:`PolarNumbers` of wide matrices and their factors, without synchronizing on a GPU.
 
-    Parameters
-    ----------
-    w : Tensor, shape (parts, batch, k, m), k <= m
-        The matrices, as the engine has them.
-    x : Tensor, shape (parts, batch, k, m)
-        Their factors.
-    exactly : bool
-        Whether vectors are multiplied in the engine's storage precision, and not in its format.
-    within : bool
-        Whether X is to be a partial isometry: orthonormal on its range.
-    weighted : bool, optional
-        Whether what U lacks counts as much as A has of it.
-    whole : bool, optional
-        Whether U is to be orthonormal even where A is zero.
-
-    Returns
-    -------
-    Tensor, shape (numbers, batch)
-        float64; not accepted where it is NaN.
+    ``w``, shape (parts, batch, k, m), k <= m: the matrices, as the engine has them. ``x``, shape (parts,
+    batch, k, m): their factors. ``exactly``: whether vectors are multiplied in the engine's storage
+    precision, and not in its format. ``within``: whether X is to be a partial isometry: orthonormal on its
+    range. ``weighted``: whether what U lacks counts as much as A has of it. ``whole``: whether U is to be
+    orthonormal even where A is zero. Returns shape (numbers, batch): float64; not accepted where it is NaN.
     """
     count, k = engine.members(w), w.shape[2]
     over_rows = engine.over_rows

@@ -47,20 +47,10 @@ def rank_doubt(
 
     An F test rejects that the real ones of the dropped directions explain nothing of the residual.
 
-    Parameters
-    ----------
-    kept : float
-        The smallest singular value that counts.
-    dropped : Tensor, shape (q,)
-        Those that do not, in descending order, with a small relative error where they exceed ``rounding``.
-    along : Tensor, shape (q, k)
-        Components of the residuals along their left singular vectors.
-    length : Tensor, shape (k,)
-        Norms of the residuals.
-    rows : int
-        Of A and b, without those that vanish.
-    rounding : float
-        Of :func:`rounding_of`.
+    ``kept``: the smallest singular value that counts. ``dropped``, shape (q,): those that do not, in
+    descending order, with a small relative error where they exceed ``rounding``. ``along``, shape (q, k):
+    components of the residuals along their left singular vectors. ``length``, shape (k,): norms of the
+    residuals. ``rows``: of A and b, without those that vanish. ``rounding``: of :func:`rounding_of`.
 
     Examples
     --------

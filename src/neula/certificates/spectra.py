@@ -125,7 +125,7 @@ def lost_orthogonality(q: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
         lost.diagonal(0, 1, 2).sub_(1.0)
         lost = two_norms(lost, 1, 2)
     else:
-        lost = 2 * measured_again(q, 0.0)  # right within a factor of 2
+        lost = measured_again(q, 0.0)
     return in_double(lost) + rounding_error(q.shape[1], wide)
 
 
@@ -172,21 +172,11 @@ def spectral_errors(
 ) -> SpectralErrors:
     """Errors that are possible, given what was measured.
 
-    Parameters
-    ----------
-    s : Tensor, shape (batch, k)
-        Monotone.
-    found : SpectralMeasures
-    symmetric : bool
-        Whether s are eigenvalues.
-    edges : pair of Tensor, shape (batch,), optional
-        What lies before the first and after the last value: others that were computed, or the zero of a
-        rectangular matrix; by default nothing does.
-    a_priori : Tensor, shape (batch,), optional
-        If only a part of the eigenvalues was computed: bound on the errors of all of them, on which their
-        positions rest.
-    moved : Tensor, shape (batch, k), optional
-        Norms of changes of the computed vectors after the measurement.
+    ``s``, shape (batch, k): monotone. ``symmetric``: whether s are eigenvalues. ``edges``, shape (batch,):
+    what lies before the first and after the last value: others that were computed, or the zero of a
+    rectangular matrix; by default nothing does. ``a_priori``, shape (batch,): if only a part of the
+    eigenvalues was computed: bound on the errors of all of them, on which their positions rest. ``moved``,
+    shape (batch, k): norms of changes of the computed vectors after the measurement.
 
     Examples
     --------

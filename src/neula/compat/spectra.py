@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -32,8 +33,9 @@ def are_values(peer: ModuleType, name: str, home: str, check: Callable[..., None
         check(*args, **kwargs)
         return getattr(peer, name)(*args, **kwargs)
 
-    functools.update_wrapper(call, getattr(peer, name))
-    call.__module__, call.__name__ = home, name
+    if inspect.isfunction(inspect.unwrap(getattr(peer, name))):  # a builtin has no signature to take over
+        functools.update_wrapper(call, getattr(peer, name))
+    call.__module__, call.__name__, call.__qualname__ = home, name, name
     call.__doc__ = f""":func:`{peer.__name__}.{name}` of finite matrices.
 
     NaN and Inf are the error that decompositions raise if they do not converge: with these LAPACK may never

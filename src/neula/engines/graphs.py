@@ -8,6 +8,7 @@ the following ones replay on a copy of the input; they return copies of the resu
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import threading
@@ -58,8 +59,12 @@ _lock = threading.Lock()
 _recording = threading.local()
 """A call during a capture becomes a part of that graph, and is not captured separately."""
 
-_seen: OrderedDict[Hashable, int] = OrderedDict()
+_calls = itertools.count()
+_seen: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
+"""Calls without a graph, and which of all calls was the first of them."""
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
+_last: dict[Hashable, int] = {}
+"""Which call has used a graph last."""
 _asked: OrderedDict[Hashable, int] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
 """For each stream of a caller an empty graph, in whose memory all others for this stream work.
@@ -242,16 +247,19 @@ def replay(
     full_key = (key, *layouts_of(inputs), device, stream.stream_id)
     # No other thread may use the graph between the copies of input and results.
     with _lock:
+        now, graph = next(_calls), None
         if full_key in _graphs:
             _graphs.move_to_end(full_key)
-            graph = _graphs[full_key]
-        elif nbytes_of(inputs) > (largest := largest_input(device)):
-            graph = None
-        elif _seen.get(full_key, 0) >= BEFORE:
-            graph = _graphs[full_key] = _captured(function, inputs, stream)
-            _make_room(KEPT * largest, stream)
-        else:
-            graph, _seen[full_key] = None, _seen.pop(full_key, 0) + 1
+            graph, _last[full_key] = _graphs[full_key], now
+        elif (nbytes := nbytes_of(inputs)) <= (largest := largest_input(device)):
+            count, since = _seen.get(full_key, (0, now))
+            if count >= BEFORE and _has_room(KEPT * largest - max(LEAST, nbytes), since, stream):
+                graph = _graphs[full_key] = _captured(function, inputs, stream)
+                _last[full_key] = now
+                _seen.pop(full_key)
+            else:
+                _seen[full_key] = (count + 1, since) if count < BEFORE else (1, now)
+                _seen.move_to_end(full_key)
             while len(_seen) > MOST:
                 _seen.popitem(last=False)
         if graph is not None:
@@ -335,6 +343,7 @@ def clear() -> None:
         if _graphs:
             torch.cuda.synchronize()
         _graphs.clear()
+        _last.clear()
         _seen.clear()
         _asked.clear()
         _pools.clear()
@@ -423,11 +432,22 @@ def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _make_room(limit: int, stream: torch.cuda.Stream) -> None:
-    """Forget the graphs that were not used for longest."""
-    while len(_graphs) > MOST or sum(graph.nbytes for graph in _graphs.values() if graph is not None) > limit:
+def _has_room(limit: int, since: int, stream: torch.cuda.Stream) -> bool:
+    """Whether so many bytes are enough for the graphs that were used since a call; forgets older ones, those
+    not used for longest first.
+
+    Calls that take turns and have no room together would else be captured each time, and never replayed.
+    """
+    total = sum(graph.nbytes for graph in _graphs.values() if graph is not None)
+    while len(_graphs) >= MOST or total > limit:
+        oldest = next(iter(_graphs), None)
+        if oldest is None or _last[oldest] >= since:
+            return False
         torch.cuda.synchronize(stream.device)  # one that still runs needs its memory
-        _graphs.popitem(last=False)
+        graph = _graphs.pop(oldest)
+        total -= 0 if graph is None else graph.nbytes
+        del _last[oldest]
+    return True
 
 
 def _after_fork() -> None:

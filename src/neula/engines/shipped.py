@@ -77,5 +77,5 @@ def cuda_tuning(
         exact = tuple(name for name in found.arithmetics if name != FP16_COR)
         definite = tuple("fp32" if name == FP16_COR else name for name in found.definite)
         found = found.having(arithmetics=exact, definite=definite, corrected=False)
-        found = found.having(half=None, spread=None, one_launch=0, reflected_rows=0)
+        found = found.having(half=None, spread=None, one_launch=0)
     return found.having(tournaments=tournament_width > 0, pivoted_inner_panel=tournament_width)

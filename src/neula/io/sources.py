@@ -174,6 +174,11 @@ class Parquet:
     dtype: Any
     chosen: Sequence[tuple[str, tuple[str, ...]]]  # names, and the columns of each: two of a complex one
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the columns."""
+        return tuple(name for name, _ in self.chosen)
+
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
         """Batches of about so many rows; missing values are NaN."""
         real = np.empty(0, self.dtype).real.dtype

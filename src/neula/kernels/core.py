@@ -29,18 +29,13 @@ DTYPES = (torch.float64, torch.float32)
 
 @lru_cache(maxsize=1)
 def core() -> Core | None:
-    """The kernels, or None where there are none.
+    """The kernels, or None where there are none, or ``NEULA_CORE=none`` in the environment turns them off.
 
-    ``NEULA_CORE=none`` in the environment turns them off.
-
-    Raises
-    ------
-    ImportError
-        If the core was built with flags that change its arithmetic: its error bounds would not hold.
+    Raises ImportError if the core was built with flags that change its arithmetic: its error bounds would not
+    hold.
 
     Examples
     --------
-    >>> from neula.kernels.core import core
     >>> found = core()
     >>> found is None or found.level in ("baseline", "avx2", "avx512")
     True

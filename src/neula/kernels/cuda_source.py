@@ -61,21 +61,11 @@ _DOUBLE, _BITS = struct.Struct("d"), struct.Struct("q")
 def compiled(
     name: str, function: str, device: torch.device, macros: str = "", shared_bytes: int = 0
 ) -> Launch:
-    """A function of ``name.cu``, ``extern "C"``, to be launched on a device, which is to be the current one.
+    """A function of ``name.cu``, ``extern "C"``, to be launched on a device, compiled with macros before the
+    source.
 
-    Parameters
-    ----------
-    name, function : str
-    device : torch.device
-    macros : str
-        Text before the source.
-    shared_bytes : int
-        Dynamic shared memory of a thread block, where it is more than a kernel may have unasked.
-
-    Raises
-    ------
-    ImportError
-        Without a torch that compiles CUDA.
+    ``shared_bytes`` is the dynamic shared memory of a thread block, where it is more than a kernel may have
+    unasked.
     """
     if not hasattr(torch.cuda, "_compile_kernel"):
         raise ImportError("compiling CUDA needs torch >= 2.9")
@@ -87,7 +77,14 @@ def compiled(
             kernel = torch.cuda._compile_kernel(source_of(name, macros), function)
         if shared_bytes:
             kernel.set_shared_memory_config(shared_bytes)
-    return kernel if torch.version.hip or not hasattr(kernel, "func") else _Launch(kernel, utils)
+    if not torch.version.hip and hasattr(kernel, "func"):
+        return _Launch(kernel, utils, device.index)
+
+    def launch(*arguments: Any) -> None:
+        with torch.cuda.device(device):
+            kernel(*arguments)
+
+    return launch
 
 
 @lru_cache
@@ -110,7 +107,7 @@ def loaded(binary: bytes, function: str, device: torch.device, shared_bytes: int
         kernel = getattr(utils._cuda_load_module(binary), function)
         if shared_bytes:
             kernel.set_shared_memory_config(shared_bytes)
-    return _Launch(kernel, utils)
+    return _Launch(kernel, utils, device.index)
 
 
 def kept_in(capability: Capability) -> list[Path]:
@@ -143,11 +140,6 @@ def ready(name: str, device: torch.device, macros: str = "") -> bool:
     begins it in the background, without the GPU. Which calls are among the first does not depend on how long
     that takes. It is no way for matrices whose products take several threads of the host: one of those has to
     wait for the compiler, and the others for it, 8 ms a call.
-
-    Parameters
-    ----------
-    name, device, macros
-        As for :func:`compiled`.
     """
     if torch.version.hip or not hasattr(torch.cuda, "_compile_kernel"):
         return True
@@ -205,13 +197,7 @@ def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -
 
 
 def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
-    """Machine code for GPUs of a compute capability.
-
-    Raises
-    ------
-    RuntimeError
-        With what the compiler says.
-    """
+    """Machine code for GPUs of a compute capability; RuntimeError says what the compiler says."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     text = [source.encode(), b"kernel.cu", 0, None, None]
     if library.nvrtcCreateProgram(ctypes.byref(program), *text):
@@ -231,10 +217,10 @@ def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
 
 
 class _Launch:
-    """A kernel that is launched on the current stream of the current device."""
+    """A kernel that is launched on the current stream of its device."""
 
-    def __init__(self, kernel: Any, utils: Any) -> None:
-        self._kernel, self._check = kernel, utils._check_cuda
+    def __init__(self, kernel: Any, utils: Any, device: int | None) -> None:
+        self._kernel, self._check, self._device = kernel, utils._check_cuda, device
         self._launch = utils._get_gpu_runtime_library().cuLaunchKernel
 
     def __call__(
@@ -256,8 +242,12 @@ class _Launch:
         self._with(grid, block, places, shared_bytes)
 
     def _with(self, grid: Sequence[int], block: Sequence[int], places: Any, shared_bytes: int) -> None:
-        stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()))
-        self._check(self._launch(self._kernel.func, *grid, *block, shared_bytes, stream, places, None))
+        if torch._C._cuda_getDevice() == self._device:
+            stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
+            self._check(self._launch(self._kernel.func, *grid, *block, shared_bytes, stream, places, None))
+        else:
+            with torch.cuda.device(self._device):
+                self._with(grid, block, places, shared_bytes)
 
 
 def laid_out(arguments: Sequence[Any]) -> tuple[Any, Any]:

@@ -2,7 +2,7 @@
 
 A function decorated by :func:`kernel` is the reference: it says what is computed, and runs anywhere. On a GPU
 calls that the kernel is made for go to the kernel instead, if a :class:`Trial` has shown that it runs on that
-GPU. Modules with kernels are imported by the first call that has use for one: Triton may be missing.
+GPU.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from functools import lru_cache, update_wrapper
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -28,14 +27,9 @@ class Trial:
     """A launch of one or more kernels on something small, which shows whether they run on a device.
 
     Triton or a C compiler may be missing, or the GPU too old. Every device is tried once, by the first call
-    that has use for a kernel, whatever its thread.
-
-    Attributes
-    ----------
-    launch : callable
-        Takes the device, and the variant where kernels have several.
-    what, instead : str
-        For the warning where a launch fails: which kernels, and what takes their place.
+    that has use for a kernel, whatever its thread. ``launch`` takes the device, and the variant where kernels
+    have several; ``what`` and ``instead`` are for the warning if it fails: which kernels, and what replaces
+    them.
     """
 
     def __init__(self, launch: Callable[..., object], what: str, instead: str) -> None:
@@ -46,10 +40,7 @@ class Trial:
     def passed(self, device: torch.device, *variant: int) -> bool:
         """Whether the kernels run on a device, in one of their variants.
 
-        Raises
-        ------
-        RuntimeError
-            If that is not known yet, and a CUDA graph is being captured.
+        RuntimeError if that is not known yet, and a CUDA graph is being captured.
         """
         key = (device, *variant)
         if key not in self._passed:
@@ -77,17 +68,8 @@ class Trial:
 
 
 def refuse_capture(what: str) -> None:
-    """Refuse one-time preparation during the capture of a CUDA graph, which would break it.
-
-    Parameters
-    ----------
-    what : str
-        With an article.
-
-    Raises
-    ------
-    RuntimeError
-        That says what to do.
+    """Refuse one-time preparation of something, given with an article, while a CUDA graph is captured, which
+    it would break.
     """
     if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError(
@@ -102,12 +84,8 @@ def trial(what: str, instead: str) -> Callable[[Callable[..., object]], Trial]:
 
 
 class Kernel(Generic[P, R]):
-    """A function of tensors that a kernel computes where it can; made by :func:`kernel`.
-
-    Attributes
-    ----------
-    reference : callable
-        The function in plain torch.
+    """A function of tensors, its ``reference`` in plain torch, that a kernel computes where it can; made by
+    :func:`kernel`.
     """
 
     def __init__(
@@ -120,8 +98,7 @@ class Kernel(Generic[P, R]):
     ) -> None:
         update_wrapper(self, reference)
         self.reference, self.tried = reference, tried
-        self._module_name, self._name = where.split(":")
-        self._when, self._variant = when, variant
+        self._name, self._when, self._variant = where, when, variant
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         chosen = self.kernel if self.takes(*args, **kwargs) else self.reference
@@ -140,18 +117,13 @@ class Kernel(Generic[P, R]):
 
     def compiles(self, device: torch.device) -> bool:
         """Whether what compiles the kernel is there, and made for a GPU like this."""
-        return _compiles("cuda" if self._module_name.endswith("_cuda") else "triton", device)
+        return _compiles("cuda" if self._name.endswith("_cuda") else "triton", device)
 
     @property
     def kernel(self) -> Callable[P, R]:
-        """The kernel's function, whatever the device.
-
-        Raises
-        ------
-        ImportError
-            Without what compiles it: Triton, or a torch that compiles CUDA.
-        """
-        return getattr(import_module(self._module_name), self._name)
+        """The function that launches the kernel, whatever the device."""
+        launch: Callable[P, R] = self.reference.__globals__[self._name]  # type: ignore[attr-defined]
+        return launch
 
 
 @lru_cache
@@ -179,21 +151,12 @@ def kernel(
     when: Callable[..., bool] | None = None,
     variant: Callable[..., int] | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]:
-    """Let a kernel take the place of the decorated function on GPUs.
+    """Let a kernel take the place of the decorated function on GPUs; that of the first tensor counts.
 
-    The device is that of the first tensor among the arguments.
-
-    Parameters
-    ----------
-    where : str
-        The kernel's function, of the same parameters, as ``"module:name"``.
-    trial : Trial
-        Shows whether it runs; functions whose kernels are tried together share one.
-    when : callable, optional
-        Whether the kernel is made for these arguments; by default for all of them. It is asked for tensors on
-        a GPU only.
-    variant : callable, optional
-        Which of several variants of the kernel the arguments need, where each is tried by itself.
+    ``where`` is the name, in the same module, of the function that launches the kernel, with the same
+    parameters; it ends with ``_triton`` or ``_cuda``. The trial, which several may share, shows whether it
+    runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments. ``variant``
+    says which of several variants of the kernel they need, where each is tried by itself.
     """
     return lambda reference: Kernel(reference, where, trial, when, variant)
 

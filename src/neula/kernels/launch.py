@@ -42,14 +42,8 @@ def share(total: int, among: int, multiple: int) -> int:
 
 
 def elements_at_a_time(a: torch.Tensor) -> int:
-    """:data:`VECTOR`, in half precision twice as many, or 1: elements that a kernel can load at a time.
-
-    Of a matrix, or of each of a batch.
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-        float32 or half precision.
+    """:data:`VECTOR`, in half precision twice as many, or 1: elements that a kernel can load at a time of a
+    matrix, or of each of a batch.
     """
     *batch, row, column = a.stride()
     length, apart, unit = (a.shape[-2], column, row) if row == 1 else (a.shape[-1], row, column)

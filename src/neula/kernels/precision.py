@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from neula.kernels.solvers import load_solvers
+from neula.kernels.dispatch import refuse_capture
 
 
 class _NoTF32(NamedTuple):
@@ -51,16 +52,8 @@ def exactly(
 ) -> torch.Tensor:
     """``product(*operands)`` in the full precision of their dtype, seen by no other thread.
 
-    Parameters
-    ----------
-    product : callable
-        A product of torch: ``matmul``, ``bmm``, ``addmm`` and the like.
-    operands : Tensor
-        All of one dtype.
-    out : Tensor, optional
-        Room for the result; it may be an operand.
-    scalars : float
-        ``alpha`` and ``beta``.
+    A product of torch: ``matmul``, ``bmm``, ``addmm`` and the like, with ``alpha`` and ``beta`` as scalars;
+    ``out`` may be an operand.
     """
     room = {} if out is None else {"out": out}
     if operands[0].dtype not in (torch.float32, torch.complex64) or not operands[0].is_cuda:
@@ -114,10 +107,6 @@ class plain_arithmetic:
     """No gradients, no autocast that rounds operands behind an engine's back, and solvers that are there.
 
     A GPU is the current device meanwhile: kernels and graphs are launched there, whatever operands they have.
-
-    Parameters
-    ----------
-    device : torch.device
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -137,3 +126,22 @@ class plain_arithmetic:
         torch.set_grad_enabled(self._gradients)
         if self._current is not None:
             self._current.__exit__(*error)
+
+
+_loading = threading.Lock()
+
+
+def load_solvers() -> None:
+    """Let torch load its solvers, which fails where several threads ask for the first time at once.
+
+    Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
+    """
+    with _loading:
+        if not _loaded.cache_info().currsize:
+            refuse_capture("the library's solvers")
+        _loaded()
+
+
+@cache
+def _loaded() -> None:
+    torch.linalg.inv_ex(torch.ones(1, 1, dtype=torch.float32, device="cuda"))

@@ -20,13 +20,7 @@ def cache_folder() -> Path:
 
 
 def keep(file: Path, content: bytes) -> None:
-    """Write a checked file into the cache folder if that is possible.
-
-    Warns
-    -----
-    RuntimeWarning
-        If it is not, once for each folder.
-    """
+    """Write a checked file into the cache folder if that is possible, else warn, once for each folder."""
     try:
         write_checked(file, content)
     except OSError as error:
@@ -43,12 +37,7 @@ def _warn_once(folder: Path, error: str) -> None:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file, with its folder: whoever reads meanwhile finds the old one or all of the new one.
-
-    Raises
-    ------
-    OSError
-    """
+    """Write a file, with its folder: whoever reads meanwhile finds the old one or all of the new one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".new")
     try:
@@ -61,23 +50,13 @@ def write_whole(file: Path, content: bytes) -> None:
 
 
 def write_checked(file: Path, content: bytes) -> None:
-    """Write a file that ends with its own checksum, which loaders of machine code ignore.
-
-    Raises
-    ------
-    OSError
-    """
+    """Write a file that ends with its own checksum, which loaders of machine code ignore."""
     write_whole(file, content + hashlib.sha256(content).digest())
 
 
 def read_checked(file: Path) -> bytes:
     """The content of such a file. A machine that lost power may have kept a part of it, and executing that
-    part would end the process.
-
-    Raises
-    ------
-    OSError
-        If it is not there, or not as it was written.
+    part would end the process: OSError if it is not there, or not as it was written.
     """
     content = file.read_bytes()
     size = max(0, len(content) - hashlib.sha256().digest_size)

@@ -39,8 +39,7 @@ class Batch:
 
     @property
     def _first(self) -> torch.Tensor:
-        first: torch.Tensor = getattr(self, self._names()[0])
-        return first
+        return getattr(self, self._names()[0])
 
     @classmethod
     @cache

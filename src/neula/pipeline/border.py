@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.graphs import Inputs, Written
-from neula.kernels.small_problems.bordered import bordered
 
 LEAST_ROWS, LEAST_COLUMNS = 32, 8
 """Sizes are multiples of these, and of a quarter of the power of two below them."""
@@ -44,7 +43,7 @@ class Border:
             return a, b
         (count, m, n), k = a.shape, b.shape[2]
         shapes = torch.Size((count, m + self.rows, n + self.columns)), torch.Size((count, m + self.rows, k))
-        return Written(shapes, (a, b), lambda room: bordered(a, b, *room))
+        return Written(shapes, (a, b), lambda room: write_bordered(a, b, *room))
 
     def take(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions without what the border adds to them."""
@@ -55,3 +54,22 @@ def _on_the_grid(size: int, least: int) -> int:
     """The smallest size of the grid that is not smaller."""
     step = max(least, 1 << max(0, size.bit_length() - 3))
     return -(-size // step) * step
+
+
+def write_bordered(a: torch.Tensor, b: torch.Tensor, to_a: torch.Tensor, to_b: torch.Tensor) -> None:
+    """Write ``[A 0; 0 s I; 0 0]`` and ``[b; 0]``, s being the largest magnitude in the first column of A.
+
+    Examples
+    --------
+    >>> a, b = torch.empty(1, 3, 2), torch.empty(1, 3, 1)
+    >>> write_bordered(torch.tensor([[[5.0], [-7.0]]]), torch.ones(1, 2, 1), a, b)
+    >>> a[0], b[0, :, 0]
+    (tensor([[ 5.,  0.],
+            [-7.,  0.],
+            [ 0.,  7.]]), tensor([1., 1., 0.]))
+    """
+    _, m, n = a.shape
+    to_a.zero_()[:, :m, :n] = a
+    to_b.zero_()[:, :m] = b
+    largest = torch.linalg.vector_norm(a[:, :, 0], torch.inf, dim=1)
+    to_a[:, m:, n:].diagonal(dim1=1, dim2=2).copy_(largest[:, None])

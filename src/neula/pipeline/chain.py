@@ -46,10 +46,7 @@ class Declined(Exception):
 class Unanswered(ArithmeticError):
     """No link gave an answer.
 
-    Attributes
-    ----------
-    attempts : list of Attempt
-        Those of links that said why.
+    ``attempts``: those of links that said why.
     """
 
     def __init__(self, attempts: list[Attempt]) -> None:
@@ -62,26 +59,12 @@ class Unanswered(ArithmeticError):
 class Answer(Generic[V]):
     """Solutions that a link has found for its problems.
 
-    Attributes
-    ----------
-    values : Values
-    label : str
-        How: that of the link, or more.
-    doubt : str
-        Why it is not to be accepted whatever is measured.
-    iterations : int
-    history : tuple of float
-        Errors on the way.
-    measured : Tensor or array of float, shape (numbers, batch), or None
-        Measured numbers for the judge, if the link has launched or computed them.
-    numbers : array of float, shape (numbers, batch), or None
-        What the judge has measured: for a link that inherits.
-    factors : object
-        What a link that inherits continues with.
-    judged : bool
-        Whether another chain has done all that can be done.
-    again : bool
-        Whether the next link refines what is not accepted with the same factors.
+    ``label``: how: that of the link, or more. ``doubt``: why it is not to be accepted whatever is measured.
+    ``history``: errors on the way. ``measured``, shape (numbers, batch), or None: measured numbers for the
+    judge, if the link has launched or computed them. ``numbers``, shape (numbers, batch), or None: what the
+    judge has measured: for a link that inherits. ``factors``: what a link that inherits continues with.
+    ``judged``: whether another chain has done all that can be done. ``again``: whether the next link refines
+    what is not accepted with the same factors.
     """
 
     values: V
@@ -118,20 +101,12 @@ def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
 class Link(Generic[P, V]):
     """One way to an answer.
 
-    Attributes
-    ----------
-    label : str
-    answer : callable
-        From problems, and the answer of the link before for the same problems if it inherits, to an answer;
-        may raise :class:`Declined` after a look at the numbers.
-    inherits : bool
-        Whether it needs what the link before has found. Of others that is freed before they begin.
-    improves : bool
-        Whether it needs the best that has been found instead.
-    overwrites : bool
-        Whether it works in the memory of what it is given: if it runs out of memory, nothing is left.
-    launches_only : bool
-        Whether it only launches: the host waits for nothing in it.
+    ``answer``: from problems, and the answer of the link before for the same problems if it inherits, to an
+    answer; may raise :class:`Declined` after a look at the numbers. ``inherits``: whether it needs what the
+    link before has found. Of others that is freed before they begin. ``improves``: whether it needs the best
+    that has been found instead. ``overwrites``: whether it works in the memory of what it is given: if it
+    runs out of memory, nothing is left. ``launches_only``: whether it only launches: the host waits for
+    nothing in it.
     """
 
     label: str
@@ -146,18 +121,11 @@ class Link(Generic[P, V]):
 class Verdict:
     """Verdict on the answers of one link.
 
-    Attributes
-    ----------
-    accepted : array of bool, shape (batch,)
-    penalty : array of float, shape (levels, batch)
-        Of answers to one problem that with the smallest is kept, compared level by level, NaN being larger
-        than any number; of equals the last.
-    reason : str
-        The measured numbers, in words.
-    final : array of bool, shape (batch,), or None
-        Problems that no later link is to try: those that are accepted, by default.
-    evidence : object
-        What else the judge has made of the numbers; kept where all values are from this answer.
+    Shapes: accepted (batch,). ``penalty``, shape (levels, batch): of answers to one problem that with the
+    smallest is kept, compared level by level, NaN being larger than any number; of equals the last.
+    ``reason``: the measured numbers, in words. ``final``, shape (batch,), or None: problems that no later
+    link is to try: those that are accepted, by default. ``evidence``: what else the judge has made of the
+    numbers; kept where all values are from this answer.
     """
 
     accepted: np.ndarray
@@ -181,25 +149,11 @@ class Judge(Protocol[Judged, V]):
 class Run(Generic[V]):
     """State of a chain: the best answers so far.
 
-    Attributes
-    ----------
-    values : Values or None
-        The best of each problem; None before the first answer.
-    numbers : array of float, shape (numbers, batch)
-        Their measured numbers; if many were accepted at once, the worst of each number.
-    accepted : array of bool, shape (batch,)
-    penalty : array of float, shape (levels, batch)
-    open : array of int
-        Problems that are left for other links.
-    attempts : list of Attempt
-    label : str
-        How the last values that were kept were found.
-    doubt : str
-        Why these are not to be accepted whatever was measured.
-    iterations : int
-    history : tuple of float
-    evidence : object
-        Of the verdict, if all values are from one answer.
+    Shapes: accepted (batch,), penalty (levels, batch). ``values``: the best of each problem; None before the
+    first answer. ``numbers``, shape (numbers, batch): their measured numbers; if many were accepted at once,
+    the worst of each number. ``open``: problems that are left for other links. ``label``: how the last values
+    that were kept were found. ``doubt``: why these are not to be accepted whatever was measured.
+    ``evidence``: of the verdict, if all values are from one answer.
     """
 
     values: V | None
@@ -341,27 +295,12 @@ def run_chain(
 ) -> Run[V]:
     """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
 
-    Parameters
-    ----------
-    links : iterable of Link
-        Cheapest first.
-    problems : ProblemBatch
-        At least one.
-    judge : Judge
-    known : Values, optional
-        Earlier answers, for a link that improves them; any answer replaces them.
-    begun : Answer, optional
-        Answer of the first link (``neula.pipeline.chain.first_answer``); not changed.
-    settled : callable, optional
-        Whether nothing is left to do for any problem, from the largest of each number that was measured.
-
-    Raises
-    ------
-    Unanswered
-        If no link gave an answer.
-    torch.OutOfMemoryError
-        If that was for lack of memory: a link that runs out of it is left for the next one, unless it
-        overwrites.
+    ``links``: cheapest first. ``problems``: at least one. ``known``: earlier answers, for a link that
+    improves them; any answer replaces them. ``begun``: answer of the first link
+    (``neula.pipeline.chain.first_answer``); not changed. ``settled``: whether nothing is left to do for any
+    problem, from the largest of each number that was measured. Raises Unanswered if no link gave an answer.
+    Raises torch.OutOfMemoryError if that was for lack of memory: a link that runs out of it is left for the
+    next one, unless it overwrites.
     """
     run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
@@ -405,12 +344,7 @@ def _read(numbers: torch.Tensor | np.ndarray) -> np.ndarray:
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
     """Continue with each open problem by itself; the attempts that are recorded are those of the worst.
 
-    Parameters
-    ----------
-    run : Run
-        Changes.
-    alone : callable
-        Runs a chain for the problem at a place; None where that does not help.
+    ``run``: changes. ``alone``: runs a chain for the problem at a place; None where that does not help.
     """
     worst: Run[V] | None = None
     for place in run.open.tolist():

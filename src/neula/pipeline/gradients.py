@@ -46,19 +46,9 @@ def attach_factors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[t
     part of its diagonal, ``dA = (dQ + Q C) R^-H`` [1]_. Of a wide matrix ``[X, Y] = Q [U, V]``, Q and U are
     the factors of X, and ``V = Q^H Y``.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-    q : Tensor, shape (..., m, k)
-        With ``k = min(m, n)``.
-    r : Tensor, shape (..., k, n)
-        Its leading k columns upper triangular with a real diagonal; where they are singular, the gradient is
-        Inf or NaN.
-
-    Returns
-    -------
-    q, r : Tensor
-        In their common dtype, at least float32.
+    Shapes: a (..., m, n). ``q``, shape (..., m, k): with ``k = min(m, n)``. ``r``, shape (..., k, n): its
+    leading k columns upper triangular with a real diagonal; where they are singular, the gradient is Inf or
+    NaN. Returns q, r: in their common dtype, at least float32.
 
     References
     ----------
@@ -83,15 +73,7 @@ def attach_cholesky(a: torch.Tensor, lower: torch.Tensor) -> torch.Tensor:
 
     With P the lower triangle of ``L^H dL``, its diagonal halved, ``dA = L^-H (P + P^H) L^-1 / 2``.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-    lower : Tensor, shape (..., n, n)
-
-    Returns
-    -------
-    Tensor, shape (..., n, n)
-        At least float32.
+    Shapes: a (..., n, n), lower (..., n, n). Returns shape (..., n, n): at least float32.
 
     References
     ----------
@@ -139,20 +121,9 @@ def attach_polar(
     Of a tall A ``dA = U Y + (I - U U^H) dU H^-1``, where Y solves ``H Y + Y H = U^H dU - dU^H U``: only sums
     of singular values are divided by [1]_. H is ``(U^H A + A^H U) / 2``, differentiated as such.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-        Of full rank.
-    u : Tensor, shape (..., m, n)
-    side : {"right", "left"} or None
-    ranks : Tensor, shape (...)
-        Below ``min(m, n)`` gradients are NaN.
-
-    Returns
-    -------
-    u : Tensor, shape (..., m, n)
-        At least float32.
-    h : Tensor or None
+    Shapes: u (..., m, n). ``a``, shape (..., m, n): of full rank. ``side``, one of {"right", "left"}.
+    ``ranks``, shape (...): below ``min(m, n)`` gradients are NaN. Returns u, shape (..., m, n): at least
+    float32; h.
 
     References
     ----------
@@ -183,17 +154,8 @@ def attach_eigenvectors(
     equal up to their errors, the quotient is zero if the loss depends on their subspace alone, and NaN
     otherwise; second derivatives are NaN there.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-    w, v : Tensor, shape (..., n) and (..., n, n)
-    errors : Tensor, shape (..., n)
-        Bounds on the errors of w.
-
-    Returns
-    -------
-    w, v : Tensor
-        At least float32.
+    Shapes: a (..., n, n), w, v (..., n) and (..., n, n). ``errors``, shape (..., n): bounds on the errors of
+    w. Returns w, v: at least float32.
 
     References
     ----------
@@ -223,11 +185,8 @@ def attach_pencil(
 
     They are those of ``L^-1 A L^-H`` with ``B = L L^H`` (:func:`attach_eigenvectors`).
 
-    Parameters
-    ----------
-    a, b : Tensor, shape (..., n, n)
-        Of which lower triangles are read.
-    w, v, errors : Tensor, shape (..., n), (..., n, n) and (..., n)
+    Shapes: w, v, errors (..., n), (..., n, n) and (..., n). ``a``, ``b``, shape (..., n, n): of which lower
+    triangles are read.
     """
     wide = (in_double(x.to(v.device)) for x in (a, b))
     a, b = (attach_symmetric(x, hermitian_from_lower(x.detach())).to(in_double(v).dtype) for x in wide)
@@ -246,17 +205,8 @@ def attach_power(
     G has the divided differences of ``w^p`` (Daleckii and Krein). Square roots and inverse square roots have
     gradients of any order, by Lyapunov equations; other powers have first derivatives.
 
-    Parameters
-    ----------
-    a, x : Tensor, shape (..., n, n)
-    w, v : Tensor, shape (..., n) and (..., n, n)
-        Eigenvalues and eigenvectors of A.
-    power : float
-
-    Returns
-    -------
-    Tensor, shape (..., n, n)
-        At least float32.
+    Shapes: a, x (..., n, n). ``w``, ``v``, shape (..., n) and (..., n, n): eigenvalues and eigenvectors of A.
+    Returns shape (..., n, n): at least float32.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
     return PowerFunction.apply(a.to(x.device, dtype), known(x.to(dtype), w, v, again=lambda: power))[0]
@@ -273,18 +223,8 @@ def attach_triplets(
     products with D. If no digit of a difference is guaranteed, or the loss depends on the common phase of a
     complex pair of singular vectors, gradients of U and V are NaN.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-        With ``m >= n``.
-    u, s, v : Tensor, shape (..., m, k), (..., k) and (..., n, k)
-    errors : Tensor, shape (..., k)
-        Bounds on the errors of s.
-
-    Returns
-    -------
-    u, s, v : Tensor
-        At least float32.
+    Shapes: u, s, v (..., m, k), (..., k) and (..., n, k). ``a``, shape (..., m, n): with ``m >= n``.
+    ``errors``, shape (..., k): bounds on the errors of s. Returns u, s, v: at least float32.
 
     References
     ----------
@@ -322,20 +262,10 @@ def attach_solution(
     computed in double precision through ``A = Q R``, or ``A^H = Q R``. Of a real operand beside a complex one
     the gradient is the real part.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-    b : Tensor, shape (..., m, k)
-    x : Tensor, shape (..., n, k)
-    ranks : Tensor, shape (...)
-        Of each matrix; zero where there is no solution.
-    factorize : callable
-        QR factorization in double precision of tall matrices; called in the backward pass, which raises a
-        ValueError instead if a solution counts whose rank is below ``min(m, n)``.
-
-    Returns
-    -------
-    Tensor, shape (..., n, k)
+    Shapes: a (..., m, n), b (..., m, k), x (..., n, k). ``ranks``, shape (...): of each matrix; zero where
+    there is no solution. ``factorize``: QR factorization in double precision of tall matrices; called in the
+    backward pass, which raises a ValueError instead if a solution counts whose rank is below ``min(m, n)``.
+    Returns shape (..., n, k).
 
     References
     ----------
@@ -350,17 +280,8 @@ def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solv
 
     With ``A^H y = dx`` they are ``db = y`` and ``dA = -y x^H``.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-    b : Tensor, shape (..., n, k)
-    x : Tensor, shape (..., n, k)
-    solve : callable
-        Solves for y in the backward pass.
-
-    Returns
-    -------
-    Tensor, shape (..., n, k)
+    Shapes: a (..., n, n), b (..., n, k), x (..., n, k). ``solve``: solves for y in the backward pass. Returns
+    shape (..., n, k).
 
     References
     ----------
@@ -382,17 +303,8 @@ def attach_system(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, solve: Solv
 def attach_product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, multiply: Multiply) -> torch.Tensor:
     """``C = alpha A B`` with the gradients of A and B, ``alpha dC B^H`` and ``alpha A^H dC``.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, k)
-    b : Tensor, shape (..., k, n)
-    c : Tensor, shape (..., m, n)
-    multiply : callable
-        How C was computed from A and B.
-
-    Returns
-    -------
-    Tensor, shape (..., m, n)
+    Shapes: a (..., m, k), b (..., k, n), c (..., m, n). ``multiply``: how C was computed from A and B.
+    Returns shape (..., m, n).
     """
     if a.ndim > 2 and b.ndim == 2:
         # One product for the gradient of B, not a sum over the batch.
@@ -407,16 +319,8 @@ def stacked_problem(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``[diag(w) A; damp I]`` and ``[diag(w) b; 0]`` in double precision: least squares without options.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-    b : Tensor, shape (..., m, k)
-    weights : Tensor, shape (m,), optional
-
-    Returns
-    -------
-    a, b : Tensor
-        Those that were given if there is neither.
+    Shapes: a (..., m, n), b (..., m, k), weights (m,). Returns a, b: those that were given if there is
+    neither.
     """
     if weights is not None:
         factors = weights.to(a.device, torch.float64).unsqueeze(-1)

@@ -123,25 +123,12 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
     Integers and booleans become float64, if they are exact there. Tables of pandas, Polars and PyArrow are
     converted a column at a time.
 
-    Parameters
-    ----------
-    x : array_like
-    name : str
-        Its name in messages.
-    differentiable : bool, optional
-        Whether the caller attaches its answer to ``graph``. By default a tensor that requires a gradient is
-        refused, because the gradient would be lost without a word.
-    or_complex : bool, optional
-        Whether complex numbers are accepted.
-
-    Raises
-    ------
-    TypeError
-        For complex input that is not accepted, for sparse, object and other non-numeric input, and for what
-        is no array.
-    ValueError
-        For a tensor that requires a gradient where there is none; for an integer that is no float64, and
-        for a table with missing values.
+    ``name``: its name in messages. ``differentiable``: whether the caller attaches its answer to ``graph``.
+    By default a tensor that requires a gradient is refused, because the gradient would be lost without a
+    word. ``or_complex``: whether complex numbers are accepted. Raises TypeError for complex input that is not
+    accepted, for sparse, object and other non-numeric input, and for what is no array. Raises ValueError for
+    a tensor that requires a gradient where there is none; for an integer that is no float64, and for a table
+    with missing values.
     """
     if type(x) is torch.Tensor and differentiable:  # microseconds count
         return _take_tensor(x, name, _itself, or_complex)

@@ -20,10 +20,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 class MemoryGuard:
     """Attempts that may run out of memory, so that the next one, which may need less, has its turn.
 
-    Parameters
-    ----------
-    device : torch.device
-        Whose memory it is.
+    ``device``: whose memory it is.
 
     Examples
     --------

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 
-from neula.io.sources import is_source
+from neula.io.sources import Parquet, is_source
 from neula.pipeline.result import AccuracyError
 
 P = ParamSpec("P")
@@ -19,12 +19,15 @@ INTERCEPT = "intercept"
 
 
 def column_names(x: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a table of pandas, Polars or Arrow, or of a labelled DataArray of xarray.
+    """Names of the columns of a table of pandas, Polars or Arrow, of a labelled DataArray of xarray, or of a
+    source of Parquet.
 
     Anything that narwhals reads has ``columns``, or ``column_names``.
     """
-    if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)) or is_source(x):
+    if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)):
         return None
+    if is_source(x):
+        return x.names if isinstance(x, Parquet) else None
     if (labels := _coordinates(x, 1)) is not None:
         return tuple(map(str, labels))
     found: Any = getattr(x, "column_names", None) or getattr(x, "columns", None)
@@ -39,7 +42,8 @@ def row_labels(x: Any) -> Any:
 
 def _coordinates(x: Any, axis: int) -> Any:
     """The labels of a dimension of a DataArray, as an index of pandas."""
-    if not hasattr(x, "indexes") or len(dims := getattr(x, "dims", ())) <= axis:
+    dims = getattr(x, "dims", None)  # of a Dataset no tuple
+    if not hasattr(x, "indexes") or not isinstance(dims, tuple) or len(dims) <= axis:
         return None
     return x.indexes.get(dims[axis])
 
@@ -67,6 +71,10 @@ def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
     if names is None or theirs is None or theirs == names:
         return x
     missing = [repr(one) for one in names if one not in theirs]
+    if isinstance(x, Parquet):
+        raise ValueError(
+            f"columns of {name} are {', '.join(theirs)}: name them in the order {', '.join(names)}"
+        )
     if missing:
         raise ValueError(f"{name} has no column {', '.join(missing)}: it has {', '.join(theirs) or 'none'}")
     places = [theirs.index(one) for one in names]
@@ -112,32 +120,48 @@ def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
-    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0, where it is a series."""
+    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0, where it is a series.
+
+    Bounds are taken by these labels.
+    """
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         x0 = args[1] if len(args) > 1 else kwargs.get("x0")
-        result = function(*args, **kwargs)
         labels = None if isinstance(x0, (np.ndarray, torch.Tensor)) else row_labels(x0)
-        if labels is not None:
-            vars(result)["names"] = tuple(map(str, labels))
+        if labels is None:
+            return function(*args, **kwargs)
+        names = tuple(map(str, labels))
+        if "bounds" in kwargs:
+            kwargs["bounds"] = ends_by_name(kwargs["bounds"], names)
+        result = function(*args, **kwargs)
+        vars(result)["names"] = names
         return result
 
     return call
 
 
 def by_name(values: Any, names: tuple[str, ...] | None, name: str) -> Any:
-    """Values of a mapping or series in the order of names; what is neither stays as it is.
+    """Values of a mapping or series in the order of names; all else stays as it is, and a series that pandas
+    has numbered.
 
     Raises ValueError if a name is missing, or strange.
     """
-    is_labelled = isinstance(values, Mapping) or (row_labels(values) is not None and hasattr(values, "items"))
+    labels = row_labels(values) if hasattr(values, "items") else None
+    is_labelled = isinstance(values, Mapping) or type(labels).__name__ not in ("NoneType", "RangeIndex")
     if names is None or not is_labelled:
         return values
     given = {str(key): value for key, value in values.items()}
     if set(given) != set(names):
         raise ValueError(f"{name} has {', '.join(given)}, and the parameters are {', '.join(names)}")
     return [given[one] for one in names]
+
+
+def ends_by_name(bounds: Any, names: tuple[str, ...] | None) -> Any:
+    """A pair of lower and upper bounds, each :func:`by_name`; other kinds of bounds stay as they are."""
+    if names is None or not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        return bounds
+    return tuple(map(by_name, bounds, (names, names), ("lower bound", "upper bound")))
 
 
 def _of_constraints(c: Any, names: tuple[str, ...]) -> tuple[str, ...]:

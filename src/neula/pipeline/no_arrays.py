@@ -23,6 +23,8 @@ def refuse_no_array(x: Any, name: str) -> None:
             f"{name} is text, {os.fsdecode(x)!r}: pass an array. If it is the name of a file, read that "
             "first, e.g. by numpy.load, pandas.read_csv, or read_matrix of neula.io.files"
         )
+    if type(x).__name__ == "LazyFrame":  # of Polars
+        raise TypeError(f"{name} is a LazyFrame, which has no numbers yet: pass {name}.collect()")
     jax = sys.modules.get("jax")
     if jax is not None and isinstance(x, jax.core.Tracer):
         raise TypeError(

@@ -37,18 +37,10 @@ OF_PARTS = {"complex64": "float32", "complex128": "float64"}
 class Operator:
     """An operator of torch with its shapes, derivatives and batches.
 
-    Parameters
-    ----------
-    schema : str
-        Name, arguments and results, as in torch: first the operands, then options.
-    function : type
-        The derivatives.
-    compute : callable
-        From the operands, and options by name as the public function has them, to the results.
-    shapes : callable
-        From the operands to shapes and dtypes of the results.
-    again : callable, optional
-        From the options, by name, to what the derivatives solve, factorize or multiply with.
+    ``schema``: name, arguments and results, as in torch: first the operands, then options. ``function``: the
+    derivatives. ``compute``: from the operands, and options by name as the public function has them, to the
+    results. ``shapes``: from the operands to shapes and dtypes of the results. ``again``: from the options,
+    by name, to what the derivatives solve, factorize or multiply with.
     """
 
     def __init__(
@@ -184,10 +176,7 @@ def is_hidden(x: torch.Tensor) -> bool:
 def refuse_variable(x: Any, name: str) -> None:
     """A derivative that an operator does not have must not be lost without a word.
 
-    Raises
-    ------
-    ValueError
-        For a tensor that requires a gradient, has a tangent, or is hidden by a transform.
+    Raises ValueError for a tensor that requires a gradient, has a tangent, or is hidden by a transform.
     """
     refuse_gradient(x, name)
     if isinstance(x, torch.Tensor) and is_hidden(x):
@@ -255,8 +244,7 @@ def eager(
                     "nor vmap for these arguments: call it outside of the transform; batches need none"
                 )
         elif plans is not None and (soon := plans(args, kwargs)) is not None:
-            planned: T = soon
-            return planned
+            return soon
         # The compiler takes longer to import than torch itself; if it is not imported, nothing is compiled.
         if "torch._dynamo" not in sys.modules:
             return careful(*args, **kwargs)

@@ -9,35 +9,41 @@ the whole chain, as a first call does, which continues from what a device has fo
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.autograd import forward_ad
 
 from neula.certificates.forward_error import digits_of
-from neula.engines import Engine, Format, Tuning
+from neula.engines import Tuning
 from neula.kernels.core import core
+from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.batches import ProblemBatch
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer
+from neula.pipeline.chain import Answer, Link, answer_of_first
 from neula.pipeline.inputs import fetched_tensors
-from neula.pipeline.result import Attempt, logged
+from neula.pipeline.memory import MemoryGuard
+from neula.pipeline.result import Attempt, SolutionResult, logged
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.result.shown import Shown
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
+from neula.pipeline.solutions import SolutionOptions, Solutions
 from neula.pipeline.state import restored
 
 KEPT = 512
 """Shapes of one function that are remembered. A program that has more of them begins anew."""
 
-DTYPES = (torch.float64, torch.float32, np.dtype(np.float64), np.dtype(np.float32))
-
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 IN_NUMPY |= {torch.complex128: np.complex128, torch.complex64: np.complex64}
 """Dtypes that NumPy has as well."""
+
+DTYPES = frozenset({*IN_NUMPY, *map(np.dtype, IN_NUMPY.values())} - {torch.float16, np.dtype(np.float16)})
 
 OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
 """Fields with what is known of each problem."""
@@ -46,6 +52,9 @@ COPIED = 1 << 15
 """Elements of a view up to which its copy takes less time than the front end."""
 
 R = TypeVar("R", bound=Shown)
+P = TypeVar("P", bound=ProblemBatch)
+S = TypeVar("S", bound=Solutions)
+Solved = TypeVar("Solved", bound=SolutionResult[Any])
 
 _every: list[Plans] = []
 
@@ -57,39 +66,14 @@ Planner = Callable[..., "Plan | None"]
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
-    found: np.ndarray = x.cpu().numpy()
-    return found
-
-
-class WithEngine(Protocol):
-    """Options, which name an engine."""
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that multiplies."""
-
-
-class Asked(WithEngine, Protocol):
-    """Options, which name an accuracy, too."""
-
-    @property
-    def target(self) -> Format:
-        """Whose accuracy the result is to have."""
-
-
-class AskedOfSolutions(Asked, Protocol):
-    """Options of a plan for solutions."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of the returned x."""
+    return x.cpu().numpy()
 
 
 class Plan(Protocol):
     """The first link for problems of one shape, ready to be called."""
 
     @property
-    def options(self) -> WithEngine:
+    def options(self) -> Any:
         """The options of the calls."""
 
     def __call__(self, given: Given) -> Any | Answer[Any] | None:
@@ -121,7 +105,7 @@ class Plans:
     ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
     the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments of
     a call, to the result, for plans that return answers. ``fetches``: whether a plan on the host also takes
-    copies, of views, and what is fetched from a device. ``or_complex``: whether complex arrays are taken.
+    copies, of views, and what is fetched from a device.
     """
 
     def __init__(
@@ -130,11 +114,8 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
-        or_complex: bool = True,
     ) -> None:
         self._make, self._operands, self._fetches = make, operands, fetches
-        more = np.dtype(np.complex128), np.dtype(np.complex64), torch.complex128, torch.complex64
-        self._dtypes = (*DTYPES, *more) if or_complex else DTYPES
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
         self._planners: dict[Any, Planner | None] = {}
@@ -144,10 +125,7 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
-        if (
-            len(args) != self._operands
-            or (given := given_arrays(args, begun, self._fetches, self._dtypes)) is None
-        ):
+        if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]
         if isinstance(given.arrays[0], torch.Tensor):
@@ -192,7 +170,7 @@ class Plans:
             self._seen.add(kind)
             return None
         if kind not in self._planners:
-            taken = all(x.dtype in self._dtypes for x in arrays)
+            taken = all(x.dtype in DTYPES for x in arrays)
             self._planners[kind] = self._make(*arrays, **keywords) if taken else None
         if len(self._plans) >= KEPT:
             self._plans.clear()
@@ -219,9 +197,7 @@ def forget_all() -> None:
         plans.forget()
 
 
-def given_arrays(
-    args: Sequence[Any], begun: float, copies: bool = True, dtypes: Sequence[Any] = DTYPES
-) -> Given | None:
+def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Given | None:
     """Aligned arrays of one library in one place, row by row, without gradients; else None."""
     if type(args[0]) is np.ndarray:
         arrays = args
@@ -230,7 +206,7 @@ def given_arrays(
             if type(x) is not np.ndarray:
                 return None
             if not x.flags.carray or min(x.strides, default=0) < 0:
-                if not copies or x.size > COPIED or x.dtype not in dtypes:
+                if not copies or x.size > COPIED or x.dtype not in DTYPES:
                     return None
                 arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
         return Given(arrays, _as_it_is, begun, _in_numpy, args)
@@ -238,7 +214,7 @@ def given_arrays(
         return None
     device = args[0].device
     for x in args:
-        if type(x) is not torch.Tensor or x.dtype not in dtypes:
+        if type(x) is not torch.Tensor or x.dtype not in DTYPES:
             return None
         if x.device != device or x.layout is not torch.strided or not x.is_contiguous():
             return None
@@ -265,7 +241,7 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
 
 
 def accepted_result(
-    kind: type[R], given: Given, options: Asked, label: str, reason: Callable[[], str], fields: dict[str, Any]
+    kind: type[R], given: Given, options: Any, label: str, reason: Callable[[], str], fields: dict[str, Any]
 ) -> R:
     """The result of problems that one link has solved, all accepted.
 
@@ -281,7 +257,7 @@ def accepted_result(
 def accepted_solutions(
     kind: type[R],
     given: Given,
-    options: AskedOfSolutions,
+    options: Any,
     label: str,
     reason: Callable[[], str],
     fields: dict[str, Any],
@@ -300,7 +276,7 @@ def accepted_solutions(
 def accepted_solution(
     kind: type[R],
     given: Given,
-    options: AskedOfSolutions,
+    options: Any,
     label: str,
     reason: Callable[[], str],
     fields: dict[str, Any],
@@ -318,6 +294,98 @@ def accepted_solution(
     return accepted_solutions(kind, given, options, label, reason, fields, each)
 
 
-def returned(given: Given, x: np.ndarray, options: AskedOfSolutions) -> Any:
+def returned(given: Given, x: np.ndarray, options: Any) -> Any:
     """The solution for the user, from one in float64 that is rounded to the dtype of the result."""
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))
+
+
+KNOWN = dict(zip(OF_EACH, ("doubtful", "backward_error", "condition", "forward_error"), strict=True))
+"""Fields of results, and where solutions have them."""
+
+
+Extremes = dict[str, tuple[float, float]]
+"""The smallest and the largest of each number that was measured, by name."""
+
+
+class Settling(Protocol):
+    """A judge of solutions."""
+
+    def settled(self, largest: Sequence[float]) -> bool:
+        """Whether all are accepted, from the largest of each number that was measured."""
+
+
+class LaunchedPlan(ABC, Generic[P, S, Solved]):
+    """The first link for linear systems or least-squares problems of one shape."""
+
+    result: type[Solved]
+
+    def __init__(self, link: Link[P, S], judge: Settling, options: SolutionOptions) -> None:
+        self.link, self.judge, self.options = link, judge, options
+
+    @abstractmethod
+    def problems(self, a: torch.Tensor, b: torch.Tensor) -> P:
+        """Matrices and right-hand sides on the device, shapes (P, m, n) and (P, m, K), as the link takes
+        them.
+        """
+
+    @abstractmethod
+    def fields(self, given: Given, shapes: BatchedProblem, found: Answer[S], of: Extremes) -> dict[str, Any]:
+        """Fields of the result that are not common to all."""
+
+    @abstractmethod
+    def reason(self, found: Answer[Any], of: Extremes) -> str:
+        """Why all are accepted, in words."""
+
+    def begin(self, problems: P) -> Answer[S] | None:
+        """Run the link."""
+        with plain_arithmetic(self.options.engine.device):
+            return answer_of_first([self.link], problems)
+
+    def __call__(self, given: Given) -> Solved | Answer[S] | None:
+        """The result of a call like one before, else what the link has found, if anything."""
+        return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
+
+    def of_call(self, call: Call, shapes: BatchedProblem) -> Solved | Answer[S] | None:
+        """Solve the problems of a first call, after its front end."""
+        return self.solved(Given.of_call(call), shapes)
+
+    def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:
+        """Solve problems whose shapes are checked."""
+        device, found = self.options.engine.device, None
+        problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
+        with MemoryGuard(device).attempt(self.link.label):
+            found = self.begin(problems)
+        if found is None or found.doubt or not isinstance(found.measured, torch.Tensor):
+            return found
+        # Launched before the look.
+        x = given.give(shapes.solutions(found.values.x).to(self.options.dtype))
+        smallest, largest = _extremes(found)
+        of = dict(zip(found.values.names, zip(smallest, largest, strict=True), strict=True))
+        fits = of["largest"][1] <= torch.finfo(self.options.dtype).max
+        if not (fits and self.judge.settled(largest)):
+            return found
+        values, layout, said = found.values, shapes.without_numbers(), found.without_values()
+
+        def each(name: str) -> Any:
+            known = getattr(values, KNOWN[name])
+            if name == "forward_errors":
+                return given.give(layout.of_columns(known).contiguous())
+            return given.give(layout.of_members(~known if name == "accepted" else known).contiguous())
+
+        fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
+        fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
+        fields["condition"] = max(1.0, of["condition"][1])
+        told = found.label, lambda: self.reason(said, of)
+        return accepted_solutions(self.result, given, self.options, *told, fields, each)
+
+
+def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:
+    """The smallest and the largest of each number that was measured, NaN where one is; the host waits."""
+    measured = found.measured
+    assert isinstance(measured, torch.Tensor)
+    if measured.shape[1] > 1:
+        smallest, largest = torch.stack(measured.aminmax(dim=1)).tolist()
+        return smallest, largest
+    found.measured = measured.cpu()
+    numbers: list[float] = found.measured.flatten().tolist()
+    return numbers, numbers

@@ -144,13 +144,7 @@ class Solutions(Values):
 
     @classmethod
     def full(
-        cls,
-        value: float,
-        count: int,
-        n: int,
-        k: int,
-        device: torch.device,
-        of_x: torch.dtype = torch.float64,
+        cls, value: float, count: int, n: int, k: int, device: torch.device, of_x: torch.dtype = torch.float64
     ) -> Self:
         """Solutions filled with one value, x in double precision for a dtype of the result."""
         found = {}

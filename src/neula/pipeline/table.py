@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Generic, TypeVar, overload
 
-from neula.engines import Tuning
+from neula.engines import FORMATS, Tuning
 from neula.pipeline.chain import Answer, Link
 
 C = TypeVar("C")
@@ -78,6 +78,11 @@ def labelled(answer: Callable[..., Answer[Any]], *, improves: bool = False, **gi
     return lambda case, label, name: Link(label, partial(answer, label=label, **given), improves=improves)
 
 
+def formatted(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
+    """A link of one function, which is told the label and the format."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, format=FORMATS[name]), **flags)
+
+
 class Case:
     """Shape and options of a problem, without numbers, for the conditions of a table of links."""
 
@@ -85,8 +90,7 @@ class Case:
 
     @cached_property
     def tuning(self) -> Tuning:
-        found: Tuning = self.options.engine.tuning
-        return found
+        return self.options.engine.tuning
 
 
 Table = Sequence[Row[C] | tuple[Row[C], ...]]

@@ -15,7 +15,7 @@ import torch
 from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
-from neula.kernels.cholesky import cholesky_cuda
+from neula.kernels.cholesky import cholesky as module
 from neula.kernels.cholesky.cholesky import CholeskyFactors, cholesky_inverse
 
 U = 2.0**-24
@@ -26,7 +26,7 @@ Factorize = Callable[..., CholeskyFactors]
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
     """The kernel, compiled for the CPU."""
-    function = compiled_for_host("cholesky", BYTES=cholesky_cuda.SHARED_BYTES).factorize
+    function = compiled_for_host("cholesky", BYTES=module.SHARED_BYTES).factorize
 
     def factorize(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
         n = len(gram)
@@ -44,7 +44,7 @@ KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
 
 
 def found(name: str, request: pytest.FixtureRequest) -> Factorize:
-    return request.getfixturevalue("on_host") if name == "on_host" else cholesky_cuda.cholesky_inverse_cuda
+    return request.getfixturevalue("on_host") if name == "on_host" else module.cholesky_inverse_cuda
 
 
 @pytest.fixture(params=KERNELS)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.cholesky import cholesky_cuda
+from neula.kernels.cholesky import cholesky as module
 from neula.kernels.cholesky.cholesky import LowerFactors, cholesky_apart, cholesky_lower
 
 U = 2.0**-24
@@ -21,7 +21,7 @@ Factorize = Callable[[torch.Tensor], LowerFactors]
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
     """The kernel, compiled for the CPU."""
-    function = compiled_for_host("cholesky", BYTES=cholesky_cuda.SHARED_BYTES).factorize_batch
+    function = compiled_for_host("cholesky", BYTES=module.SHARED_BYTES).factorize_batch
 
     def factorize(a: torch.Tensor) -> LowerFactors:
         inverse = torch.full(a.shape, math.nan)
@@ -111,7 +111,7 @@ def test_factors_in_memory_of_their_own(by: str, n: int, width: int, request: py
     if by == "on host":
         a, before = a.cpu(), before.cpu()
         compiled = request.getfixturevalue("compiled_for_host")
-        function = compiled("cholesky", BYTES=cholesky_cuda.shared_bytes(width), WIDTH=width).factorize_batch
+        function = compiled("cholesky", BYTES=module.shared_bytes(width), WIDTH=width).factorize_batch
         lower, order = torch.full((3, n, n), math.nan), torch.full((3,), -1, dtype=torch.int32)
         places = [ctypes.c_void_p(x.data_ptr()) for x in (a, lower, lower, order)]
         function(*places, 3, n, n, 1, n * n, n, 1, n * n, 0)

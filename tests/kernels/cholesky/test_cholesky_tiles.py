@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.cholesky import cholesky_tiles, cholesky_tiles_cuda
+from neula.kernels.cholesky import cholesky_tiles
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted, lower_factor
 
 U = 2.0**-53
@@ -35,7 +35,7 @@ def factor(
     if "on_host" in request.param:
         request.getfixturevalue("tiles_on_host")
     if "many" in request.param:
-        monkeypatch.setattr(cholesky_tiles_cuda, "FEW", 0)
+        monkeypatch.setattr(cholesky_tiles, "FEW", 0)
     return factor_inverted.kernel
 
 

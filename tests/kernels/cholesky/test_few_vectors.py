@@ -21,9 +21,9 @@ def one_round(request: pytest.FixtureRequest) -> Round:
     if request.param == "reference":
         return orthonormalizing.reference
     pytest.importorskip("triton")
-    from neula.kernels.cholesky import few_vectors_triton
+    from neula.kernels.cholesky import few_vectors as module
 
-    return few_vectors_triton.orthonormalizing_triton
+    return module.orthonormalizing_triton
 
 
 def rounds(one_round: Round, x: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, Steps]:

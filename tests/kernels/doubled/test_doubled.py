@@ -16,9 +16,8 @@ import torch
 from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL, normal
 
 from neula.kernels.dispatch import runs
-from neula.kernels.doubled import doubled, doubled_cuda, sliced_cuda
-from neula.kernels.doubled.doubled import Doubled
-from neula.kernels.doubled.slices import bits_of
+from neula.kernels.doubled import doubled, doubled_cuda
+from neula.kernels.doubled.doubled import Doubled, bits_of
 
 HAS_UNITS = HAS_GPU and torch.cuda.get_device_capability() >= doubled.FP64_UNITS
 UNITS = [*GPU, pytest.mark.skipif(HAS_GPU and not HAS_UNITS, reason="no matrix units for float64")]
@@ -56,8 +55,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 def on_units(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """All products are computed on matrix units, which a CPU plays."""
     if not HAS_GPU:
-        monkeypatch.setattr(sliced_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
-    least = partial(sliced_cuda.sliced_product_cuda, least=sliced_cuda.CHUNK)
+        monkeypatch.setattr(doubled_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+    least = partial(doubled_cuda.sliced_product_cuda, least=doubled_cuda.CHUNK)
     for name in ("doubled_product", "many_products"):
         monkeypatch.setattr(doubled, name, least)
 
@@ -267,7 +266,7 @@ def test_slices_in_registers_err_by_less_than_certificates_assume(way: str, posi
 def test_a_trial_tells_rows_columns_and_vectors_apart(
     way: str, tiles: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = sliced_cuda.sliced_product_cuda
+    right = doubled_cuda.sliced_product_cuda
 
     def turned(a: torch.Tensor, x: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return right(a, x.flip(2), *more)

@@ -29,9 +29,9 @@ def evaluate(request: pytest.FixtureRequest) -> Evaluate:
     if request.param == "reference":
         return doubled_normal.reference
     pytest.importorskip("triton")
-    from neula.kernels.doubled import doubled_normal_triton
+    from neula.kernels.doubled import doubled_normal as module
 
-    return partial(doubled_normal_triton.doubled_normal_triton, given=(128, 8, 3, 1))
+    return partial(module.doubled_normal_triton, given=(128, 8, 3, 1))
 
 
 @pytest.fixture(autouse=True)

@@ -23,9 +23,9 @@ def subtract(request: pytest.FixtureRequest) -> Subtract:
     if request.param == "reference":
         return subtract_product.reference
     pytest.importorskip("triton")
-    from neula.kernels.few_vectors import mixed_product_triton
+    from neula.kernels.few_vectors import mixed_product as module
 
-    return mixed_product_triton.subtract_product_triton
+    return module.subtract_product_triton
 
 
 def operands(m: int, n: int, k: int, low: torch.dtype, wide: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ from neula.kernels.lu.butterfly import mixed
 
 def kernel(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     pytest.importorskip("triton")
-    from neula.kernels.lu import butterfly_triton as module
+    from neula.kernels.lu import butterfly as module
 
     return module.mixed_triton(out, x, weights)
 

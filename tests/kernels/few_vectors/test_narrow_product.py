@@ -20,9 +20,9 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     if request.param == "reference":
         return narrow_product.reference
     pytest.importorskip("triton")
-    from neula.kernels.few_vectors import narrow_product_triton
+    from neula.kernels.few_vectors import narrow_product as module
 
-    return narrow_product_triton.narrow_product_triton
+    return module.narrow_product_triton
 
 
 def normal(*shape: int) -> torch.Tensor:

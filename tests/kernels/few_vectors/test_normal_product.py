@@ -24,9 +24,9 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     if request.param == "reference":
         return normal_product.reference
     pytest.importorskip("triton")
-    from neula.kernels.few_vectors import normal_product_triton
+    from neula.kernels.few_vectors import normal_product as module
 
-    return normal_product_triton.normal_product_triton
+    return module.normal_product_triton
 
 
 # One element, rows that all thread blocks go through twice, a ragged column.
@@ -55,7 +55,7 @@ def test_transposed_products(multiply: Multiply, m: int, n: int, k: int) -> None
     if multiply is normal_product.reference:
         z = transposed_product.reference(a, y)
     else:
-        z = import_module("neula.kernels.few_vectors.normal_product_triton").transposed_product_triton(a, y)
+        z = import_module("neula.kernels.few_vectors.normal_product").transposed_product_triton(a, y)
     assert ((z - a.T @ y).abs() <= (m + 2) * EPS * (a.abs().T @ y.abs())).all()
 
 

@@ -19,9 +19,9 @@ from neula.kernels.few_vectors.probes import probe_errors
 @pytest.fixture(params=[KERNEL])
 def kernel() -> Callable[..., tuple[torch.Tensor, ...]]:
     pytest.importorskip("triton")
-    from neula.kernels.few_vectors import probes_triton
+    from neula.kernels.few_vectors import probes as module
 
-    return probes_triton.probe_errors_triton
+    return module.probe_errors_triton
 
 
 def problem(batch: int, m: int, n: int, *dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -66,9 +66,9 @@ def test_blocks_of_rows_that_a_program_goes_through(
     kernel, m: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Matrices of many rows, which are read in blocks, meet the same bound."""
-    from neula.kernels.few_vectors import probes_triton
+    from neula.kernels.few_vectors import probes as module
 
-    monkeypatch.setattr(probes_triton, "TALL", 1)
+    monkeypatch.setattr(module, "TALL", 1)
     arguments = problem(3, m, n, *[torch.float32] * 3)
     for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
         assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * 2.0**-24 * expected).all()
@@ -104,12 +104,12 @@ def test_cpu_tensors_go_to_the_reference() -> None:
 
 
 def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neula.kernels.few_vectors import probes_triton
+    from neula.kernels.few_vectors import probes as module
 
     def fail(*_: torch.Tensor) -> None:
         raise RuntimeError("no C compiler")
 
-    monkeypatch.setattr(probes_triton, "probe_errors_triton", fail)
+    monkeypatch.setattr(module, "probe_errors_triton", fail)
     with pytest.warns(RuntimeWarning, match=r"plain torch takes its place.*no C compiler"):
         assert not probe_errors.tried.run(torch.device("cpu"))
 

@@ -9,7 +9,7 @@ import torch
 from tests.devices import DEVICE, GPU, HAS_GPU
 
 from neula.engines import FP64
-from neula.kernels.few_vectors import symmetric_product_cuda
+from neula.kernels.few_vectors import symmetric_product as module
 from neula.kernels.few_vectors.symmetric_product import symmetric_product, symmetric_sizes
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -19,18 +19,18 @@ Sizes = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 @pytest.fixture(name="by_kernel", params=[pytest.param(way, marks=GPU) for way in (True, False)])
 def _by_kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param and not HAS_GPU:
-        monkeypatch.setattr(symmetric_product_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+        monkeypatch.setattr(module, "compiled", request.getfixturevalue("compiled_on_host"))
     return request.param
 
 
 @pytest.fixture(name="multiply")
 def _multiply(by_kernel: bool) -> Multiply:
-    return symmetric_product_cuda.symmetric_product_cuda if by_kernel else symmetric_product
+    return module.symmetric_product_cuda if by_kernel else symmetric_product
 
 
 @pytest.fixture(name="sizes")
 def _sizes(by_kernel: bool) -> Sizes:
-    return symmetric_product_cuda.symmetric_sizes_cuda if by_kernel else symmetric_sizes
+    return module.symmetric_sizes_cuda if by_kernel else symmetric_sizes
 
 
 def matrices(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:

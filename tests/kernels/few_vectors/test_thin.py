@@ -21,10 +21,10 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "reference":
         return thin_product.reference
     pytest.importorskip("triton")
-    from neula.kernels.few_vectors import thin_triton
+    from neula.kernels.few_vectors import thin as module
 
-    monkeypatch.setattr(thin_triton, "MIN_PIECE", 50)  # that few columns are cut into pieces
-    return thin_triton.thin_product_triton
+    monkeypatch.setattr(module, "MIN_PIECE", 50)  # that few columns are cut into pieces
+    return module.thin_product_triton
 
 
 # Each dtype of A with each of the vectors, and each with each shape.

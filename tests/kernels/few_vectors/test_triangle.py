@@ -21,12 +21,12 @@ def multiply(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "reference":
         return triangle_product.reference
     pytest.importorskip("triton")
-    from neula.kernels.few_vectors import triangle_triton
+    from neula.kernels.few_vectors import triangle as module
 
     for name in ("TILE", "SMALL"):  # that several tiles are small enough for the interpreter
-        monkeypatch.setattr(triangle_triton, name, 16)
-    monkeypatch.setattr(triangle_triton, "WIDTH", 32)
-    return triangle_triton.triangle_product_triton
+        monkeypatch.setattr(module, name, 16)
+    monkeypatch.setattr(module, "WIDTH", 32)
+    return module.triangle_product_triton
 
 
 def expected(t: torch.Tensor, x: torch.Tensor, kind: str) -> torch.Tensor:

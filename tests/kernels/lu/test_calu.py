@@ -19,16 +19,16 @@ class Kernels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("triton")
-        from neula.kernels.lu import calu_triton
+        from neula.kernels.lu import calu as module
 
         if not HAS_GPU:
-            monkeypatch.setattr(calu_triton, "FEW_ROWS", 32)
-            monkeypatch.setattr(calu_triton, "ROWS", 64)
-            monkeypatch.setattr(calu_triton, "COLUMNS", 16)
-        self.rows_of_u = calu_triton.rows_of_u_triton
-        self.update = calu_triton.update_triton
-        self.eliminate = calu_triton.eliminate_triton
-        self.move_rows = calu_triton.move_rows_triton
+            monkeypatch.setattr(module, "FEW_ROWS", 32)
+            monkeypatch.setattr(module, "ROWS", 64)
+            monkeypatch.setattr(module, "COLUMNS", 16)
+        self.rows_of_u = module.rows_of_u_triton
+        self.update = module.update_triton
+        self.eliminate = module.eliminate_triton
+        self.move_rows = module.move_rows_triton
 
 
 class Reference:

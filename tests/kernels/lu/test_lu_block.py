@@ -11,7 +11,7 @@ import torch
 from tests.devices import HAS_GPU, KERNEL
 
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.kernels.lu import lu_block_cuda
+from neula.kernels.lu import lu_block as module
 from neula.kernels.lu.lu_block import (
     WIDTH,
     factor_block,
@@ -95,7 +95,7 @@ Factor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factor:
     """The kernel, compiled for the CPU, with factors in float32."""
-    function = compiled_for_host("lu_block", BYTES=lu_block_cuda.SHARED_BYTES).factorize
+    function = compiled_for_host("lu_block", BYTES=module.SHARED_BYTES).factorize
 
     def factor(work: torch.Tensor, out: torch.Tensor, *inverses: torch.Tensor) -> None:
         places = [ctypes.c_void_p(x.data_ptr()) for x in (work, out, *inverses)]
@@ -166,17 +166,17 @@ class Kernels:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.importorskip("triton")
-        from neula.kernels.lu import lu_block_triton
+        from neula.kernels.lu import lu_block as module
 
         if not HAS_GPU:
-            monkeypatch.setattr(lu_block_triton, "WIDTH", self.width)
+            monkeypatch.setattr(module, "WIDTH", self.width)
             for name in ("ROWS", "STRIP", "TILE"):
-                monkeypatch.setattr(lu_block_triton, name, 16)
+                monkeypatch.setattr(module, name, 16)
         else:
-            self.width = lu_block_triton.WIDTH
-        self.solve = lu_block_triton.solve_upper_triton
-        self.solve_beside = lu_block_triton.solve_beside_triton
-        self.factor = partial(lu_block_triton.factor_block_triton, width=self.width)
+            self.width = module.WIDTH
+        self.solve = module.solve_upper_triton
+        self.solve_beside = module.solve_beside_triton
+        self.factor = partial(module.factor_block_triton, width=self.width)
 
 
 class Reference:

@@ -14,7 +14,7 @@ import torch
 from tests.devices import DEVICE
 
 from neula.kernels.dispatch import runs
-from neula.kernels.lu import sweep_cuda
+from neula.kernels.lu import sweep as module
 from neula.kernels.lu.sweep import ALIGNED, PIECE, sweep
 
 Solve = Callable[..., torch.Tensor]
@@ -23,11 +23,11 @@ Solve = Callable[..., torch.Tensor]
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Solve:
     """The kernel, compiled for the CPU."""
-    macros = dict(line.split()[1:] for line in sweep_cuda.MACROS.splitlines())
+    macros = dict(line.split()[1:] for line in module.MACROS.splitlines())
     function = compiled_for_host("sweep", **macros).solve
 
     def solve(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
-        arguments, x = sweep_cuda.prepared(t, inverses, b, upper=upper)
+        arguments, x = module.prepared(t, inverses, b, upper=upper)
         tensors, numbers = arguments[:5], arguments[5:]
         function(*[ctypes.c_void_p(y.data_ptr()) for y in tensors], *map(ctypes.c_longlong, numbers))
         return x

@@ -15,7 +15,7 @@ import torch
 from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
-from neula.kernels.lu import tournament_cuda
+from neula.kernels.lu import tournament as module
 from neula.kernels.lu.tournament import TILE, WIDTH, PanelFactors, play_reference
 
 U = 2.0**-24
@@ -31,7 +31,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Play:
     function = compiled_for_host("tournament", TILE=TILE).play
 
     def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
-        tensors, numbers = tournament_cuda.arguments(block, found, start)
+        tensors, numbers = module.arguments(block, found, start)
         function(*(ctypes.c_void_p(x.data_ptr()) for x in tensors), *numbers, count)
 
     return play
@@ -43,7 +43,7 @@ def play(request: pytest.FixtureRequest) -> Play:
         return partial(play_reference, tile=SMALL)
     if request.param == "on_host":
         return request.getfixturevalue("on_host")
-    return tournament_cuda.play_cuda
+    return module.play_cuda
 
 
 def padded(a: torch.Tensor) -> torch.Tensor:
@@ -165,7 +165,7 @@ def test_rounds_leave_their_room_as_it_was() -> None:
     """The same numbers each time, also with as many rows as take three rounds."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     a = torch.randn(40 * TILE + 9, WIDTH, generator=generator, device=DEVICE)
-    from neula.kernels.lu.tournament_cuda import play_cuda
+    from neula.kernels.lu.tournament import play_cuda
 
     found = blank(len(a), WIDTH)
     seen = []

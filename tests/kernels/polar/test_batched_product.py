@@ -21,9 +21,9 @@ def multiply(request: pytest.FixtureRequest) -> Multiply:
     if request.param == "reference":
         return batched_product.reference
     pytest.importorskip("triton")
-    from neula.kernels.polar import batched_product_triton
+    from neula.kernels.polar import batched_product as module
 
-    return batched_product_triton.batched_product_triton
+    return module.batched_product_triton
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ import torch
 from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
-from neula.kernels.polar import small_svd_cuda
-from neula.kernels.polar.small_svd import MAX_ORDER, small_svd
+from neula.kernels.polar import svd as module
+from neula.kernels.polar.svd import MAX_ORDER, small_svd
 
 U = 2.0**-53
 
@@ -25,13 +25,13 @@ Decompose = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 @pytest.fixture(scope="module")
 def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
     """The kernel, compiled for the CPU."""
-    function = compiled_for_host("small_svd", BYTES=small_svd_cuda.shared_bytes(MAX_ORDER)).decompose
+    function = compiled_for_host("small_svd", BYTES=module.shared_bytes(MAX_ORDER)).decompose
 
     def decompose(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         n = len(r)
         x, s = torch.full((n, n), math.nan).double(), torch.full((n,), math.nan).double()
         places = [ctypes.c_void_p(part.data_ptr()) for part in (r, x, s)]
-        function(*places, n, *r.stride(), small_svd_cuda.threads_for(n))
+        function(*places, n, *r.stride(), module.threads_for(n))
         return (r @ x.mT) / s, s, x.mT
 
     return decompose
@@ -44,14 +44,14 @@ KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
 def kernel(request: pytest.FixtureRequest) -> Decompose:
     if request.param == "on_host":
         return request.getfixturevalue("on_host")
-    return small_svd_cuda.small_svd_cuda
+    return module.small_svd_cuda
 
 
 @pytest.fixture(params=["reference", *KERNELS])
 def decompose(request: pytest.FixtureRequest) -> Decompose:
     if request.param == "on_host":
         return request.getfixturevalue("on_host")
-    return small_svd.reference if request.param == "reference" else small_svd_cuda.small_svd_cuda
+    return small_svd.reference if request.param == "reference" else module.small_svd_cuda
 
 
 def loss(x: torch.Tensor) -> float:

@@ -97,9 +97,9 @@ def test_compiled_and_in_torch_are_the_same(unit: str, shape: tuple[int, ...], m
 def kernels() -> ModuleType:
     """The Triton kernels, in its interpreter where there is no GPU."""
     pytest.importorskip("triton")
-    from neula.kernels.products import block_fma_triton
+    from neula.kernels.products import block_fma as module
 
-    return block_fma_triton
+    return module
 
 
 @UNIT

@@ -34,9 +34,9 @@ EACH_SCHEME = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 
 def kernel() -> Gemm:
     pytest.importorskip("triton")
-    from neula.kernels.products import gemm_triton
+    from neula.kernels.products import gemm as module
 
-    return gemm_triton.gemm_triton
+    return module.gemm_triton
 
 
 @pytest.fixture(params=["reference", KERNEL])
@@ -103,10 +103,10 @@ def test_gram_matrices(
     a = uniform(170, 200, 11).T if transposed else uniform(200, 170, 12)
     if by_kernel:
         kernel()
-        from neula.kernels.products import gemm_triton
+        from neula.kernels.products import gemm as module
 
-        monkeypatch.setattr(gemm_triton, "FEWEST_ELEMENTS", fewest)
-        g = gemm_triton.gram_triton(a)
+        monkeypatch.setattr(module, "FEWEST_ELEMENTS", fewest)
+        g = module.gram_triton(a)
     else:
         g = corrected_gram(a)
     assert g.stride() == (1, 170)
@@ -121,13 +121,13 @@ def test_gram_matrices_of_scaled_columns_in_double_precision(by_kernel: bool) ->
     scales = 1 / units
     if by_kernel:
         kernel()
-        from neula.kernels.products import gemm_triton
+        from neula.kernels.products import gemm as module
 
-        g = gemm_triton.gram_triton(a * units, scales=scales)
+        g = module.gram_triton(a * units, scales=scales)
         # Elements beyond what the scales promise are no numbers, and are noticed.
         beyond = a.clone()
         beyond[7, 3] = 1e6
-        assert not gemm_triton.gram_triton(beyond * units, scales=scales)[3].isfinite().all()
+        assert not module.gram_triton(beyond * units, scales=scales)[3].isfinite().all()
     else:
         g = corrected_gram(a * units, scales=scales)
     assert errors(g, a.T.float(), a.float()).tril().max() <= bound(200)
@@ -255,7 +255,7 @@ def test_parts_are_those_of_the_reference(triton_gemm: Gemm, scheme: Scheme, tra
 
 @EACH_SCHEME
 def test_every_configuration(triton_gemm: Gemm, scheme: Scheme) -> None:
-    from neula.kernels.products.gemm_tiles import configs
+    from neula.kernels.products.gemm_split_triton import configs
 
     m, k, n = (130, 140, 70) if HAS_GPU else (70, 64, 33)
     a, b = uniform(m, k, 17), uniform(k, n, 18)
@@ -291,7 +291,8 @@ def test_a_projection_splits_its_columns_once(
 
     Whatever dtype the user has made the default.
     """
-    from neula.kernels.products import gemm_split_triton, gemm_triton
+    from neula.kernels.products import gemm as module
+    from neula.kernels.products import gemm_split_triton
 
     taken: list[tuple[int, ...]] = []
 
@@ -299,14 +300,14 @@ def test_a_projection_splits_its_columns_once(
         taken.append(tuple(x.shape))
         return gemm_split_triton.split(x, *options)
 
-    monkeypatch.setattr(gemm_triton, "split", split)
+    monkeypatch.setattr(module, "split", split)
     q, a = uniform(m, k, 44).T.contiguous().T, uniform(m, n, 45).T.contiguous().T
     q[0, 0] = 1.5
     r = torch.full((n, k), math.nan, device=DEVICE).T
     expected, found = a.clone(), []
     torch.set_default_dtype(dtype)
     try:
-        gemm_triton.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
+        module.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
     finally:
         torch.set_default_dtype(torch.float32)
     assert errors(r, q.T, expected).max() <= bound(m)
@@ -392,9 +393,8 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
     from neula.kernels.launch import multiprocessors
-    from neula.kernels.products.gemm_split_triton import split
-    from neula.kernels.products.gemm_tiles import configs
-    from neula.kernels.products.gemm_triton import _filling, _SplitProduct
+    from neula.kernels.products.gemm import _filling, _SplitProduct
+    from neula.kernels.products.gemm_split_triton import configs, split
 
     scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
     for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):

@@ -80,7 +80,7 @@ def test_a_few_thread_blocks_go_from_tile_to_tile(
     """The same numbers, whatever is left to others."""
     _, subtract = functions
     if not HAS_GPU and subtract.func is not multiply_kept.reference:
-        monkeypatch.setattr("neula.kernels.products.gemm_triton.multiprocessors", lambda device: 3)
+        monkeypatch.setattr("neula.kernels.products.gemm.multiprocessors", lambda device: 3)
     x = uniform(300 if HAS_GPU else 140, 64, 5)
     kept = Kept.from_matrix(x)
     one, other = (torch.zeros(len(x), len(x), device=DEVICE) for _ in range(2))

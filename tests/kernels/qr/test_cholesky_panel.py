@@ -25,7 +25,7 @@ def panel(request: pytest.FixtureRequest) -> Panel:
     if request.param == "definition":
         return cholesky_panel.reference
     pytest.importorskip("triton")
-    from neula.kernels.qr import cholesky_panel_triton as module
+    from neula.kernels.qr import cholesky_panel as module
 
     if request.param == "kernel":
         return module.cholesky_panel_triton

@@ -25,7 +25,7 @@ def ways(request: pytest.FixtureRequest) -> Ways:
     if request.param == "definition":
         return Ways(without_first_column.reference, with_first_column.reference)
     pytest.importorskip("triton")
-    from neula.kernels.qr import first_column_triton as module
+    from neula.kernels.qr import first_column as module
 
     return Ways(module.without_first_column_triton, module.with_first_column_triton)
 

@@ -43,9 +43,9 @@ class Tiles(NamedTuple):
 
 def kernels() -> object:
     pytest.importorskip("triton")
-    from neula.kernels.qr import householder_triton
+    from neula.kernels.qr import householder as module
 
-    return householder_triton
+    return module
 
 
 @pytest.fixture(params=["dispatch", KERNEL])

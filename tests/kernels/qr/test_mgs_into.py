@@ -22,9 +22,9 @@ def into(request: pytest.FixtureRequest) -> Into:
     if request.param == "dispatch":
         return mgs_into
     pytest.importorskip("triton")
-    from neula.kernels.qr import mgs_triton
+    from neula.kernels.qr import mgs as module
 
-    return mgs_triton.mgs_into_triton
+    return module.mgs_into_triton
 
 
 def geometric(batch: int, m: int, n: int, cond: float, dtype: torch.dtype) -> torch.Tensor:

@@ -27,9 +27,9 @@ def project(request: pytest.FixtureRequest) -> Project:
     if request.param == "dispatch":
         return project_out
     pytest.importorskip("triton")
-    from neula.kernels.qr import projection_triton
+    from neula.kernels.qr import projection as module
 
-    return projection_triton.project_out_triton
+    return module.project_out_triton
 
 
 def by_columns(a: torch.Tensor) -> torch.Tensor:

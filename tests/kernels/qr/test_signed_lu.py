@@ -13,9 +13,9 @@ from neula.kernels.qr.signed_lu import signed_lu
 
 def by_kernel(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
     pytest.importorskip("triton")
-    from neula.kernels.qr import signed_lu_triton
+    from neula.kernels.qr import signed_lu as module
 
-    return signed_lu_triton.signed_lu_triton(block)
+    return module.signed_lu_triton(block)
 
 
 KERNEL = pytest.param(by_kernel, marks=[pytest.mark.gpu] if HAS_GPU else [])

@@ -183,7 +183,7 @@ def test_gram_of_what_is_not_finite(gram: Gram, bad: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_sums_of_partial_gram_matrices(variant: str, count: int, m: int, n: int, dtype: torch.dtype) -> None:
     """In float64: parts whose sum float32 would lose, into rows or columns."""
-    triton = pytest.importorskip("neula.kernels.qr.tall_gram_triton")
+    triton = pytest.importorskip("neula.kernels.qr.tall")
     parts = torch.randn(count, m, n, generator=torch.Generator().manual_seed(n)).to(DEVICE)
     parts[0] += 2.0**20
     for total in (torch.empty(m, n, dtype=dtype), torch.empty(n, m, dtype=dtype).mT):

@@ -9,7 +9,7 @@ import torch
 from tests.devices import DEVICE, HAS_GPU
 
 from neula.kernels.doubled.doubled import two_sum
-from neula.kernels.small_problems import refining, refining_cuda
+from neula.kernels.small_problems import refining
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
@@ -20,11 +20,11 @@ SHAPES = [(1, 5, 1), (3, 300, 2), (7, 1, 4)]
 @pytest.fixture(autouse=True)
 def _compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAS_GPU:
-        monkeypatch.setattr(refining_cuda, "compiled", request.getfixturevalue("compiled_on_host"))
+        monkeypatch.setattr(refining, "compiled", request.getfixturevalue("compiled_on_host"))
 
 
 def by_kernel(name: str, *given: object) -> tuple[torch.Tensor, ...]:
-    found = getattr(refining_cuda, f"{name}_cuda")(*_on_device(given))
+    found = getattr(refining, f"{name}_cuda")(*_on_device(given))
     return tuple(x.cpu() for x in (found if isinstance(found, tuple) else (found,)))
 
 

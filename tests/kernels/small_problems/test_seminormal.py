@@ -19,6 +19,7 @@ import torch
 from tests.devices import DEVICE, HAS_GPU
 
 import neula
+from by_seminormal import solved
 from campaign.oracle import LeastSquares
 from capabilities import LEVELS, core_of
 from neula.algorithms.krylov.batched_lstsq import limits_of
@@ -29,7 +30,7 @@ from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 from neula.kernels.launch import shared_memory
-from neula.kernels.small_problems import seminormal, seminormal_cuda, seminormal_host
+from neula.kernels.small_problems import seminormal, seminormal_host
 from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.systems.factor_source import NORMAL_EQUATIONS
@@ -79,7 +80,7 @@ def by_core(
     """The compiled core, which has neither systems nor half precision."""
     if square is not None or dtype.itemsize < 4:
         pytest.skip("not for this kernel")
-    found = seminormal_host.solved(a, b, dtype, LIMITS)
+    found = solved(a, b, dtype, LIMITS)
     assert found is not None
     rank = torch.full((len(a),), a.shape[2], dtype=torch.int64)
     numbers = torch.from_numpy(found.numbers).view(-1, len(a))[: len(NAMES)]
@@ -94,9 +95,9 @@ def in_cuda(
     if not HAS_GPU:
         launches = request.getfixturevalue("launches")
         monkeypatch.setattr(
-            seminormal_cuda, "compiled", lambda name, function, device, macros, **_: launches(macros)
+            seminormal, "compiled", lambda name, function, device, macros, **_: launches(macros)
         )
-    return seminormal_cuda.seminormal_cuda
+    return seminormal.seminormal_cuda
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ def launches(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[[str], C
         function = compiled_for_host("seminormal", BYTES=shared_memory(DEVICE), **defined).launch
 
         def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: list, room: int) -> None:
-            assert block == (seminormal_cuda.THREADS, 1, 1)
+            assert block == (seminormal.THREADS, 1, 1)
             assert room <= shared_memory(DEVICE)
             places = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
             function(grid[0], *places)
@@ -379,7 +380,7 @@ def test_more_rows_than_there_is_room_for(
     size = a.element_size()
     room = shared_memory(DEVICE)
     if not HAS_GPU:
-        assert seminormal_cuda.rows_at_a_time(m, n, size, room) < m
+        assert seminormal.rows_at_a_time(m, n, size, room) < m
     found = SeminormalSolutions(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS)))
     assert said(found)["accepted"] == [1.0]
     assert (true_errors(a.double(), b.double(), found.x) <= found.forward_error).all()
@@ -392,12 +393,12 @@ def test_limits_in_a_graph_of_the_caller() -> None:
     """A recorded call copies nothing from the host."""
     a, b = matrices(1, 90, 40).to(DEVICE), noise(1, 90, 1).to(DEVICE)
     limits = replace(LIMITS, max_steps=2)
-    seminormal_cuda.seminormal_cuda(a, b, torch.float64, LIMITS)
+    seminormal.seminormal_cuda(a, b, torch.float64, LIMITS)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = seminormal_cuda.seminormal_cuda(a, b, torch.float64, limits)
+        found = seminormal.seminormal_cuda(a, b, torch.float64, limits)
     graph.replay()
-    expected = seminormal_cuda.seminormal_cuda(a, b, torch.float64, limits)
+    expected = seminormal.seminormal_cuda(a, b, torch.float64, limits)
     assert torch.equal(found.x, expected.x)
     assert torch.equal(found.numbers, expected.numbers)
 
@@ -414,9 +415,9 @@ def test_rows_at_a_time(size: int, m: int) -> None:
     """As many as there is room for."""
     for n in range(33, 65):
         for room in (120 << 10, 227 << 10):
-            rows = seminormal_cuda.rows_at_a_time(m, n, size, room)
-            assert seminormal_cuda.shared_bytes(n, size, rows) <= room
-            assert rows == m or seminormal_cuda.shared_bytes(n, size, rows + 1) > room
+            rows = seminormal.rows_at_a_time(m, n, size, room)
+            assert seminormal.shared_bytes(n, size, rows) <= room
+            assert rows == m or seminormal.shared_bytes(n, size, rows + 1) > room
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

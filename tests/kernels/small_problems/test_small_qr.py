@@ -12,7 +12,7 @@ from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
 from neula.kernels.cuda_source import laid_out
-from neula.kernels.small_problems import small_qr_cuda
+from neula.kernels.small_problems import small_qr as module
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 
 ENOUGH = {torch.float32: 2.0**-27, torch.float64: 2.0**-50}
@@ -37,8 +37,8 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: pytest.M
 
         return launch
 
-    monkeypatch.setattr(small_qr_cuda, "compiled", compiled)
-    monkeypatch.setattr(small_qr_cuda, "shared_memory", lambda device: LARGEST)
+    monkeypatch.setattr(module, "compiled", compiled)
+    monkeypatch.setattr(module, "shared_memory", lambda device: LARGEST)
 
 
 LARGEST = 227 << 10
@@ -52,7 +52,7 @@ LIBRARIES: dict[str, ctypes.CDLL] = {}
 def factorize(request: pytest.FixtureRequest) -> Factorize:
     if request.param == "on_host":
         request.getfixturevalue("on_host")
-    function = small_qr.reference if request.param == "reference" else small_qr_cuda.small_qr_cuda
+    function = small_qr.reference if request.param == "reference" else module.small_qr_cuda
 
     def factorized(a: torch.Tensor) -> SmallQR:
         batch = a if a.ndim == 3 else a[None]
@@ -159,11 +159,11 @@ def test_too_ill_conditioned_for_a_gram_matrix(factorize: Factorize) -> None:
 
 
 def test_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small_qr_cuda, "shared_memory", lambda device: LARGEST)
+    monkeypatch.setattr(module, "shared_memory", lambda device: LARGEST)
     for shape in ((64, 32), (64, 64), (150, 64), (300, 40), (1, 1)):
-        assert small_qr_cuda.fits(torch.empty(2, *shape)), shape
-        assert small_qr_cuda.fits(torch.empty(2, *shape).double()), shape
-        assert not small_qr_cuda.fits(torch.empty(3, *shape)), shape
+        assert module.fits(torch.empty(2, *shape)), shape
+        assert module.fits(torch.empty(2, *shape).double()), shape
+        assert not module.fits(torch.empty(3, *shape)), shape
     for shape in ((32, 64), (0, 0), (5, 0), (100, 65), (400, 64), (100000, 3)):
-        assert not small_qr_cuda.fits(torch.empty(1, *shape)), shape
-    assert not small_qr_cuda.fits(torch.empty(1, 64, 32, dtype=torch.float16))
+        assert not module.fits(torch.empty(1, *shape)), shape
+    assert not module.fits(torch.empty(1, 64, 32, dtype=torch.float16))

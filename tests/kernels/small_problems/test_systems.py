@@ -39,7 +39,7 @@ class Drawn:
 
 def assert_alike(name: str, *given: object) -> tuple[torch.Tensor, ...]:
     pytest.importorskip("triton")
-    from neula.kernels.small_problems import systems_triton as module
+    from neula.kernels.small_problems import systems as module
 
     pair = getattr(module, f"{name}_triton")(*given), getattr(systems, name).reference(*given)
     found, expected = (x if isinstance(x, tuple) else (x,) for x in pair)

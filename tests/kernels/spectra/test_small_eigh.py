@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.spectra import small_eigh_cuda
+from neula.kernels.spectra import small_eigh as module
 from neula.kernels.spectra.small_eigh import small_eigh
 
 Decompose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -27,7 +27,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
 
     def decompose(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count, n, _ = a.shape
-        function = compiled_for_host("small_eigh", **small_eigh_cuda.macros_for(n, a.dtype)).decompose
+        function = compiled_for_host("small_eigh", **module.macros_for(n, a.dtype)).decompose
         w, v = torch.full((count, n), math.nan, dtype=a.dtype), torch.full_like(a, math.nan)
         function(*(ctypes.c_void_p(x.data_ptr()) for x in (a, w, v)), count, n)
         return w, v

@@ -119,8 +119,7 @@ def double_errors_of_parts(numbers: np.ndarray, places: dict[str, int | slice]) 
 
 def count_of(kernels: Core) -> int:
     """How many numbers kernels write for each system."""
-    count: int = places_of(kernels)["history"].stop
-    return count
+    return places_of(kernels)["history"].stop
 
 
 @lru_cache(maxsize=1)

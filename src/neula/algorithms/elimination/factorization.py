@@ -11,8 +11,7 @@ import torch
 from torch.nn.functional import pad
 
 from neula.algorithms.elimination.lu import lu_factorize
-from neula.algorithms.elimination.lu_panels import WIDEST_INVERSE
-from neula.algorithms.elimination.pivoting import Interchanges
+from neula.algorithms.elimination.lu_panels import WIDEST_INVERSE, Interchanges
 from neula.algorithms.triangular.inverted import InvertedLU, InvertedTuning
 from neula.algorithms.triangular.substitution import Substitution
 from neula.engines import Engine, Tuning, format_of

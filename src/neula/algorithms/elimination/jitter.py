@@ -18,15 +18,8 @@ def least_jitter(a: torch.Tensor) -> float:
     until one succeeds, and by bisection between it and one that fails. Every matrix is definite beyond
     Gershgorin's bound.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        Finite; the lower triangle is read. What is added is rounded as the user's addition would be.
-
-    Returns
-    -------
-    float
-        Infinite where the sum overflows.
+    ``a``, shape (n, n): finite; the lower triangle is read. What is added is rounded as the user's addition
+    would be. Infinite where the sum overflows.
 
     Examples
     --------

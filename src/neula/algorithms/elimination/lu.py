@@ -22,6 +22,7 @@ import torch
 
 from neula.algorithms.elimination.calu import by_pivoted_blocks
 from neula.algorithms.elimination.lu_panels import (
+    Interchanges,
     Panel,
     Workspace,
     blocks,
@@ -32,7 +33,6 @@ from neula.algorithms.elimination.lu_panels import (
     single_panel,
     wide_panel,
 )
-from neula.algorithms.elimination.pivoting import Interchanges
 from neula.algorithms.trace import Tracer, panels_told, traced
 from neula.engines import FP32, FP64, Engine, Format
 from neula.engines.formats import matching_dtype

@@ -72,36 +72,17 @@ MARGINS = {PROBES: MARGIN, FEW: 10.0}
 class FactoredTallMatrices(FactoredProblems):
     """A batch of tall matrices T with R of each.
 
-    Parameters
-    ----------
-    t : Tensor, shape (batch, rows, columns), rows >= columns
-        In double precision, parts at most 1 in magnitude, columns of comparable size.
-    r : Tensor, shape (batch, columns, columns)
-        Upper triangular, in double precision; accurate to any format.
-    inverse : Tensor, shape (batch, columns, columns), or None
-        ``R^-1``; None where the library solves.
-    low : Tensor, shape (batch, rows, columns), optional
-        What rounding T has lost.
-    b_low : Tensor, optional
-        What rounding the right-hand sides has lost.
-    columns : Tensor, shape (batch, columns, 1), optional
-        Norms of the columns of T, where they are not of comparable size.
-    doubled : bool
-        Whether residuals are in twice the working precision.
-    over_rows : Reduction, optional
-        Where other rows of T are.
-    rhs : Tensor, shape (batch, rows, k), optional
-        What T^H is applied to in the same pass.
-    few : bool
-        Whether few vectors measure the rate although more would take no pass more.
-    inverse_norm : Tensor, shape (batch, 1), optional
-        ``||D R^-1||_2`` from above, D being the norms of the columns: what rounding errors of a solve are
-        measured by where there is no inverse.
-
-    Attributes
-    ----------
-    rate : Tensor, shape (batch,)
-        ``||I - W^H W||_F`` from above, the rounding errors of its measurement included.
+    ``t``, shape (batch, rows, columns), rows >= columns: in double precision, parts at most 1 in magnitude,
+    columns of comparable size. ``r``, shape (batch, columns, columns): upper triangular, in double precision;
+    accurate to any format. ``inverse``, shape (batch, columns, columns), or None: ``R^-1``; None where the
+    library solves. ``low``, shape (batch, rows, columns): what rounding T has lost. ``b_low``: what rounding
+    the right-hand sides has lost. ``columns``, shape (batch, columns, 1): norms of the columns of T, where
+    they are not of comparable size. ``doubled``: whether residuals are in twice the working precision.
+    ``over_rows``: where other rows of T are. ``rhs``, shape (batch, rows, k): what T^H is applied to in the
+    same pass. ``few``: whether few vectors measure the rate although more would take no pass more.
+    ``inverse_norm``, shape (batch, 1): ``||D R^-1||_2`` from above, D being the norms of the columns: what
+    rounding errors of a solve are measured by where there is no inverse. ``rate``, shape (batch,): ``||I -
+    W^H W||_F`` from above, the rounding errors of its measurement included.
     """
 
     def __init__(
@@ -174,15 +155,10 @@ class Overdetermined(FactoredTallMatrices):
         Whether R comes from half-precision products: then the first steps are with residuals in working
         precision, which take half the time and leave no more.
 
-    Attributes
-    ----------
-    columns : Tensor, shape (batch, n, 1)
-    norm, norm_bound : Tensor, shape (batch, 1)
-        ``||B||_2`` for ``B = A D^-1``, from below and from above, from :class:`Triangles`.
-    inverse_norm : Tensor, shape (batch, 1)
-        ``||B^+||_2`` from above, likewise.
-    condition, condition_bound : Tensor, shape (batch,)
-        Condition number of B, estimated and from above.
+    Shapes: columns (batch, n, 1). ``norm``, ``norm_bound``, shape (batch, 1): ``||B||_2`` for ``B = A D^-1``,
+    from below and from above, from :class:`Triangles`. ``inverse_norm``, shape (batch, 1): ``||B^+||_2`` from
+    above, likewise. ``condition``, ``condition_bound``, shape (batch,): condition number of B, estimated and
+    from above.
     """
 
     def __init__(

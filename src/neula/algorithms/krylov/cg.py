@@ -39,31 +39,15 @@ def cg(
 ) -> tuple[torch.Tensor, int]:
     """Solve ``A x = b`` until every column of the residual is small enough.
 
-    Parameters
-    ----------
-    operator : callable
-        Applies A, which is Hermitian positive definite.
-    preconditioner : callable
-        Applies a Hermitian positive definite matrix close to ``A^-1``.
-    b : Tensor, shape (n, k)
-    tolerance : float or Tensor, shape (k,)
-        Norm of the residual, relative to that of b, at which a column is done; a tensor is on the CPU. It is
-        that of the recurrence: measure what came of it.
-    max_iterations : int
-        It ends earlier as soon as the rate of convergence says that they will not be enough.
-    late : callable, optional
-        Asked after each iteration for other right-hand sides, which join those of b. Iterations continue
-        until all have joined: without them they might end before anything is seen of the smallest
-        eigenvalues.
-    error : callable, optional
-        What the tolerance of the columns of b is for, instead of norms of residuals relative to b.
-
-    Returns
-    -------
-    x : Tensor, shape (n, k)
-        With more columns at the end where others have joined.
-    iterations : int
-        Applications of the operator.
+    Shapes: b (n, k). ``operator``: applies A, which is Hermitian positive definite. ``preconditioner``:
+    applies a Hermitian positive definite matrix close to ``A^-1``. ``tolerance``, shape (k,): norm of the
+    residual, relative to that of b, at which a column is done; a tensor is on the CPU. It is that of the
+    recurrence: measure what came of it. ``max_iterations``: it ends earlier as soon as the rate of
+    convergence says that they will not be enough. ``late``: asked after each iteration for other right-hand
+    sides, which join those of b. Iterations continue until all have joined: without them they might end
+    before anything is seen of the smallest eigenvalues. ``error``: what the tolerance of the columns of b is
+    for, instead of norms of residuals relative to b. Returns x, shape (n, k): with more columns at the end
+    where others have joined; iterations: applications of the operator.
 
     Examples
     --------

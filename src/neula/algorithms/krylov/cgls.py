@@ -110,23 +110,12 @@ def cgls(
 ) -> InnerSolution:
     """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
 
-    Parameters
-    ----------
-    operator : LeastSquaresOperator
-        A, shape (m, n), in double precision.
-    r : UpperTriangular, shape (n, n)
-        With ``A R^-1`` well conditioned.
-    b : Tensor, shape (m, k)
-    stop : Stop
-        When a column is done.
-    max_iterations : int
-        Stop here in any case, or as soon as the rate of convergence says that it will not be enough.
-    gradient : Tensor, shape (n, k), optional
-        ``A^H b`` where it is known already.
-    by_gradient : bool
-        Whether it is more accurate than b, so that it is to be updated also with an R in double precision.
-    trace : callable, optional
-        Called after each iteration with the largest ``||R^-H A^H r||`` of a column.
+    Shapes: b (m, k). ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): with ``A R^-1``
+    well conditioned. ``stop``: when a column is done. ``max_iterations``: stop here in any case, or as soon
+    as the rate of convergence says that it will not be enough. ``gradient``, shape (n, k): ``A^H b`` where it
+    is known already. ``by_gradient``: whether it is more accurate than b, so that it is to be updated also
+    with an R in double precision. ``trace``: called after each iteration with the largest ``||R^-H A^H r||``
+    of a column.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
     residual, precise = b, r.dtype == double_of(r.dtype) and not by_gradient
@@ -282,3 +271,46 @@ def _norms(x: torch.Tensor) -> torch.Tensor:
 def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a / b`` where b is positive: a column that is done stays where it is."""
     return (a / b).masked_fill(~(b > 0), 0.0)
+
+
+# item: Q LSQR
+def lsqr(
+    operator: LeastSquaresOperator,
+    r: UpperTriangular,
+    b: torch.Tensor,
+    *,
+    stop: Stop,
+    max_iterations: int,
+    gradient: torch.Tensor | None = None,
+    trace: Tracer | None = None,
+) -> InnerSolution:
+    """Minimize ``||A x - b||`` from x = 0; parameters and result as those of :func:`cgls`.
+
+    The bidiagonalization yields ``||R^-T A^T r||`` but not ``A^T r``, so the first bound of ``stop`` counts.
+    """
+    over_rows = operator.over_rows
+    beta, u = _normalize(b, over_rows)
+    gradient = operator.rmatmul(b) if gradient is None else gradient
+    alpha, v = _normalize(solve_rt(r, ratio(gradient, beta)))
+    w, y = v, torch.zeros_like(v)
+    phi, rho_bar = beta, alpha
+    for iteration in range(1, max_iterations + 1):
+        beta, u = _normalize(operator.matmul(solve_r(r, v)) - alpha * u, over_rows)
+        alpha, v = _normalize(solve_rt(r, operator.rmatmul(u)) - beta * v)
+        rho = torch.hypot(rho_bar, beta)
+        cosine, sine = ratio(rho_bar, rho), ratio(beta, rho)
+        theta, rho_bar = sine * alpha, -cosine * alpha
+        y = y + ratio(cosine * phi, rho) * w
+        phi = sine * phi
+        w = v - ratio(theta, rho) * w
+        reduced = phi * alpha * cosine.abs()
+        if trace is not None:
+            trace(TraceEvent("iteration", value=float(reduced.max())))
+        if bool(over_rows.agree((reduced <= stop.preconditioned).all())):
+            return InnerSolution(solve_r(r, y), iteration)
+    return InnerSolution(solve_r(r, y), max_iterations)
+
+
+def _normalize(x: torch.Tensor, over_rows: Reduction = HERE) -> tuple[torch.Tensor, torch.Tensor]:
+    (norm,) = over_rows.norms(x)
+    return norm, ratio(x, norm)

@@ -179,21 +179,11 @@ def refine_doubled(
 
     A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
 
-    Parameters
-    ----------
-    b : Tensor, shape (batch, rows, k)
-        In double precision, elements near 1.
-    tolerance : float
-        Largest forward error of the unrounded solution.
-    pace : Pace
-        When the host reads whether refinement continues. If prelaunched, nothing synchronizes.
-    over_rows : Reduction
-        Where other rows are: all processes stop at once.
-
-    Returns
-    -------
-    DoubledSolution
-        With an x of NaN where factors or a problem are not finite. Other problems are not affected.
+    ``b``, shape (batch, rows, k): in double precision, elements near 1. ``tolerance``: largest forward error
+    of the unrounded solution. ``pace``: when the host reads whether refinement continues. If prelaunched,
+    nothing synchronizes. ``over_rows``: where other rows are: all processes stop at once. Returns
+    DoubledSolution: with an x of NaN where factors or a problem are not finite. Other problems are not
+    affected.
     """
     refinement = Refinement(system, b, tolerance, over_rows)
     refinement.advance(pace.limit(max_steps), pace.steps, on_step)
@@ -213,18 +203,10 @@ Nothing changes these in place."""
 class Refinement:
     """Refinement in parts, for a caller that measures between steps.
 
-    Attributes
-    ----------
-    steps : int
-        That were taken.
-    active : Tensor of bool, shape (batch, k)
-        Which right-hand sides are neither accurate enough nor stagnate.
-    high, low : Tensor, shape (batch, unknowns, k)
-        The unknowns, as an unevaluated sum.
-    left : Tensor, shape (batch, k)
-        Bound on their error.
-    residual, update : Tensor
-        Of the last step: before it, and what it has added.
+    ``steps``: that were taken. ``active``, shape (batch, k): which right-hand sides are neither accurate
+    enough nor stagnate. ``high``, ``low``, shape (batch, unknowns, k): the unknowns, as an unevaluated sum.
+    ``left``, shape (batch, k): bound on their error. ``residual``, ``update``: of the last step: before it,
+    and what it has added.
     """
 
     def __init__(

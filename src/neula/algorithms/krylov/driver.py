@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
 from neula.certificates.backward_error import Measures
+from neula.certificates.forward_error import measured_error
+from neula.certificates.stagnation import goes_on
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.doubled.doubled import two_sum
+from neula.kernels.small_problems.refining import over
 
 
 @dataclass(frozen=True)
@@ -75,20 +80,12 @@ def iterate(
 
     The host reads the numbers of an evaluation at once, which is the only time that it waits.
 
-    Parameters
-    ----------
-    update : callable
-        Maps the best solutions, the columns to update and the iterations left to the evaluation of these
-        columns after an update, and the iterations that it took. It may update the best or the latest x.
-    goes_on : callable
-        Maps the errors of columns, and their smallest errors before, infinite at first, to the mask of
-        columns to update.
-    errors_of : callable
-        Maps numbers to the errors by which solutions are compared, shape (levels, k). NaN is never better.
-    max_iterations : int, optional
-        In total.
-    over_rows : Reduction
-        Where other rows are: all processes decide by the same numbers.
+    ``update``: maps the best solutions, the columns to update and the iterations left to the evaluation of
+    these columns after an update, and the iterations that it took. It may update the best or the latest x.
+    ``goes_on``: maps the errors of columns, and their smallest errors before, infinite at first, to the mask
+    of columns to update. ``errors_of``: maps numbers to the errors by which solutions are compared, shape
+    (levels, k). NaN is never better. ``max_iterations``: in total. ``over_rows``: where other rows are: all
+    processes decide by the same numbers.
 
     Examples
     --------
@@ -147,3 +144,50 @@ def _replaced(
     if not bool(better.all()):
         new = torch.where(better.to(new.device), new, part(old, columns))
     return new if new.shape == old.shape else old.index_copy(-1, columns.to(old.device), new)
+
+
+PASSES = 8
+"""Updates at most; each leaves some 1e-8 of the error, so that two or three do nearly always."""
+
+
+S = TypeVar("S")
+
+
+def refine_sum(
+    start: torch.Tensor,
+    evaluate: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, S]],
+    solve: Callable[[S], tuple[torch.Tensor, int]],
+    *,
+    size: Callable[[torch.Tensor], torch.Tensor],
+    tolerance: float,
+    over_rows: Reduction = HERE,
+) -> BestSolutions:
+    """Update until the forward error of each right-hand side meets the tolerance, or stagnates.
+
+    ``evaluate`` maps the two parts of a sum to numbers, shape (q, k), the first row of which bounds ``||D (x
+    - x*)|| / ||D x||`` for the sum x, and to what ``solve`` maps to an update, and the iterations that it
+    took. ``size`` is ``||D x||``, shape (k,). Of the best solutions the only vectors are sums rounded to
+    float64, and the first row of numbers, before those of the evaluation, is their forward error.
+    """
+
+    def evaluated(high: torch.Tensor, low: torch.Tensor) -> Evaluated:
+        numbers, state = evaluate(high, low)
+        # For x alone, relative to the exact solution: the lower part is an error as well.
+        rounded = measured_error(numbers[0] + over(size(low), size(high)), 1.0)
+        return Evaluated((high,), torch.cat([rounded[None], numbers]), (high, low, state))
+
+    def update(best: BestSolutions, *_: object) -> tuple[Evaluated, int]:
+        high, low, state = best.latest.state
+        step, iterations = solve(state)
+        return evaluated(*two_sum(high, low + step)), iterations
+
+    def any_goes_on(errors: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        return goes_on(errors, before, tolerance).any().expand(start.shape[1])
+
+    found = iterate(
+        *(evaluated(start, torch.zeros_like(start)), update, any_goes_on),
+        errors_of=lambda numbers: numbers[1:2],
+        over_rows=over_rows,
+    )
+    *_, best = islice(found, PASSES + 1)
+    return best

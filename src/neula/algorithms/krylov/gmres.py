@@ -131,23 +131,11 @@ def gmres(
 ) -> tuple[torch.Tensor, int]:
     """Minimize ``||b - A x||`` over a space that grows until every column is small enough.
 
-    Parameters
-    ----------
-    operator : callable
-        Applies A to the columns of a matrix of shape (n, k).
-    b : Tensor, shape (n, k)
-        Right-hand sides.
-    tolerance : float or Tensor, shape (k,)
-        Norm of the residual, relative to that of b, at which a column is done; a tensor is on the CPU.
-    max_iterations : int
-        Most applications of the operator, the results of all of which are kept. It ends earlier as soon as
-        the rate of convergence says that they will not be enough.
-
-    Returns
-    -------
-    x : Tensor, shape (n, k)
-    iterations : int
-        Applications of the operator.
+    ``operator``: applies A to the columns of a matrix of shape (n, k). ``b``, shape (n, k): right-hand sides.
+    ``tolerance``, shape (k,): norm of the residual, relative to that of b, at which a column is done; a
+    tensor is on the CPU. ``max_iterations``: most applications of the operator, the results of all of which
+    are kept. It ends earlier as soon as the rate of convergence says that they will not be enough. Returns x,
+    shape (n, k); iterations: applications of the operator.
 
     Examples
     --------

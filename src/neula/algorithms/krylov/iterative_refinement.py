@@ -63,28 +63,13 @@ def refine(
 
     Each right-hand side ends for itself, and keeps the best x that it had.
 
-    Parameters
-    ----------
-    a : Tensor, shape (n, n)
-        float64.
-    b : Tensor, shape (n, k)
-        float64.
-    solver : UpdateSolver
-        :func:`classical` or :func:`gmres_refinement`.
-    scalings : sequence of Scaling
-        Scalings in which errors are measured.
-    tolerance : float
-        Backward error at which a right-hand side is done.
-    max_iterations : int
-        Iterations in total, over all steps.
-    stagnation : float
-        A step that leaves more than this part of the error is the last one.
-    start : Refined, optional
-        Solutions to continue from; the zero vector by default, of backward error 1.
-    on_step : callable, optional
-        Called with the largest backward error after each step.
-    beside : Beside, optional
-        What the solver has solved for as well, and the first residual is to read A for.
+    ``a``, shape (n, n): float64. ``b``, shape (n, k): float64. ``solver``: :func:`classical` or
+    :func:`gmres_refinement`. ``scalings``: scalings in which errors are measured. ``tolerance``: backward
+    error at which a right-hand side is done. ``max_iterations``: iterations in total, over all steps.
+    ``stagnation``: A step that leaves more than this part of the error is the last one. ``start``: solutions
+    to continue from; the zero vector by default, of backward error 1. ``on_step``: called with the largest
+    backward error after each step. ``beside``: what the solver has solved for as well, and the first residual
+    is to read A for.
     """
     norm = torch.linalg.vector_norm
 

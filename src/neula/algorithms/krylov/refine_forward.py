@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.driver import Refined
+from neula.algorithms.krylov.driver import Refined, refine_sum
 from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.krylov.refinement import INNER_REDUCTION
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.condition import solve_rt
@@ -35,29 +34,12 @@ def refine_forward(
 ) -> Refined:
     """Update x by residuals and gradients in twice the working precision.
 
-    Parameters
-    ----------
-    operator : LeastSquaresOperator
-        A, shape (m, n), in double precision.
-    r : UpperTriangular, shape (n, n)
-        Preconditioner.
-    problem : ScaledProblems
-        The same one with scaled columns, for residuals; b is scaled by powers of two in both.
-    start : Refined
-        Solutions to continue from.
-    scale : Scale
-        Its columns are the reciprocals of the norms of those of A.
-    smallest : float
-        Smallest singular value of ``A D^-1`` from below.
-    tolerance : float
-        Forward error at which to stop.
-    max_iterations : int
-        Inner iterations of each update.
-
-    Returns
-    -------
-    Refined
-        With a bound on the forward error of each right-hand side.
+    ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): preconditioner. ``problem``: the
+    same one with scaled columns, for residuals; b is scaled by powers of two in both. ``start``: solutions to
+    continue from. ``scale``: its columns are the reciprocals of the norms of those of A. ``smallest``:
+    smallest singular value of ``A D^-1`` from below. ``tolerance``: forward error at which to stop.
+    ``max_iterations``: inner iterations of each update. Returns Refined: with a bound on the forward error of
+    each right-hand side.
     """
     b, terms = problem.b[0], (1 + problem.b.is_complex()) * sum(operator.shape)
     noise = 4 * residual_noise(terms, doubled=True, random=True)

@@ -41,25 +41,11 @@ def refine(
 ) -> Refined:
     """Solve ``min ||A x - b||`` to a measured backward error, or as far as it goes.
 
-    Parameters
-    ----------
-    operator : LeastSquaresOperator
-        A, shape (m, n), in double precision.
-    r : UpperTriangular, shape (n, n)
-        Preconditioner.
-    b : Tensor, shape (m, k)
-    scale : Scale
-        Norms that errors are relative to.
-    tolerance : float
-        Backward error at which to stop.
-    max_iterations : int
-        Inner iterations in total.
-    start : Tensor, shape (n, k), optional
-        Solutions that are known roughly; zero by default.
-    inner : InnerSolver
-        :func:`cgls` or :func:`lsqr`.
-    on_restart : callable, optional
-        Called with the backward error at every restart.
+    Shapes: b (m, k). ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): preconditioner.
+    ``scale``: norms that errors are relative to. ``tolerance``: backward error at which to stop.
+    ``max_iterations``: inner iterations in total. ``start``, shape (n, k): solutions that are known roughly;
+    zero by default. ``inner``: :func:`cgls` or :func:`lsqr`. ``on_restart``: called with the backward error
+    at every restart.
     """
 
     def evaluated(x: torch.Tensor, residual: torch.Tensor, gradient: torch.Tensor) -> Evaluated:

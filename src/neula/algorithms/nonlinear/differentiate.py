@@ -77,8 +77,7 @@ def forward(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
 
     def push(basis: torch.Tensor) -> torch.Tensor:
         pushed = torch.vmap(lambda tangent: torch.func.jvp(function, (x,), (tangent,))[1], randomness="same")
-        found: torch.Tensor = pushed(basis)
-        return found
+        return pushed(basis)
 
     _in_chunks(push, x.shape, out, lambda found, part: out[:, :, part].copy_(found.permute(1, 2, 0)))
 
@@ -96,10 +95,9 @@ def _traced(function: Function, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def _batched_gradient(f: torch.Tensor, x: torch.Tensor, basis: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = torch.autograd.grad(
-        f, x, basis, retain_graph=True, is_grads_batched=True, materialize_grads=True
-    )[0]
-    return found
+    return torch.autograd.grad(f, x, basis, retain_graph=True, is_grads_batched=True, materialize_grads=True)[
+        0
+    ]
 
 
 def _in_chunks(

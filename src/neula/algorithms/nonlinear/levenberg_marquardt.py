@@ -155,14 +155,8 @@ def levenberg_marquardt(
 ) -> None:
     """Minimize the cost of each problem of a batch.
 
-    Parameters
-    ----------
-    at : Iterates
-        Where to begin, within the bounds; in the end where it has come to.
-    rescale : bool
-        Whether the trust region is to follow the norms of the columns.
-    watch : callable, optional
-        Called after each step; True stops all problems.
+    ``at``: where to begin, within the bounds; in the end where it has come to. ``rescale``: whether the trust
+    region is to follow the norms of the columns. ``watch``: called after each step; True stops all problems.
     """
     _test_gradient(at, bounds, tolerances, at.open)
     first = True

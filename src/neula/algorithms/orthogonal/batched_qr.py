@@ -44,23 +44,12 @@ def batched_qr(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of each matrix by recursive block Gram-Schmidt.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n
-        float32 or float64. Squares of its elements should neither overflow nor underflow.
-    passes : int
-        One, or more for the orthogonality of ill-conditioned matrices.
-    tile_rows : int, optional
-        Rows of a tile, at least 64; by default as many as are fastest on a GPU.
-    overwrite_a : bool
-        Return Q in the place of a contiguous A.
-
-    Returns
-    -------
-    Q : Tensor, shape (batch, m, n)
-    R : Tensor, shape (batch, n, n)
-        Upper triangular with a nonnegative diagonal. Where a column vanishes, the diagonal and the column of
-        Q are zero. NaN and Inf stay in their matrix.
+    ``a``, shape (batch, m, n), m >= n: float32 or float64. Squares of its elements should neither overflow
+    nor underflow. ``passes``: one, or more for the orthogonality of ill-conditioned matrices. ``tile_rows``:
+    rows of a tile, at least 64; by default as many as are fastest on a GPU. ``overwrite_a``: return Q in the
+    place of a contiguous A. Returns Q, shape (batch, m, n); R, shape (batch, n, n): upper triangular with a
+    nonnegative diagonal. Where a column vanishes, the diagonal and the column of Q are zero. NaN and Inf stay
+    in their matrix.
 
     Examples
     --------

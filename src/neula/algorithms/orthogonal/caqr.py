@@ -25,20 +25,10 @@ def caqr(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a panel: recursion down to ``tile_columns`` columns, each of them a tree of tiles.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-    engine : Engine
-        Multiplies between tiles; fp32 in the paper's best variant, a low format for its ablation.
-    tile_rows, tile_columns : int
-        The shape of a tile, ``tile_rows >= 2 * tile_columns``; 256 x 32 in the paper.
-    trace : callable, optional
-        Called with each product, and with each stack of tiles as a panel of three dimensions.
-
-    Returns
-    -------
-    Q : Tensor, shape (m, n)
-    R : Tensor, shape (n, n)
+    Shapes: a (m, n), m >= n. ``engine``: multiplies between tiles; fp32 in the paper's best variant, a low
+    format for its ablation. ``tile_rows``, ``tile_columns``: the shape of a tile, ``tile_rows >= 2 *
+    tile_columns``; 256 x 32 in the paper. ``trace``: called with each product, and with each stack of tiles
+    as a panel of three dimensions. Returns Q, shape (m, n); R, shape (n, n).
     """
     if tile_rows < 2 * tile_columns:
         raise ValueError(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.elimination.cholesky import inverted_cholesky
-from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan, upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
@@ -42,17 +42,15 @@ def passes_if_definite(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, t
 
 
 def shifted_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
-    """QR by three passes of Cholesky QR and substitution, the first Gram matrix being shifted."""
-    return _more_passes(*_substituted(a, _shifted_triangle(a, lower_gram(a[None]))), engine, 2, exact=True)
+    """QR by three passes of Cholesky QR and substitution, the first Gram matrix being shifted.
 
-
-def passes_with_a_look(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Two passes, or three with a shift if the host sees that the first Gram matrix needs one, and which."""
+    By what the rounding errors of Gram matrix and factor amount to. These grow like the roots of the sizes
+    (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41,
+    2019), where a shift by their bounds would make the next pass harder.
+    """
     gram = lower_gram(a[None])
-    r, order = upper_cholesky(gram)
-    if needed := bool(order > 0):
-        r = _shifted_triangle(a, gram)[None]
-    return *_more_passes(*_substituted(a, r[0]), engine, 2 if needed else 1, exact=True), needed
+    gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, len(a))[:, None])
+    return _more_passes(*_substituted(a, factor_or_nan(gram)[0]), engine, 2, exact=True)
 
 
 def batched_cholesky_qr(
@@ -97,17 +95,6 @@ def _substituted(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.
 def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:
     q = factor.solved(q.mH[None])[0].mH
     return q, factor.t[0].tril().mH.masked_fill(q[:1, :1].isnan(), torch.nan)
-
-
-def _shifted_triangle(a: torch.Tensor, gram: torch.Tensor) -> torch.Tensor:
-    """R of ``A^H A + s I``, s being what the rounding errors of Gram matrix and factor amount to.
-
-    These grow like the roots of the sizes (Higham and Mary, "A new approach to probabilistic rounding error
-    analysis", SIAM J. Sci. Comput. 41, 2019), where a shift by their bounds would make the next pass harder.
-    """
-    m, n = a.shape
-    shift = _shift(gram, m)[:, None, None]
-    return factor_or_nan(gram + shift * torch.eye(n, dtype=gram.dtype, device=gram.device))[0]
 
 
 def _shift(gram: torch.Tensor, m: int) -> torch.Tensor:

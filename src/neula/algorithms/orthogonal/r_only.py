@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.batched_qr import batched_qr
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.gram import gram_r
@@ -159,10 +158,3 @@ def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
 def householder_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """R by the library's Householder reflections, in the precision of A, shape (batch, m, n)."""
     return over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
-
-
-def gram_schmidt_r(a: torch.Tensor, dtype: torch.dtype, over_rows: Reduction = HERE) -> torch.Tensor:
-    """R by :func:`batched_qr` in float32 or float64, returned in the precision of A, shape (batch, m, n)."""
-    dtype = matching_dtype(dtype, a.dtype)
-    narrow = dtype != a.dtype
-    return over_rows.merged_r(a.to(dtype), lambda rows: batched_qr(rows, overwrite_a=narrow)[1]).to(a.dtype)

@@ -26,19 +26,10 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     products with what is there already, and so are narrow blocks inside. Each step is some launches for all
     matrices.
 
-    Parameters
-    ----------
-    q : Tensor, shape (batch, m, k), m >= k
-        At least in single precision, with orthonormal columns.
-    r : Tensor, shape (batch, k, n), n >= k
-        Upper triangular.
-
-    Returns
-    -------
-    h : Tensor, shape (batch, m, n)
-        ``S R`` in the upper triangle, Householder vectors below, in the dtype of Q.
-    tau : Tensor, shape (batch, k)
-        Factors that make the reflectors orthogonal to rounding errors, even if Q is not.
+    ``q``, shape (batch, m, k), m >= k: at least in single precision, with orthonormal columns. ``r``, shape
+    (batch, k, n), n >= k: upper triangular. Returns h, shape (batch, m, n): ``S R`` in the upper triangle,
+    Householder vectors below, in the dtype of Q; tau, shape (batch, k): factors that make the reflectors
+    orthogonal to rounding errors, even if Q is not.
 
     Examples
     --------

@@ -117,15 +117,10 @@ def correct(
     the cheapest one, with errors of ``|E|`` times its unit roundoff. Nothing synchronizes: where E is not
     small, which the caller's certificate notices, finite Q and R stay as they are.
 
-    Parameters
-    ----------
-    q : Tensor, shape (m, n)
-        Column-major, in the engine's storage precision.
-    r : Tensor, shape (n, n)
-        Column-major as well.
-    largest : float
-        ``||I - Q^H Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by ``|U^3|`` then,
-        which for random E is far less than the third power of the norm, and for one of rank one is that.
+    ``q``, shape (m, n): column-major, in the engine's storage precision. ``r``, shape (n, n): column-major as
+    well. ``largest``: ``||I - Q^H Q||_F / sqrt(2)`` up to which anything is changed. ``A = Q R`` errs by
+    ``|U^3|`` then, which for random E is far less than the third power of the norm, and for one of rank one
+    is that.
     """
     n = q.shape[1]
     low = engine.using(engine.formats[0])
@@ -174,12 +169,8 @@ def correct_last(
     Q_2`` in the engine's format, ``Q_2 - Q_1 S`` and ``R_12 + S R_22`` in the cheapest one, since S is small.
     Then :func:`correct` takes care of what they have among themselves.
 
-    Parameters
-    ----------
-    columns : int
-        How many are the last.
-    largest : float
-        ``||S||_F``, and what it is in :func:`correct`, up to which anything is changed.
+    ``columns``: how many are the last. ``largest``: ``||S||_F``, and what it is in :func:`correct`, up to
+    which anything is changed.
     """
     m, n = q.shape
     first, last = slice(0, n - columns), slice(n - columns, n)

@@ -50,8 +50,7 @@ class OddPolynomial:
         w = x * x - self.center
         for factor, shift in self.squares:
             w = factor * w * w + shift
-        result: np.ndarray = x * w
-        return result
+        return x * w
 
     def times(self, size: float) -> OddPolynomial:
         """``size p(x)``."""

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
 from neula.algorithms.polar.iteration import norm_bound, polar_factor, taken_on
-from neula.algorithms.polar.polynomials import TOUCHING_ONE, composition
+from neula.algorithms.polar.polynomials import TOUCHING_ONE, OddPolynomial, composition
 from neula.certificates.polar import lanczos
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
@@ -38,48 +37,52 @@ def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> t
     makes that a projector: the QR factorization that follows would amplify what is left of it up to n times.
     Eigenvalues near sigma go to +-1 last. Polynomials are applied until all are there.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-    size : Tensor, shape (batch,)
-        Bounds on the 2-norms, above zero.
-    rough, exact : Engine
+    Shapes: a (batch, n, n). ``size``, shape (batch,): bounds on the 2-norms, above zero.
     """
-    n = a.shape[1]
-    steps = partial(composition, error=1e-3, margin=2.0**-9)
-    nearest = 2.0 ** -max(10, (4 * n).bit_length())
+    found, missing = _signs(a, size, rough, exact)
+    return _all_signs(found, rough, exact) if bool(missing) else found
+
+
+def _signs(
+    a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Signs for most spectra, and whether eigenvalues are left, without synchronizing."""
+    nearest = 2.0 ** -max(10, (4 * a.shape[1]).bit_length())
     # With norms of about 16 elements are not too small for half precision, nor those of squares too large.
-    x, _ = polar_factor(
-        rough.parts(a, 16 / size), steps(nearest), rough, size=torch.full_like(size, 16.0), hermitian=True
-    )
-    for left in (3, 2, 1, 0):
-        x = taken_on(exact.parts(rough.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
-        found = exact.joined(x)
-        missing = n - two_norms(found, 2).double().square().sum(1)
-        if not left or not bool((missing > 0.01).any()):  # NaN is not repaired
+    x = rough.parts(a, 16 / size)
+    x, _ = polar_factor(x, _steps(nearest), rough, size=torch.full_like(size, 16.0), hermitian=True)
+    return _projecting(x, rough, exact)
+
+
+def _all_signs(found: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
+    for _ in range(3):
+        x = taken_on(rough.parts(0.99 * found), _steps(0.02), rough, hermitian=True)
+        found, missing = _projecting(x, rough, exact)
+        if not bool(missing):
             break
-        x = taken_on(rough.parts(0.99 * found), steps(0.02), rough, hermitian=True)
     return found
+
+
+def _steps(nearest: float) -> tuple[OddPolynomial, ...]:
+    return composition(nearest, error=1e-3, margin=2.0**-9)
+
+
+def _projecting(x: torch.Tensor, rough: Engine, exact: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last, accurate step, and whether eigenvalues are left that it did not take to +-1."""
+    x = taken_on(exact.parts(rough.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
+    found = exact.joined(x)
+    missing = found.shape[1] - two_norms(found, 2).double().square().sum(1)
+    return found, (missing > 0.01).any()  # NaN is not repaired
 
 
 def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: Engine) -> torch.Tensor:
     """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        In the storage precision of the engines, with elements of at most 1.
-    orthonormal : callable
-        Roughly orthonormal bases for the columns of nonsingular matrices: Q of a QR factorization.
-    width : int
-        Order up to which matrices are decomposed directly.
-    exact, rough : Engine
-        The latter where errors are corrected in the end.
-
-    Returns
-    -------
-    Tensor, shape (batch, n, n)
-        Orthonormal up to errors of about 0.001.
+    ``a``, shape (batch, n, n): in the storage precision of the engines, with elements of at most 1.
+    ``orthonormal``: roughly orthonormal bases for the columns of nonsingular matrices: Q of a QR
+    factorization. ``width``: order up to which matrices are decomposed directly. ``exact``, ``rough``: the
+    latter where errors are corrected in the end. Returns shape (batch, n, n): orthonormal up to errors of
+    about 0.001.
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     tolerance = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
@@ -124,40 +127,49 @@ class _Tree:
     ) -> torch.Tensor:
         """Eigenvectors of the blocks; columns beyond their orders have no meaning.
 
-        Parameters
-        ----------
-        a : Tensor, shape (batch, n, n)
-        sizes : Tensor, shape (batch,)
-            Orders of the blocks.
-        tolerance : Tensor, shape (batch,)
-            Eigenvalues that differ by no more are equal.
-        depth : int
-            Splits one after the other that may follow: a good one leaves half of the order.
+        Shapes: a (batch, n, n). ``sizes``, shape (batch,): orders of the blocks. ``tolerance``, shape
+        (batch,): eigenvalues that differ by no more are equal. ``depth``: splits one after the other that may
+        follow: a good one leaves half of the order.
         """
         n = a.shape[1]
-        place = torch.arange(n, device=a.device)
-        inside = place < sizes[:, None]
-        diagonal = a.diagonal(0, 1, 2).real
+        inside = torch.arange(n, device=a.device) < sizes[:, None]
         if n <= self.width or depth == 0:
             # Beyond all eigenvalues: they come last.
-            far = torch.where(inside, diagonal, 2 * two_norms(a, 1, 2)[:, None] + 1)
+            far = torch.where(inside, a.diagonal(0, 1, 2).real, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return _eigenvectors(_with_diagonal(a, far))
+        key = "signs", self.rough.arithmetic.name, self.exact.arithmetic.name
+        diagonal, signs, state = self.exact.replay(self._signs, (a, sizes, tolerance), key)
+        missing, scalar = state.tolist()
+        if scalar:
+            return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
+        if missing:
+            signs = _all_signs(signs, self.rough, self.exact)
+        bases, ranks = self._split(signs, inside, sizes)
+        inner = _congruent(bases, self.exact.parts(_with_diagonal(a, diagonal)), self.exact)
+        return self._conquered(inner, bases, ranks, sizes, tolerance, depth)
+
+    def _signs(
+        self, a: torch.Tensor, sizes: torch.Tensor, tolerance: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Diagonals about zero; signs of the matrices with these, less sigma; whether eigenvalues are left,
+        and whether all matrices are multiples of the identity. Without synchronizing.
+        """
+        place = torch.arange(a.shape[1], device=a.device)
+        inside = place < sizes[:, None]
+        diagonal = a.diagonal(0, 1, 2).real
         # About zero: of a cluster elsewhere products would have more rounding errors, and Lanczos no digits.
         diagonal = torch.where(inside, diagonal - (diagonal.sum(1) / sizes.clamp_min(1))[:, None], 0.0)
         a = _with_diagonal(a, diagonal)
-        scalar = (two_norms(a, 1, 2) <= tolerance) | (sizes <= 1)
-        if bool(scalar.all()):
-            return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
+        scalar = ((two_norms(a, 1, 2) <= tolerance) | (sizes <= 1))[:, None]
         parts = self.exact.parts(a)
         sigma, size = (x[:, None].to(diagonal.dtype) for x in _middle(parts, inside, self.exact))
         # Rows beyond the block have the sign +1. Of a multiple of the identity any subspace is invariant.
         shifted = torch.where(inside, diagonal - sigma, size)
-        scalar = scalar[:, None]
         size = torch.where(scalar, tolerance[:, None] / torch.finfo(a.dtype).eps + 1e-30, size)
         halves = torch.where(place < (sizes // 2)[:, None], -size, size)
         shifted = torch.where(scalar, halves, shifted)
-        bases, ranks = self._split(_with_diagonal(a, shifted), size[:, 0], inside, sizes)
-        return self._conquered(_congruent(bases, parts, self.exact), bases, ranks, sizes, tolerance, depth)
+        signs, missing = _signs(_with_diagonal(a, shifted), size[:, 0], self.rough, self.exact)
+        return diagonal, signs, torch.stack([missing, scalar.all()])
 
     def _conquered(
         self,
@@ -171,7 +183,9 @@ class _Tree:
         """Eigenvectors from bases in which matrices fall into two blocks, the first ones of these orders."""
         count, n, _ = inner.shape
         place, orders = torch.arange(n, device=inner.device), torch.stack([ranks, sizes - ranks])
-        most = orders.amax(1).tolist()
+        # Few different orders: those that come again are replayed.
+        most, step = orders.amax(1).tolist(), max(1, self.width // 4)
+        most = [min(n, -(-x // step) * step) if x > self.width else x for x in most]
         if min(most) > self.width:  # both are split together; else the lesser ones need not be as large
             most = [max(most)] * 2
         # The second block of each matrix, and its columns, are moved to the front.
@@ -196,25 +210,26 @@ class _Tree:
         return torch.where((place < ranks[:, None])[:, None], below, above)
 
     def _split(
-        self, shifted: torch.Tensor, size: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor
+        self, signs: torch.Tensor, inside: torch.Tensor, sizes: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Orthonormal columns, and how many span an invariant subspace; the next ones span another.
 
         Without a split they are unit vectors.
         """
-        count, n, _ = shifted.shape
-        place = torch.arange(n, device=shifted.device)
-        projector = sign(shifted, size, self.rough, self.exact).mul_(-0.5)
+        count, n, _ = signs.shape
+        dtype, device = signs.dtype, signs.device
+        place = torch.arange(n, device=device)
+        projector = signs.mul_(-0.5)
         projector.diagonal(0, 1, 2).add_(0.5)
         ranks = (projector.diagonal(0, 1, 2).real * inside).sum(1).round().long()
         unsplit = (ranks <= 0) | (ranks >= sizes)
         ranks = torch.where(unsplit, sizes // 2, ranks)
-        generator = torch.Generator(shifted.device).manual_seed(n)
-        g = torch.randn(n, n, dtype=shifted.dtype, device=shifted.device, generator=generator) / n**0.5
+        generator = torch.Generator(device).manual_seed(n)
+        g = torch.randn(n, n, dtype=dtype, device=device, generator=generator) / n**0.5
         found, first = inside & ~unsplit[:, None], (place < ranks[:, None])[:, None]
         found = found[:, :, None] & found[:, None]
         image = product(projector.reshape(1, -1, n), g[None], self.exact).view(count, n, n)
-        eye = torch.eye(n, dtype=shifted.dtype, device=shifted.device)
+        eye = torch.eye(n, dtype=dtype, device=device)
         bases = self.orthonormal(torch.where(found, torch.where(first, image, g - image), eye))
         # Errors of the projector times the condition number of a part of G are in them: once more, without G.
         image = product(projector, bases, self.rough)
@@ -262,20 +277,9 @@ def corrected(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Better eigenvalues and eigenvectors from approximate ones.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-    v : Tensor, shape (batch, n, n)
-        About orthonormal, and in the order of ascending eigenvalues.
-    width : int
-        Of blocks of neighbours.
-    engine : Engine
-
-    Returns
-    -------
-    w : Tensor, shape (batch, n)
-        Ascending.
-    v : Tensor, shape (batch, n, n)
+    Shapes: a (batch, n, n). ``v``, shape (batch, n, n): about orthonormal, and in the order of ascending
+    eigenvalues. ``width``: of blocks of neighbours. Returns w, shape (batch, n): ascending; v, shape (batch,
+    n, n).
     """
     s = _congruent(v, engine.parts(a), engine)
     for offset in (0, width // 2):

@@ -45,21 +45,11 @@ def gram_svd(
 ) -> MeasuredTriplets:
     """The ``rank`` largest singular values of A with their vectors.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        float32, or float64 for an engine in that format.
-    engine : Engine
-        Multiplies ``A^T A``, also of rows that are distributed over processes.
-    residual : float
-        Iterate until it is as small as this, or :data:`MAX_STEPS` times.
-    norm : float, optional
-        ``||A||_F``, to be given where rows of A are distributed over processes.
-
-    Returns
-    -------
-    MeasuredTriplets
-        NaN where the Gram matrix overflows, or A has no ``rank`` singular values above zero.
+    ``a``, shape (m, n), m >= n: float32, or float64 for an engine in that format. ``engine``: multiplies
+    ``A^T A``, also of rows that are distributed over processes. ``residual``: iterate until it is as small as
+    this, or :data:`MAX_STEPS` times. ``norm``: ``||A||_F``, to be given where rows of A are distributed over
+    processes. Returns MeasuredTriplets: NaN where the Gram matrix overflows, or A has no ``rank`` singular
+    values above zero.
 
     Examples
     --------

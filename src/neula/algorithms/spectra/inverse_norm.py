@@ -82,25 +82,11 @@ def symmetric_inverse_norm(
     24000. It is least where one of them is apart from the others: with six vectors it is then less than two
     thirds of the norm in four of a hundred cases, and less than a third in two of a hundred thousand.
 
-    Parameters
-    ----------
-    left, right : Tensor, shape (n, 1)
-    count : int
-        Vectors, some at least: what is said above is of six.
-    dtype : torch.dtype
-        Of the vectors; with complex ones estimates are more certain.
-
-    Yields
-    ------
-    Tensor, shape (n, count)
-        Right-hand sides, for A; their solutions are sent.
-
-    Returns
-    -------
-    norm : Tensor, shape ()
-        At least a third of the norm, as likely as said, and up to some ``n^(1/8)`` times it.
-    vector : Tensor, shape (n, 1)
-        Of norm 1, the best combination of the vectors after a step of the power method.
+    Shapes: left, right (n, 1). ``count``: vectors, some at least: what is said above is of six. ``dtype``: of
+    the vectors; with complex ones estimates are more certain. Yields shape (n, count): right-hand sides, for
+    A; their solutions are sent. Returns norm, shape (): at least a third of the norm, as likely as said, and
+    up to some ``n^(1/8)`` times it; vector, shape (n, 1): of norm 1, the best combination of the vectors
+    after a step of the power method.
     """
     g = gaussian(len(left), count, dtype, left.device, seed=20170101)
     z = left * (yield right * g)
@@ -133,11 +119,7 @@ def half_random(vector: torch.Tensor) -> torch.Tensor:
 class SharedSolves:
     """Solves for other right-hand sides together with those that are requested: factors are read once.
 
-    Parameters
-    ----------
-    solve : callable
-    others : generator or None
-        Yields right-hand sides, shape (..., n, m), and is sent their solutions.
+    ``others``: yields right-hand sides, shape (..., n, m), and is sent their solutions.
 
     Examples
     --------
@@ -187,10 +169,7 @@ def sampled_inverse_norm(z: torch.Tensor) -> float:
     (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). The fourth root of it is
     the norm where one singular value dominates, and at most ``n^(1/4)`` times the norm where none does.
 
-    Parameters
-    ----------
-    z : Tensor, shape (n, k)
-        Two columns at least.
+    ``z``, shape (n, k): two columns at least.
 
     Examples
     --------

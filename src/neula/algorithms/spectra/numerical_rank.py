@@ -45,24 +45,12 @@ def numerical_ranks(
     The smallest one is estimated first: ``n^2`` operations for a matrix that is well-conditioned. That of the
     leading triangle is smaller than those of a wide R.
 
-    Parameters
-    ----------
-    r : Tensor, shape (batch, k, n)
-        Upper triangular, ``1 <= k <= n``, float32 or float64; the largest elements near 1.
-    rcond : float
-        Singular values of at most ``rcond`` times the largest do not count.
-    error : Tensor, shape (batch,), optional
-        Nor do those of at most this size.
-    exact : bool
-        Whether all singular values are computed where there is doubt, also of more than
-        :data:`EXACT_COLUMNS` columns. If not, a rank of ``k - 1`` stands for any below k there.
-    smallest : Tensor, shape (batch,), optional
-        Estimates of the smallest singular values of the leading triangles, where they are known.
-
-    Returns
-    -------
-    Tensor, shape (batch,)
-        int64; k for what is not finite.
+    ``r``, shape (batch, k, n): upper triangular, ``1 <= k <= n``, float32 or float64; the largest elements
+    near 1. ``rcond``: singular values of at most ``rcond`` times the largest do not count. ``error``, shape
+    (batch,): nor do those of at most this size. ``exact``: whether all singular values are computed where
+    there is doubt, also of more than :data:`EXACT_COLUMNS` columns. If not, a rank of ``k - 1`` stands for
+    any below k there. ``smallest``, shape (batch,): estimates of the smallest singular values of the leading
+    triangles, where they are known. Returns shape (batch,): int64; k for what is not finite.
 
     Examples
     --------

@@ -112,13 +112,7 @@ def refined_svd(a: torch.Tensor) -> Factors:
     multiplication", J. Comput. Appl. Math. 369, 2020. Singular vectors whose singular values are so close
     that a correction would be large keep their directions; only norms and angles are corrected.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-
-    Returns
-    -------
-    u, s, vh : Tensor, shapes (m, n), (n,) and (n, n)
+    Shapes: a (m, n), m >= n. Returns u, s, vh.
 
     Examples
     --------

@@ -50,12 +50,8 @@ def minimum_norm(problem: ScaledProblems, rcond: float) -> MinimumNorm:
     solutions the one with the smallest ``||x||`` (not ``||D x||``) is taken. Below full rank products in
     twice the working precision take out what the condition number makes of rounding errors.
 
-    Parameters
-    ----------
-    problem : ScaledProblems
-        A single problem of any shape, D being the norms of its columns.
-    rcond : float
-        Singular values of B below ``rcond`` times the largest count as zero.
+    ``problem``: a single one of any shape, D being the norms of its columns. ``rcond``: singular values
+    of B below ``rcond`` times the largest count as zero.
     """
     b_matrix, b, over_rows = problem.a[0] / problem.norms[0], problem.b[0], problem.over_rows
     m, n = over_rows.count(b.shape[0]), b_matrix.shape[1]

@@ -16,7 +16,7 @@ from neula.certificates.low_rank import beside
 from neula.engines import Engine
 from neula.engines.formats import double_gram, in_double
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS
-from neula.kernels.polar.small_svd import small_svd
+from neula.kernels.polar.svd import small_svd
 from neula.kernels.precision import exact_matmul
 
 ROUNDING = 8
@@ -60,18 +60,9 @@ def orthonormal(
     if that was not enough; by Householder's reflections where a look at ``Q^H Q`` says that columns depend on
     each other.
 
-    Parameters
-    ----------
-    x : Tensor, shape (m, l), m >= l
-        In the storage precision of the engine.
-    loss : float, optional
-        How large elements of ``Q^H Q - I`` may be; rounding errors by default.
-
-    Returns
-    -------
-    q : Tensor, shape (m, l)
-    r : Tensor, shape (l, l)
-        float64 or complex128, on the host.
+    ``x``, shape (m, l), m >= l: in the storage precision of the engine. ``loss``: how large elements of ``Q^H
+    Q - I`` may be; rounding errors by default. Returns q, shape (m, l); r, shape (l, l): float64 or
+    complex128, on the host.
 
     Examples
     --------
@@ -113,18 +104,8 @@ def block_on_host(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Ten
     By Cholesky QR with Gram matrices in double precision, twice where that is needed. By LAPACK's reflections
     where columns depend on each other, and where calls take longer than the arithmetic.
 
-    Parameters
-    ----------
-    x : Tensor, shape (m, l), m >= l
-        On the host.
-    loss : float
-        How large elements of ``Q^H Q - I`` may be.
-
-    Returns
-    -------
-    q : Tensor, shape (m, l)
-    r : Tensor, shape (l, l)
-        Upper triangular, the phases of its diagonal as they come.
+    ``x``, shape (m, l), m >= l: on the host. ``loss``: how large elements of ``Q^H Q - I`` may be. Returns q,
+    shape (m, l); r, shape (l, l): upper triangular, the phases of its diagonal as they come.
 
     Examples
     --------
@@ -181,18 +162,9 @@ def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
     Where nothing needs a look at a block, the host waits once; steps between products with A are replayed
     from CUDA graphs.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        In the storage precision of the engine.
-    block : Tensor, shape (n, l)
-    engine : Engine
-        Its products are as accurate as the triplets. Rows of A may be spread over processes.
-
-    Returns
-    -------
-    Ritz
-        NaN where there are some in A or in the block.
+    Shapes: block (n, l). ``a``, shape (m, n), m >= n: in the storage precision of the engine. ``engine``: its
+    products are as accurate as the triplets. Rows of A may be spread over processes. Returns Ritz: NaN where
+    there are some in A or in the block.
 
     Examples
     --------
@@ -257,15 +229,9 @@ def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: t
     These take longer than the arithmetic where matrices are small. Other vectors come along, since reading A
     once more would take longer.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n
-        On the host, in the storage precision of the engine, all of its rows.
-    block : Tensor, shape (n, l)
-    engine : Engine
-        Its products are as accurate as the triplets.
-    others : Tensor, shape (m, p)
-        ``A G`` for vectors G. Their part outside U is multiplied by the transpose of A together with U.
+    Shapes: block (n, l). ``a``, shape (m, n), m >= n: on the host, in the storage precision of the engine,
+    all of its rows. ``engine``: its products are as accurate as the triplets. ``others``, shape (m, p): ``A
+    G`` for vectors G. Their part outside U is multiplied by the transpose of A together with U.
 
     Examples
     --------

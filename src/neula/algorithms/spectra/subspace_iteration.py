@@ -113,27 +113,11 @@ def subspace_iteration(
 
     Once the singular values say that it would, no more is done.
 
-    Parameters
-    ----------
-    rank : int
-        How many are wanted.
-    width : int
-        Of the block: the more beyond the rank, the faster.
-    excess : callable
-        By how much the errors of triplets are larger than they may be; at most 1 ends the iteration, NaN as
-        well.
-    most : int
-        Products by ``A^T A`` that are worth it.
-    others : Tensor, shape (n, p), optional
-        On a CPU: vectors that nothing depends on, whose image is multiplied by the transpose of A along with
-        the triplets.
-
-    Returns
-    -------
-    Ritz
-        ``width`` triplets; those that ``excess`` has seen last.
-    int
-        Products by ``A^T A`` that they took.
+    ``rank``: how many are wanted. ``width``: of the block: the more beyond the rank, the faster. ``excess``:
+    by how much the errors of triplets are larger than they may be; at most 1 ends the iteration, NaN as well.
+    ``most``: products by ``A^T A`` that are worth it. ``others``, shape (n, p): on a CPU: vectors that
+    nothing depends on, whose image is multiplied by the transpose of A along with the triplets. Returns Ritz:
+    ``width`` triplets; those that ``excess`` has seen last; products by ``A^T A`` that they took.
 
     Examples
     --------

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from scipy import linalg
 
 import neula
@@ -82,10 +81,8 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     -2.0
     """
     (A,) = lapack_arrays(a)
-    found = measured_determinants(
-        torch.from_numpy(np.ascontiguousarray(A, dtype=np.result_type(A, np.float64)))
-    )
-    return found.product.numpy()[()]
+    work = np.ascontiguousarray(A, dtype=np.result_type(A, np.float64))
+    return measured_determinants(work).product
 
 
 @drop_in(linalg)

@@ -1,7 +1,9 @@
-"""The factor R of a small Gram matrix together with its inverse: what Cholesky QR needs between two products.
+"""The factor R of a small Gram matrix together with its inverse, as Cholesky QR needs them between two
+products.
 
 Libraries take one launch for the factor and others for the inverse, each far longer than its flops: a chain
-of square roots and divisions. One thread block does both in a fifth of the time.
+of square roots and divisions. One thread block does both in a fifth of the time. CUDA rather than Triton:
+square roots follow one another, each lane of a warp holds rows in registers, and other warps work meanwhile.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -43,30 +46,16 @@ def _tried(device: torch.device) -> None:
     cholesky_apart.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
 
 
-@kernel(
-    "neula.kernels.cholesky.cholesky_cuda:cholesky_inverse_cuda",
-    trial=_tried,
-    when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS,
-)
+@kernel("cholesky_inverse_cuda", trial=_tried, when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS)
 def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
-    """Factor of a Gram matrix and the inverse of the factor, on a GPU by a kernel for up to 128 columns.
+    """Factor of a Gram matrix, float64, of which only the symmetric part counts, and the inverse of the
+    factor.
 
-    Elsewhere in float64.
-
-    Parameters
-    ----------
-    gram : Tensor, shape (n, n)
-        float64. Only its symmetric part counts.
-    out : Tensor, shape (n, n), optional
-        float32, of any strides: room for R.
-
-    Returns
-    -------
-    CholeskyFactors
+    On a GPU by a kernel for up to 128 columns, elsewhere in float64. R is written to ``out``, float32, if
+    given.
 
     Examples
     --------
-    >>> import torch
     >>> factors = cholesky_inverse(torch.tensor([[4.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
     >>> factors.r
     tensor([[2., 1.],
@@ -101,25 +90,15 @@ def _fits_kernel(a: torch.Tensor) -> bool:
     return a.dtype == torch.float32 and 0 < a.shape[1] <= MAX_COLUMNS and len(a) > 0 and not far
 
 
-@kernel("neula.kernels.cholesky.cholesky_cuda:cholesky_lower_cuda", trial=_tried, when=_fits_kernel)
+@kernel("cholesky_lower_cuda", trial=_tried, when=_fits_kernel)
 def cholesky_lower(a: torch.Tensor) -> LowerFactors:
-    """Cholesky factors of a batch in their place, and their inverses, without synchronizing.
+    """Cholesky factors of a batch (batch, n, n) in their place, and their inverses, without synchronizing.
 
-    On a GPU float32 matrices of up to 128 columns take one launch, a thread block each.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        In single or double precision, real or complex, of any strides. Its lower triangles are read, and L
-        takes their place; what is above the diagonal becomes zero.
-
-    Returns
-    -------
-    LowerFactors
+    On a GPU float32 matrices of up to 128 columns take one launch, a thread block each. Lower triangles are
+    read, and L takes their place; what is above the diagonal becomes zero.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]])
     >>> cholesky_lower(a)  # doctest: +NUMBER
     LowerFactors(inverse=tensor([[[ 0.5000, -0.5000],
@@ -138,21 +117,62 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     return LowerFactors(inverse, info)
 
 
-@kernel("neula.kernels.cholesky.cholesky_cuda:cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
+@kernel("cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
 def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cholesky factors alone, in memory of their own, likewise.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        float32, of any strides. Only the lower triangles are read.
-
-    Returns
-    -------
-    lower : Tensor, shape (batch, n, n)
-        Row-major, zero above the diagonal.
-    order : Tensor, shape (batch,)
-        As in :class:`LowerFactors`.
+    """Cholesky factors alone, row-major in memory of their own and zero above the diagonal, with the order as
+    in :class:`LowerFactors`; only the lower triangles of A, float32, are read.
     """
     lower, order = torch.linalg.cholesky_ex(a)
     return lower.contiguous(), order
+
+
+THREADS = 4
+"""For each column that there is room for."""
+
+NARROWEST = 32
+"""Columns for which there is room at least."""
+
+
+def shared_bytes(width: int) -> int:
+    """For R and its inverse, their diagonal blocks of 16 columns, in rows of 4 more numbers, and vectors."""
+    return 4 * ((width + 2 * 16) * (width + 4) + 3 * width)
+
+
+SHARED_BYTES = shared_bytes(MAX_COLUMNS)
+
+
+def cholesky_inverse_cuda(gram, out=None):
+    n = len(gram)
+    # One allocation for all of it: in a graph, and without one, they are what takes time here.
+    room = torch.empty(2 * n + 1, n, dtype=torch.float32, device=gram.device)
+    inverse, r, norms = room[:n], room[n:-1] if out is None else out, room[-1]
+    arguments = [gram.contiguous(), r, inverse, norms, n, *r.stride()]
+    kernel = compiled("cholesky", "cholesky_inverse", gram.device, shared_bytes=SHARED_BYTES)
+    kernel((1, 1, 1), (THREADS * MAX_COLUMNS, 1, 1), arguments, SHARED_BYTES)
+    return CholeskyFactors(r, inverse, norms)
+
+
+def cholesky_lower_cuda(a):
+    inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
+    return LowerFactors(inverse, _factor(a, a, inverse, MAX_COLUMNS))
+
+
+def cholesky_apart_cuda(a):
+    lower, width = torch.empty(a.shape, dtype=torch.float32, device=a.device), NARROWEST
+    while width < a.shape[1]:
+        width *= 2
+    return lower, _factor(a, lower, None, width)
+
+
+def _factor(a: torch.Tensor, lower: torch.Tensor, inverse: torch.Tensor | None, width: int) -> torch.Tensor:
+    """Launch with room for so many columns; returns the orders of minors that are not positive."""
+    (count, n, _), strides = a.shape, []
+    order = torch.empty(count, dtype=torch.int32, device=a.device)
+    for x in (a, lower):
+        strides += [x.stride(1), x.stride(2), x.stride(0) if count > 1 else 0]
+    macros, nbytes = f"#define WIDTH {width}\n", shared_bytes(width)
+    kernel = compiled("cholesky", "cholesky_lower", a.device, macros, shared_bytes=nbytes)
+    room = lower if inverse is None else inverse
+    arguments = [a, lower, room, order, n, *strides, int(inverse is not None)]
+    kernel((count, 1, 1), (THREADS * width, 1, 1), arguments, nbytes)
+    return order

@@ -7,16 +7,14 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import ceil_div
+from neula.kernels.triton_source import jit, tl
 
 
 def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
     """The Hermitian matrix with the lower triangle of A, and the real part of its diagonal; differentiable.
 
     An imaginary part of the diagonal is not read, even if it is NaN.
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
 
     Examples
     --------
@@ -39,32 +37,15 @@ def _tried(device: torch.device) -> None:
     unscaled_triangle.kernel(symmetric_copy.kernel(a, scales), scales, a.dtype)
 
 
-@kernel(
-    "neula.kernels.cholesky.symmetric_triton:symmetric_copy_triton",
-    trial=_tried,
-    when=lambda a, *_, **__: 0 not in a.shape,
-)
+@kernel("symmetric_copy_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
 def symmetric_copy(
     a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
 ) -> torch.Tensor:
-    """``D A D`` of a batch of symmetric matrices whose lower triangles are read, and what is above them is
-    not.
+    """``D A D`` of a batch of symmetric matrices, column-major and at least float32; what is above their
+    lower triangles is not read.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D: powers of two, in the dtype of the result or of its parts.
-    rows : int, optional
-        Stride between two columns of the result, at least n.
-    whole : bool, optional
-        Whether anybody reads what is above the diagonal, which otherwise need not be written.
-
-    Returns
-    -------
-    Tensor, shape (batch, n, n)
-        Column-major, at least float32.
+    D has powers of two, ``scales`` (batch, n), in the dtype of the result or of its parts. Columns of the
+    result are ``rows`` apart, or n; what is above its diagonal is written only if ``whole``.
 
     Examples
     --------
@@ -80,26 +61,12 @@ def symmetric_copy(
     return torch.add(lower, lower.tril(-1).mH, out=out)
 
 
-@kernel(
-    "neula.kernels.cholesky.symmetric_triton:unscaled_triangle_triton",
-    trial=_tried,
-    when=lambda t, *_: 0 not in t.shape,
-)
+@kernel("unscaled_triangle_triton", trial=_tried, when=lambda t, *_: 0 not in t.shape)
 def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal.
+    """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal, in another dtype or in
+    their place.
 
-    Parameters
-    ----------
-    t : Tensor, shape (batch, n, n)
-        Of any floating dtype and any strides; what is above the diagonal is not read.
-    scales : Tensor, shape (batch, n)
-        The diagonals of D: powers of two, in a dtype whose range holds the result.
-    dtype : torch.dtype
-
-    Returns
-    -------
-    Tensor, shape (batch, n, n)
-        In ``dtype`` with the strides of ``t``, which it overwrites where that has the same dtype.
+    D has powers of two, ``scales`` (batch, n), in a dtype whose range holds the result.
 
     Examples
     --------
@@ -124,3 +91,63 @@ def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:
     count, n, _ = a.shape
     dtype = torch.promote_types(a.dtype, torch.float32)
     return torch.empty(count, n, max(n, rows), dtype=dtype, device=a.device).mT[:, :n]
+
+
+TILE = 32
+
+
+def symmetric_copy_triton(a, scales, *, rows=0, whole=True):
+    out, scales = room_for(a, rows), scales.contiguous()
+    count, n, _ = a.shape
+    across = ceil_div(n, TILE)
+    # The second and third index of a grid end at 65535.
+    _symmetric_kernel[(count * across * across,)](
+        a, scales, out, n, across, *a.stride(), out.stride(0), out.stride(2), TILE, whole
+    )
+    return out
+
+
+def unscaled_triangle_triton(t, scales, dtype):
+    out, scales = triangle_room(t, dtype), scales.contiguous()
+    count, n, _ = t.shape
+    across = ceil_div(n, TILE)
+    _triangle_kernel[(count * across * across,)](t, scales, out, n, across, *t.stride(), *out.stride(), TILE)
+    return out
+
+
+@jit(do_not_specialize=["n", "across", "a_0", "a_1", "a_2", "out_0", "out_2"])
+def _symmetric_kernel(
+    a, scales, out, n, across, a_0, a_1, a_2, out_0, out_2, TILE: tl.constexpr, WHOLE: tl.constexpr
+):  # fmt: skip
+    place = tl.program_id(0)
+    tile = place % (across * across)
+    if not WHOLE:  # noqa: SIM102  (known when it is compiled, unlike the next)
+        if tile % across < tile // across:
+            return
+    batch = (place // (across * across)).to(tl.int64)
+    i = (tile % across) * TILE + tl.arange(0, TILE)[:, None]
+    j = (tile // across) * TILE + tl.arange(0, TILE)[None, :]
+    inside = (i < n) & (j < n)
+    row, column = tl.maximum(i, j).to(tl.int64), tl.minimum(i, j).to(tl.int64)
+    x = tl.load(a + batch * a_0 + row * a_1 + column * a_2, mask=inside, other=0.0)
+    x = x.to(out.dtype.element_ty)
+    x = x * tl.load(scales + batch * n + i, mask=i < n, other=0.0)
+    x = x * tl.load(scales + batch * n + j, mask=j < n, other=0.0)
+    tl.store(out + batch * out_0 + i + j.to(tl.int64) * out_2, x, mask=inside)
+
+
+@jit(do_not_specialize=["n", "across", "t_0", "out_0"])
+def _triangle_kernel(
+    t, scales, out, n, across, t_0, t_1, t_2, out_0, out_1, out_2, TILE: tl.constexpr
+):  # fmt: skip
+    place = tl.program_id(0)
+    tile = place % (across * across)
+    batch = (place // (across * across)).to(tl.int64)
+    i = (tile % across) * TILE + tl.arange(0, TILE)[:, None]
+    j = (tile // across) * TILE + tl.arange(0, TILE)[None, :]
+    inside = (i < n) & (j < n)
+    i_wide, j_wide = i.to(tl.int64), j.to(tl.int64)
+    x = tl.load(t + batch * t_0 + i_wide * t_1 + j_wide * t_2, mask=inside & (j <= i), other=0.0)
+    scale = tl.load(scales + batch * n + i, mask=i < n, other=1.0)
+    x = (x.to(scales.dtype.element_ty) / scale).to(out.dtype.element_ty)
+    tl.store(out + batch * out_0 + i_wide * out_1 + j_wide * out_2, x, mask=inside)

@@ -1,9 +1,13 @@
-"""``A X`` in twice the precision of float64 on a GPU: sums, and beside them sums of their rounding errors.
+"""``A X`` in twice the precision of float64 on a GPU, for few vectors and for many.
 
-``8 m n`` bytes, and for each element and vector eleven operations in float64: two for a product and its
-rounding error (a fused multiply-add), six for a sum and its rounding error, the rest to add up errors
-(T. Ogita, S. M. Rump and S. Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005, algorithm
-Dot2). An H200 does some twenty in the time of an element, so for one or two vectors memory decides.
+For each element and vector eleven operations in float64: two for a product and its rounding error (a fused
+multiply-add), six for a sum and its rounding error, the rest to add up errors (T. Ogita, S. M. Rump and S.
+Oishi, "Accurate sum and dot product", SIAM J. Sci. Comput. 26, 2005, algorithm Dot2). An H200 does some
+twenty in the time of an element, so for one or two vectors memory decides.
+
+For many vectors products of slices are exact (Ozaki; ``doubled``), and matrix units add them in float64: six
+multiply-adds in place of eleven operations, and units do twice as many. Slices are in registers: A is read
+once for 24 vectors, which are sliced beforehand.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.launch import multiprocessors, share
+from neula.kernels.launch import ceil_div, multiprocessors, share
 
 THREADS = 128
 
@@ -38,31 +42,11 @@ LEAST = (1024, 16)
 """Elements of a row that are not divided any further, where rows are contiguous and where columns are."""
 
 
-def doubled_product_cuda(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    x_low: torch.Tensor | None = None,
-    b: torch.Tensor | None = None,
-    *,
-    least: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, queued on the current stream.
+def doubled_product_cuda(a, x, x_low=None, b=None, *, least=None):
+    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, as a sum that is not evaluated.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n)
-        float64, as all others, and of any strides, as all others.
-    x : Tensor, shape (batch, n, k)
-    x_low : Tensor, shape (batch, n, k), optional
-        Of the size of the rounding errors of x at most.
-    b : Tensor, shape (batch, m, k), optional
-    least : int, optional
-        Elements of a row that are not divided any further, in place of :data:`LEAST`.
-
-    Returns
-    -------
-    high, low : Tensor, shape (batch, m, k)
-        The result as a sum that is not evaluated; low is at most the rounding error of high.
+    Tensors have any strides. Rows are not divided into pieces of fewer than ``least`` elements, :data:`LEAST`
+    by default.
     """
     (batch, m, n), k = a.shape, x.shape[2]
     result = torch.empty(2, batch, k, m, dtype=a.dtype, device=a.device)
@@ -82,15 +66,69 @@ def doubled_product_cuda(
     where = [place(y) for y in (a, x, x_low, b)]
     task = (*sum(where, ()), sums, m, n, k, batch * k * m, pieces, piece)
     name, macros = "column_product" if by_columns else "row_product", f"#define VECTORS {vectors}\n"
-    with torch.cuda.device_of(a):
-        compiled("doubled", name, a.device, macros)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
-        if pieces > 1:
-            grid = (-(-result[0].numel() // ELEMENTS), 1, 1)
-            kernel = compiled("doubled", "sum_of_pieces", a.device, macros)
-            kernel(grid, (THREADS, 1, 1), [task, result])
+    compiled("doubled", name, a.device, macros)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
+    if pieces > 1:
+        grid = (-(-result[0].numel() // ELEMENTS), 1, 1)
+        kernel = compiled("doubled", "sum_of_pieces", a.device, macros)
+        kernel(grid, (THREADS, 1, 1), [task, result])
     return high, low
 
 
 def place(x: torch.Tensor | None) -> tuple[torch.Tensor | int, ...]:
     """Address of a matrix, and its strides between members of a batch, rows and columns."""
     return (0, 0, 0, 0) if x is None else (x, *x.stride())
+
+
+CHUNK = 32
+"""Columns that are cut at the same places, and whose products are added without rounding errors."""
+
+SLICED_ROWS = THREADS // 32 * 16
+"""Rows of a thread block."""
+
+TILES = 3
+"""Most tiles of eight vectors for which an element is read once."""
+
+SLICED_BLOCKS = {1: 3, 2: 2, 3: 2}
+"""Thread blocks of a multiprocessor, by the number of tiles: as many as their registers allow."""
+
+WAVES = 2
+"""Waves of thread blocks into which the work is divided."""
+
+SLICED_LEAST = 16 * CHUNK
+"""Elements of a row that are not divided any further."""
+
+
+def tiles_of(k: int) -> int:
+    """How many at a time are fewest for so many vectors."""
+    tiles = ceil_div(k, 8)
+    return ceil_div(tiles, ceil_div(tiles, TILES))
+
+
+def sliced_product_cuda(a, x, x_low=None, b=None, columns=None, *, least=SLICED_LEAST):
+    (batch, m, n), k = a.shape, x.shape[2]
+    result = torch.empty(2, batch, k, m, dtype=a.dtype, device=a.device)
+    high, low = result.mT.unbind(0)
+    if result.numel() == 0:
+        return high, low
+    tiles = tiles_of(k)
+    groups = ceil_div(k, 8 * tiles)
+    macros = f"#define TILES {tiles}\n#define BLOCKS {SLICED_BLOCKS[tiles]}\n"
+    tasks = ceil_div(m, SLICED_ROWS) * groups * batch
+    wanted = round(WAVES * SLICED_BLOCKS[tiles] * multiprocessors(a.device) / tasks)
+    chunks = ceil_div(max(n, 1), CHUNK)
+    piece = CHUNK * ceil_div(chunks, max(1, min(wanted, n // least)))
+    pieces = ceil_div(chunks * CHUNK, piece)
+    sums = result if pieces == 1 else result.new_empty(2, pieces, batch, k, m)
+    task = (*sum(map(place, (a, x, x_low, b)), ()), sums, m, n, k, batch * k * m, pieces, piece)
+    warps = batch * chunks * groups * tiles
+    slices = result.new_empty(warps * 3 * 8 * CHUNK)
+    sizes = 0 if columns is None else columns.contiguous()
+    threads = (THREADS, 1, 1)
+    cut = compiled("sliced", "cut_vectors", a.device, macros)
+    cut((ceil_div(warps * 32, THREADS), 1, 1), threads, [task, slices, sizes])
+    kernel = compiled("sliced", "sliced_product", a.device, macros)
+    kernel((tasks * pieces, 1, 1), threads, [task, slices, sizes])
+    if pieces > 1:
+        grid = (ceil_div(result[0].numel(), ELEMENTS), 1, 1)
+        compiled("sliced", "sum_of_pieces", a.device, macros)(grid, threads, [task, result])
+    return high, low

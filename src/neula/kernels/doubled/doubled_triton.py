@@ -4,8 +4,6 @@ They are compiled without contractions: a sum that is to be made of rounded prod
 error than one of a multiply-add.
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from neula.kernels.triton_source import jit, tl

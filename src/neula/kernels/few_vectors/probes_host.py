@@ -17,28 +17,15 @@ EACH = 1 << 14
 def reflected_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, g: np.ndarray) -> np.ndarray | None:
     """Make diagonals of R nonnegative, in place, and measure; None without the core, and for other dtypes.
 
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n) or (m, n)
-        On the host, any strides. All three of one dtype, float64 or float32.
-    q : Tensor, shape (batch, m, n) or (m, n)
-        Rows of R and columns of Q change their signs.
-    r : Tensor, shape (batch, n, n) or (n, n)
-    g : array, shape (n, 4)
-        Random vectors, float64, for residual and orthogonality.
-
-    Returns
-    -------
-    array, shape (6, batch)
-        The first three of ``probes.probe_errors`` for columns of A divided by their norms,
-        of which R has the same; an upper estimate of ``||I - Q^T Q||_2``
-        (``certificates.orthogonality``); the smallest and the largest of the norms.
+    A, Q (both (batch, m, n) or (m, n)) and R are of one dtype, float64 or float32; rows of R and columns of Q
+    change their signs. g (n, 4) are random vectors. Returns an array (6, batch): the first three of
+    ``probes.probe_errors`` for columns of A divided by their norms, of which R has the same; an upper
+    estimate of ``||I - Q^T Q||_2`` (``certificates.orthogonality``); the smallest and the largest of the
+    norms.
 
     Examples
     --------
-    >>> import torch
     >>> from neula.certificates.orthogonality import gaussian_probes
-    >>> from neula.kernels.few_vectors.probes_host import reflected_errors
     >>> a = torch.tensor([[3.0, 1.0], [4.0, 2.0]], dtype=torch.float64)
     >>> q, r = torch.linalg.qr(a)
     >>> found = reflected_errors(a, q, r, gaussian_probes(2, a.device).numpy())

@@ -1,6 +1,6 @@
 """A few vectors at a time: tuples of blocks, one for each vector, in loops that the compiler unrolls."""
 
-# mypy: allow-untyped-defs, disable-error-code="assignment,misc"
+# mypy: disable-error-code="assignment,misc"
 
 from __future__ import annotations
 

@@ -1,9 +1,17 @@
-"""Update a panel once its pivot rows are known, and move rows.
+"""Update a panel once its pivot rows are known by tournaments, and move rows.
 
 Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low
-format. Everything else is in single precision. Within a block of
-:data:`~neula.kernels.lu.tournament.WIDTH` columns the second half is solved for when the first one has been
-rounded, so that it makes good what rounding has lost. The width r of a panel is a multiple of that.
+format. Everything else is in single precision. Within a block of :data:`~neula.kernels.lu.tournament.WIDTH`
+columns the second half is solved for when the first one has been rounded, so that it makes good what rounding
+has lost. The width r of a panel is a multiple of that.
+
+Updates run concurrently with tournaments, like rows of U. Elimination by the last 32 pivots is latency:
+columns are solved for and the next ones updated in one launch, since a row needs nothing of the others but
+rows of U, which each thread block finds for itself.
+
+At the end of a panel rows move to their places. As operations of torch that is two dozen launches of a few
+numbers each, one after the other, while nothing else of the factorization can continue: 50 us on an H200, and
+three launches by kernels.
 """
 
 from __future__ import annotations
@@ -11,8 +19,11 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.lu.tournament import WIDTH, PanelFactors
+from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
+from neula.kernels.lu.lu_block import PRECISION, products
+from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors
 from neula.kernels.precision import exact_matmul
+from neula.kernels.triton_source import jit, tl
 
 HALF = WIDTH // 2
 
@@ -26,56 +37,35 @@ def _tried(device: torch.device) -> None:
     update.kernel(panel, lower, upper, 0, block)
     eliminate.kernel(block.clone(), block, lower, upper, found, 0)
     move_rows.kernel(lower, found.pivots, found.pivots)
+    square = torch.eye(WIDTH, device=device, dtype=torch.float16)
+    end_panel.kernel(square, square.clone(), PanelFactors.for_panel(square.float(), torch.float16))
 
 
-@kernel(
-    "neula.kernels.lu.calu_triton:rows_of_u_triton",
-    trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
-)
+@kernel("rows_of_u_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
     """``L_kk U_kj = A_kj - L_ki U_ij`` for the pivot rows k found last, and all columns j but the next ones.
 
-    Parameters
-    ----------
-    panel : Tensor, shape (m, r)
-        A: float32.
-    lower : Tensor, shape (m, r)
-        Row-major, of a low format: L, in the first ``start`` columns.
-    upper : Tensor, shape (r, r)
-        Row-major, in the same format: U, whose rows from ``start`` to ``start + WIDTH`` are written, in
-        columns from ``start + 2 WIDTH`` on.
-    found : PanelFactors
-    start : int
+    A is the panel (m, r), float32; L the first ``start`` columns of ``lower`` (m, r), and U, whose rows from
+    ``start`` to ``start + WIDTH`` are written in columns from ``start + 2 WIDTH`` on, ``upper`` (r, r):
+    row-major, of a low format.
     """
     rows = found.pivots[start : start + WIDTH].long()
     done, k, right = slice(0, start), slice(start, start + WIDTH), slice(start + 2 * WIDTH, None)
     rest = panel[rows, right] - exact_matmul(lower[rows, done].float(), upper[done, right].float())
-    upper[k, right] = _rows(rest, found, start, upper.dtype)
+    upper[k, right] = _rows_of_upper(rest, found, start, upper.dtype)
 
 
-@kernel(
-    "neula.kernels.lu.calu_triton:update_triton",
-    trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
-)
+@kernel("update_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def update(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
 ) -> None:
-    """``A_ij - L_ik U_kj`` for all rows i, the first ``start`` pivots k, and columns j after the next ones.
+    """``A_ij - L_ik U_kj`` for all rows i, the first ``start`` pivots k, and columns j after the next ones:
+    into ``out`` (m, WIDTH), contiguous, with zeros beyond the last column.
 
     It does not need the pivots of the next columns, and runs concurrently with the tournament that finds
     them.
-
-    Parameters
-    ----------
-    panel, lower, upper
-        As for :func:`rows_of_u`.
-    start : int
-    out : Tensor, shape (m, WIDTH)
-        float32, contiguous: columns from ``start + WIDTH`` on, and zeros beyond the last.
     """
     done, columns = slice(0, start), slice(start + WIDTH, start + 2 * WIDTH)
     beside = panel[:, columns]
@@ -83,11 +73,7 @@ def update(
     out.zero_()[:, : beside.shape[1]] = beside - known
 
 
-@kernel(
-    "neula.kernels.lu.calu_triton:eliminate_triton",
-    trial=_tried,
-    when=lambda block, following, lower, *_: lower.dtype.itemsize == 2,
-)
+@kernel("eliminate_triton", trial=_tried, when=lambda block, following, lower, *_: lower.dtype.itemsize == 2)
 def eliminate(
     block: torch.Tensor,
     following: torch.Tensor,
@@ -96,22 +82,11 @@ def eliminate(
     found: PanelFactors,
     start: int,
 ) -> None:
-    """``L_ik U_kk = B_ik`` for all rows i that play, ``L_kk U_kj = C_kj`` for the next columns j, and
-    ``C_ij - L_ik U_kj``.
+    """``L_ik U_kk = B_ik`` for all rows i that play, ``L_kk U_kj = C_kj`` for the next columns j, and ``C_ij
+    - L_ik U_kj``, which overwrites B.
 
-    Parameters
-    ----------
-    block : Tensor, shape (m, WIDTH)
-        float32, contiguous: B, in the columns from ``start`` on; overwritten with the next ones.
-    following : Tensor, shape (m, WIDTH)
-        float32, contiguous: C, from :func:`update`; not read behind the last columns.
-    lower : Tensor, shape (m, r)
-        Row-major, of a low format: L, whose columns from ``start`` to ``start + WIDTH`` are
-        written.
-    upper : Tensor, shape (r, r)
-        Row-major, in the same format: U, whose rows from ``start`` on are written in the next columns.
-    found : PanelFactors
-    start : int
+    B is ``block`` (m, WIDTH), float32 and contiguous, the columns from ``start`` on; C is ``following``, from
+    :func:`update`, not read behind the last columns. L and U are written as for :func:`rows_of_u`.
     """
     k, following_columns = slice(start, start + WIDTH), slice(start + WIDTH, start + 2 * WIDTH)
     index, n = start // WIDTH, lower[:, k].shape[1]
@@ -123,31 +98,25 @@ def eliminate(
     width = lower[:, following_columns].shape[1]
     if width == 0:
         return
-    u = _rows(following[found.pivots[k].long(), :width], found, start, upper.dtype)
+    u = _rows_of_upper(following[found.pivots[k].long(), :width], found, start, upper.dtype)
     upper[k, following_columns] = u
     block.zero_()[:, :width] = following[:, :width] - exact_matmul(columns.float(), u.float())
 
 
-def _rows(rest: torch.Tensor, found: PanelFactors, start: int, low: torch.dtype) -> torch.Tensor:
+def _rows_of_upper(rest: torch.Tensor, found: PanelFactors, start: int, low: torch.dtype) -> torch.Tensor:
     """Rows of U of the pivots from ``start`` on, once they are updated."""
     n, index = len(rest), start // WIDTH
     return _solved(found.l_inverses[index, :n, :n], found.factors[index, :n, :n].tril(-1), rest, low)
 
 
 @kernel(
-    "neula.kernels.lu.calu_triton:move_rows_triton",
+    "move_rows_triton",
     trial=_tried,
     when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize <= 4,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
-    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them.
-
-    Parameters
-    ----------
-    matrix : Tensor, shape (m, n)
-        Of any strides; row-major, it is moved at the speed of memory.
-    to, origin : Tensor, shape (k,)
-        Rows; those that occur twice in ``to`` have the same origin.
+    """``matrix[to] = matrix[origin]``, on a GPU without a copy of them, at the speed of memory if row-major;
+    rows that occur twice in ``to`` have the same origin.
     """
     matrix[to] = matrix[origin]
 
@@ -159,3 +128,267 @@ def _solved(inverse: torch.Tensor, triangle: torch.Tensor, b: torch.Tensor, low:
     lost = x[first] - x[first].to(low).float()
     x[second] += exact_matmul(inverse[second, second], exact_matmul(triangle[second, first], lost))
     return x.to(low)
+
+
+ROWS, FEW_ROWS = 128, 64
+"""Rows of L in a thread block; fewer if multiprocessors would be idle."""
+
+COLUMNS = 32
+"""Columns of U in a thread block."""
+
+DEPTH, STAGES, WARPS = WIDTH, 4, 4
+
+MOVED = 32
+"""Columns that a thread block moves."""
+
+
+def rows_of_u_triton(panel, lower, upper, found, start):
+    (m, r), index = panel.shape, start // WIDTH
+    if start + 2 * WIDTH >= r:
+        return
+    _rows_of_u_kernel[(ceil_div(r - start - 2 * WIDTH, COLUMNS),)](
+        *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+        *(found.pivots, found.l_inverses[index], found.factors[index], start, m, r),
+        *(COLUMNS, WIDTH, DEPTH, PRECISION, STAGES),
+        num_warps=WARPS,
+    )
+
+
+def update_triton(panel, lower, upper, start, out):
+    (m, r), rows = panel.shape, _rows_of(panel)
+    if start + WIDTH >= r:
+        return
+    _update_kernel[(ceil_div(m, rows),)](
+        *(panel, *panel.stride(), lower, *lower.stride(), upper, *upper.stride()),
+        *(out, start, m, r, rows, WIDTH, DEPTH, STAGES),
+        num_warps=WARPS,
+    )
+
+
+def eliminate_triton(block, following, lower, upper, found, start):
+    (m, r), index, rows = lower.shape, start // WIDTH, _rows_of(lower)
+    _eliminate_kernel[(ceil_div(m, rows),)](
+        *(block, following, lower, *lower.stride(), upper, *upper.stride()),
+        *(found.places, found.pivots, found.l_inverses[index], found.u_inverses[index]),
+        *(found.factors[index], start, m, r, rows, WIDTH, PRECISION),
+        num_warps=WARPS,
+    )
+
+
+def _rows_of(x: torch.Tensor) -> int:
+    """How many rows of a matrix a thread block has."""
+    return ROWS if len(x) >= ROWS * multiprocessors(x.device) else FEW_ROWS
+
+
+def move_rows_triton(matrix, to, origin):
+    n, count = matrix.shape[1], len(to)
+    _move_kernel[(ceil_div(n, MOVED),)](
+        *(matrix, *matrix.stride(), n, to, origin, count), *(MOVED, next_power_of_2(count)), num_warps=8
+    )
+
+
+@jit
+def _rows(inverse, factors, rest, w, low: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr):
+    """Rows of U of the last pivots, given ``L^-1``, L and what is left of A."""
+    lower = tl.where(w[:, None] > w[None, :], factors, 0.0)
+    rows = tl.dot(inverse, rest, input_precision=PRECISION)
+    first = (w < WIDTH // 2)[:, None]
+    lost = tl.where(first, rows - rows.to(low).to(tl.float32), 0.0)
+    rows += tl.dot(inverse, tl.where(first, 0.0, tl.dot(lower, lost)))
+    return rows.to(low)
+
+
+@jit
+def _rows_of_u_kernel(
+    a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, pivots, inverse, factors, start, m,
+    r,
+    COLUMNS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Some columns of the rows of U that belong to the last pivots."""
+    w = tl.arange(0, WIDTH)
+    k = start + w
+    j = start + 2 * WIDTH + tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    i = tl.load(pivots + k, mask=k < r, other=m).to(tl.int64)
+    known = products(
+        left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, WIDTH, COLUMNS, DEPTH, STAGES
+    )
+    inside = (i < m)[:, None] & (j < r)[None, :]
+    rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0) - known
+    square = w[:, None] * WIDTH + w[None, :]
+    rows = _rows(
+        tl.load(inverse + square), tl.load(factors + square), rest, w, u.dtype.element_ty, WIDTH, PRECISION
+    )
+    tl.store(u + k.to(tl.int64)[:, None] * u_row + j[None, :] * u_column, rows, mask=inside)
+
+
+@jit
+def _update_kernel(
+    a, a_row, a_column, left, left_row, left_column, u, u_row, u_column, out, start, m, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Some rows of the columns that come after the next ones."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    w = tl.arange(0, WIDTH).to(tl.int64)
+    j = start + WIDTH + w
+    known = products(
+        left, left_row, left_column, u, u_row, u_column, i, j, m, r, start, ROWS, WIDTH, DEPTH, STAGES
+    )
+    inside = (i < m)[:, None] & (j < r)[None, :]
+    rest = tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0)
+    tl.store(out + i[:, None] * WIDTH + w[None, :], rest - known, mask=(i < m)[:, None])
+
+
+@jit
+def _eliminate_kernel(
+    block, following, left, left_row, left_column, u, u_row, u_column, places, pivots, l_inverse, u_inverse,
+    factors, start, m, r,
+    ROWS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Some rows of L, and of the columns that come next; each program finds the rows of U that it needs."""
+    i = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    w = tl.arange(0, WIDTH).to(tl.int64)
+    k = start + w
+    rows = (i < m)[:, None]
+    place = block + i[:, None] * WIDTH + w[None, :]
+    square = w[:, None] * WIDTH + w[None, :]
+    solve, both = tl.load(u_inverse + square), tl.load(factors + square)
+    upper = tl.where(w[:, None] < w[None, :], both, 0.0)
+    columns = tl.dot(tl.load(place, mask=rows, other=0.0), solve, input_precision=PRECISION)
+    first = (w < WIDTH // 2)[None, :]
+    lost = tl.where(first, columns - columns.to(left.dtype.element_ty).to(tl.float32), 0.0)
+    columns += tl.dot(tl.where(first, 0.0, tl.dot(lost, upper)), solve)
+    low = columns.to(left.dtype.element_ty)
+    ended = tl.load(places + i, mask=i < m, other=0)
+    playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
+    inside = rows & playing[:, None] & (k < r)[None, :]
+    tl.store(left + i[:, None] * left_row + k[None, :] * left_column, low, mask=inside)
+    if start + WIDTH < r:
+        j = k + WIDTH
+        pivot = tl.load(pivots + k, mask=k < r, other=0).to(tl.int64)
+        updated = tl.load(following + pivot[:, None] * WIDTH + w[None, :])
+        beside = _rows(tl.load(l_inverse + square), both, updated, w, u.dtype.element_ty, WIDTH, PRECISION)
+        if tl.program_id(0) == 0:
+            tl.store(u + k[:, None] * u_row + j[None, :] * u_column, beside, mask=(j < r)[None, :])
+        rest = tl.load(following + i[:, None] * WIDTH + w[None, :], mask=rows, other=0.0)
+        tl.store(place, rest - tl.dot(low, beside, input_precision=PRECISION), mask=rows)
+
+
+@jit
+def _move_kernel(a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr, COUNT: tl.constexpr):
+    """``A[to] = A[origin]`` in some columns."""
+    j = tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
+    k = tl.arange(0, COUNT)
+    inside = (k < count)[:, None] & (j < n)[None, :]
+    source = tl.load(origin + k, mask=k < count, other=0).to(tl.int64)
+    target = tl.load(to + k, mask=k < count, other=0).to(tl.int64)
+    moved = tl.load(a + source[:, None] * a_row + j[None, :] * a_column, mask=inside)
+    # A barrier: all threads have read what is overwritten now.
+    tl.debug_barrier()
+    tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)
+
+
+@kernel("end_panel_triton", trial=_tried)
+def end_panel(
+    lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Move the rows of L, and write U above them.
+
+    ``lower`` (m, r) is L, rows where they were; overwritten with both factors, pivot rows on top of those
+    that take part. ``upper`` has U in its first r rows and columns, without the diagonal blocks, which
+    ``found`` has. Rows that are ``ELSEWHERE`` lie above all others. Returns the moves: rows ``to`` of L come
+    from ``origin``, (2 r,), int64; where fewer are needed the first one is repeated.
+    """
+    r = lower.shape[1]
+    rows = torch.arange(r, device=lower.device)
+    top = (found.places == ELSEWHERE).sum() + rows
+    to, origin = moves(found.pivots[:r], found.places, top)
+    move_rows(lower, to, origin)
+    on_diagonal = upper.unflatten(1, (-1, WIDTH)).unflatten(0, (-1, WIDTH)).diagonal(dim1=0, dim2=2)
+    on_diagonal.copy_(found.factors.permute(1, 2, 0))
+    number = rows // WIDTH
+    lower[top] = torch.where(number[:, None] > number, lower[top], upper[:r, :r])
+    return to, origin
+
+
+def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets and sources of row moves after a panel: pivot rows go to the top, in their order.
+
+    ``top`` are the first r rows of the panel that take part, in order. The rows that were there take the
+    places of the pivot rows from further down.
+    """
+    pivots = pivots.long()
+    displaced, vacated = places[top] < 0, pivots > top[-1]
+    # The i-th of those goes to the i-th of these; whatever is neither comes to index 0.
+    numbered = top.new_zeros(len(top) + 1)
+    numbered.scatter_(0, torch.where(displaced, displaced.cumsum(0), 0), top)
+    to = torch.where(vacated, pivots, top[0])
+    origin = torch.where(vacated, numbered[vacated.cumsum(0)], pivots[0])
+    return torch.cat([top, to]), torch.cat([pivots, origin])
+
+
+COUNTED = 4096
+"""Rows that are counted at a time."""
+
+
+def end_panel_triton(lower, upper, found):
+    m, r = lower.shape
+    to, origin, numbered = (torch.empty(2 * r, dtype=torch.int64, device=lower.device) for _ in range(3))
+    blocks = ceil_div(r, WIDTH)
+    _moves_kernel[(1,)](
+        *(found.pivots, found.places, to, origin, numbered, m, r),
+        *(ELSEWHERE, COUNTED, next_power_of_2(r)),
+        num_warps=8,
+    )
+    move_rows_triton(lower, to, origin)
+    _upper_kernel[(blocks, blocks)](
+        *(lower, *lower.stride(), upper, *upper.stride(), found.factors, to, r, WIDTH)
+    )
+    return to, origin
+
+
+@jit
+def _moves_kernel(
+    pivots, places, to, origin, numbered, m, r,
+    ELSEWHERE: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr,
+):  # fmt: skip
+    """Targets of r pivot rows, and of the rows that they displace."""
+    rows = tl.arange(0, COUNTED)
+    above = tl.zeros((COUNTED,), tl.int32)
+    for start in range(0, m, COUNTED):
+        above += (tl.load(places + start + rows, mask=start + rows < m, other=0) == ELSEWHERE).to(tl.int32)
+    i = tl.arange(0, COUNT)
+    inside = i < r
+    first = tl.sum(above)
+    top = (first + i).to(tl.int64)
+    pivot = tl.load(pivots + i, mask=inside, other=0).to(tl.int64)
+    displaced = inside & (tl.load(places + top, mask=inside, other=0) < 0)
+    vacated = inside & (pivot >= first + r)
+    # The n-th of those goes to the n-th of these.
+    tl.store(numbered + tl.cumsum(displaced.to(tl.int32)), top, mask=displaced)
+    tl.debug_barrier()
+    number = tl.cumsum(vacated.to(tl.int32))
+    tl.store(to + i, top, mask=inside)
+    tl.store(origin + i, pivot, mask=inside)
+    tl.store(to + r + i, tl.where(vacated, pivot, first), mask=inside)
+    moved = tl.load(numbered + number, mask=vacated, other=0)
+    tl.store(origin + r + i, tl.where(vacated, moved, tl.load(pivots).to(tl.int64)), mask=inside)
+
+
+@jit
+def _upper_kernel(
+    lower, lower_row, lower_column, upper, upper_row, upper_column, factors, to, r, WIDTH: tl.constexpr
+):
+    """A block of U, to rows that begin where the first pivot row has gone to."""
+    down, across = tl.program_id(0), tl.program_id(1)
+    if across >= down:
+        w = tl.arange(0, WIDTH).to(tl.int64)
+        i, j = down * WIDTH + w, across * WIDTH + w
+        inside = (i < r)[:, None] & (j < r)[None, :]
+        if across == down:
+            block = tl.load(factors + down * WIDTH * WIDTH + w[:, None] * WIDTH + w[None, :])
+        else:
+            place = upper + i[:, None] * upper_row + j[None, :] * upper_column
+            block = tl.load(place, mask=inside, other=0.0).to(tl.float32)
+        place = lower + (tl.load(to) + i)[:, None] * lower_row + j[None, :] * lower_column
+        tl.store(place, block.to(lower.dtype.element_ty), mask=inside)

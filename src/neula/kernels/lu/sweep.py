@@ -1,15 +1,19 @@
 """Triangular systems with inverted diagonal blocks and a few right-hand sides, solved in one launch.
 
 Block by block a solve is two launches a block, dozens in all, each of which takes longer to begin and to end
-than to read what it multiplies.
+than to read what it multiplies. CUDA rather than Triton: on a matrix unit the few sums of so narrow a product
+are formed one after the other, a chain several times as long, and here the matrix comes to the L2 cache
+during the waits.
 """
 
 from __future__ import annotations
 
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.few_vectors.mixed_product import VECTORS
+from neula.kernels.launch import multiprocessors
 from neula.kernels.precision import exact_matmul
 
 PIECE = 512
@@ -35,27 +39,15 @@ def _takes(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: b
     return along == 1 and across % ALIGNED == 0 and t.data_ptr() % (2 * ALIGNED) == 0
 
 
-@kernel("neula.kernels.lu.sweep_cuda:sweep_cuda", trial=_tried, when=_takes)
+@kernel("sweep_cuda", trial=_tried, when=_takes)
 def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """``T^-1 B``, in the precision of B.
+    """``T^-1 B``, in the precision of B, for a triangular T (n, n) of a low format.
 
-    Parameters
-    ----------
-    t : Tensor, shape (n, n)
-        Triangular, of a low format and any strides; blocks on the diagonal are not read.
-    inverses : Tensor, shape (blocks, width, width)
-        Of these, triangular; the last one is bordered by an identity where it is smaller.
-    b : Tensor, shape (n, k)
-        Not modified.
-    upper : bool
-
-    Returns
-    -------
-    Tensor, shape (n, k)
+    Blocks on its diagonal are not read, but their inverses (blocks, width, width), the last one bordered by
+    an identity where it is smaller.
 
     Examples
     --------
-    >>> import torch
     >>> t = torch.tensor([[2.0, 0.0], [4.0, 8.0]]).half()
     >>> sweep(t, 1 / t.diagonal().float()[:, None, None], torch.tensor([[2.0], [12.0]]), upper=False)
     tensor([[1.],
@@ -70,3 +62,40 @@ def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bo
         beside = slice(0, k.start) if upper else slice(k.stop, None)
         rest[beside] -= exact_matmul(t[beside, k].to(x.dtype), x[k])
     return x
+
+
+ROWS, FEW, THREADS = 64, 16, 256
+"""Rows of a tile, of an inverse that are multiplied at a time, and threads of a block."""
+
+BLOCKS = 2
+"""Thread blocks for each multiprocessor: while one waits, the other multiplies."""
+
+
+def sweep_cuda(t, inverses, b, *, upper):
+    arguments, x = prepared(t, inverses, b, upper=upper)
+    shared_bytes = 4 * (VECTORS * PIECE + THREADS // 32 * ROWS * VECTORS + 4)
+    bfloat = "#define BFLOAT16\n" if t.dtype == torch.bfloat16 else ""
+    kernel = compiled("sweep", "sweep", t.device, MACROS + bfloat, shared_bytes=shared_bytes)
+    kernel((BLOCKS * multiprocessors(t.device), 1, 1), (THREADS, 1, 1), arguments, shared_bytes)
+    return x
+
+
+def prepared(
+    t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool
+) -> tuple[list[torch.Tensor | int], torch.Tensor]:
+    """Arguments of the kernel, and the tensor that receives the solutions."""
+    (n, k), (blocks, width) = b.shape, inverses.shape[:2]
+    if inverses.stride(2) != 1:
+        inverses = inverses.contiguous()
+    pieces, order = width // PIECE, blocks * width
+    rest, x = b.new_zeros(pieces, order, VECTORS), b.new_empty(order, VECTORS)
+    rest[0, :n, :k] = b
+    flags = rest.new_zeros(1 + blocks * (width // FEW + width // ROWS * pieces), dtype=torch.int32)
+    sizes = [n, blocks, width, int(upper), *t.stride(), *inverses.stride()[:2]]
+    return [t, inverses, rest, x, flags, *sizes], x[:n, :k]
+
+
+MACROS = "".join(
+    f"#define {name} {value}\n"
+    for name, value in [("V", VECTORS), ("ROWS", ROWS), ("FEW", FEW), ("PIECE", PIECE), ("THREADS", THREADS)]
+)

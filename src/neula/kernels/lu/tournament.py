@@ -3,16 +3,20 @@
 Partial pivoting looks for the largest element of each column among all rows, and all of a GPU has to wait for
 it each time. In a tournament tiles of rows are eliminated with partial pivoting, each for itself, and the
 pivot rows of some tiles form the tiles of the next round, until one is left (Grigori, Demmel, Xiang, "CALU: A
-Communication Optimal LU Factorization Algorithm", SIAM J. Matrix Anal. Appl. 32, 2011).
+Communication Optimal LU Factorization Algorithm", SIAM J. Matrix Anal. Appl. 32, 2011). In CUDA C++ a thread
+keeps its rows in registers, and a column is one maximum over a warp, one barrier, and the subtraction of a
+row from the others.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.triangular_inverse import triangular_inverses
 
@@ -78,23 +82,15 @@ def _tried(device: torch.device) -> None:
     play.kernel(block, PanelFactors.for_panel(block, torch.float16), 0, WIDTH)
 
 
-@kernel("neula.kernels.lu.tournament_cuda:play_cuda", trial=_tried)
+@kernel("play_cuda", trial=_tried)
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
-    """Find the next pivot rows of a panel, and write them, their factors, and the inverses into ``found``.
+    """Find the next ``count`` pivot rows of a panel, and write them, their factors, and the inverses into
+    ``found``.
 
+    ``block`` (m, WIDTH), float32 and contiguous, has the columns, updated; those from ``count`` on are zero.
     On a GPU by a kernel in CUDA C++, which compares 16 bits of a significand. Elements of L are not bounded
     by one, as they are with partial pivoting, but hardly exceed it. A pivot is zero only where a column is;
     NaN comes before all numbers.
-
-    Parameters
-    ----------
-    block : Tensor, shape (m, WIDTH)
-        float32, contiguous: the columns, updated; those from ``count`` on are zero.
-    found : PanelFactors
-    start : int
-        Pivots that have been found, a multiple of :data:`WIDTH`.
-    count : int
-        Pivots to find, as many as there are rows without a place at most.
     """
     play_reference(block, found, start, count)
 
@@ -139,3 +135,23 @@ def _eliminate(x: torch.Tensor, active: torch.Tensor, count: int) -> tuple[torch
         changed = x[:, :, j + 1 :] - multipliers[:, :, None] * row[:, None, j + 1 :]
         x[:, :, j + 1 :] = torch.where(active[:, :, None], changed, x[:, :, j + 1 :])
     return winners, x
+
+
+MACROS = f"#define TILE {TILE}\n"
+
+
+def play_cuda(block, found, start, count):
+    tensors, numbers = arguments(block, found, start)
+    kernel = compiled("tournament", "tournament", block.device, MACROS)
+    kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
+
+
+def arguments(
+    block: torch.Tensor, found: PanelFactors, start: int
+) -> tuple[list[torch.Tensor], tuple[int, int, int]]:
+    """Arguments of the kernel, except for the number of pivots."""
+    index = start // block.shape[1]
+    candidates, arrived = found.room.chunk(2)
+    dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
+    blocks = [found.factors[index], found.l_inverses[index], found.u_inverses[index]]
+    return [block, found.places, found.pivots, *blocks, candidates, arrived], (dropped, len(block), start)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import next_power_of_2
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
+from neula.kernels.triton_source import jit, tl
 
 MOST = 16
 """Steps that the kernels have room for."""
@@ -23,30 +25,20 @@ def _tried(device: torch.device) -> None:
 
 
 @kernel(
-    "neula.kernels.polar.lanczos_triton:advance_triton",
+    "advance_triton",
     trial=_tried,
     when=lambda image, basis, step: basis.shape[1] <= MOST and basis.numel() > 0,
 )
 def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Orthogonalize the image of the last basis vector against all of them, and make it the next one.
+    """Orthogonalize the image (batch, k) of the last basis vector against all of them, and make it the next
+    one.
 
-    Parameters
-    ----------
-    image : Tensor, shape (batch, k)
-        float32 or float64, or complex, contiguous; overwritten.
-    basis : Tensor, shape (batch, steps, k)
-        Contiguous, in the same dtype. Vectors up to the one of this step are read, the next one is written,
-        where there is room for it: zero where an invariant subspace was found.
-    step : int
-
-    Returns
-    -------
-    diagonal, beside : Tensor, shape (batch,)
-        New elements of the tridiagonal matrix.
+    ``basis`` (batch, steps, k) is read up to the vector of this step, and the next one is written, where
+    there is room for it: zero where an invariant subspace was found. Returns the new elements of the
+    tridiagonal matrix, on the diagonal and beside it.
 
     Examples
     --------
-    >>> import torch
     >>> basis = torch.zeros(1, 2, 3)
     >>> basis[0, 0, 0] = 1.0
     >>> advance(torch.tensor([[2.0, 3.0, 4.0]]), basis, 0)
@@ -66,27 +58,13 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     return diagonal, beside
 
 
-@kernel(
-    "neula.kernels.polar.lanczos_triton:extreme_values_triton",
-    trial=_tried,
-    when=lambda diagonal, beside: diagonal.numel() > 0,
-)
+@kernel("extreme_values_triton", trial=_tried, when=lambda diagonal, beside: diagonal.numel() > 0)
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Smallest and largest eigenvalues of tridiagonal matrices; NaN where these are not finite.
-
-    Parameters
-    ----------
-    diagonal, beside : Tensor, shape (batch, n)
-        The last element beside the diagonal is not read.
-
-    Returns
-    -------
-    smallest, largest : Tensor, shape (batch,)
-        float64.
+    """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
+    last element beside the diagonal is not read.
 
     Examples
     --------
-    >>> import torch
     >>> extreme_values(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
     (tensor([0.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
@@ -95,3 +73,109 @@ def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.
     d, b = torch.where(usable, d, 0.0), torch.diag_embed(torch.where(usable, b, 0.0), -1)
     values = torch.where(usable, converged_eigvalsh(torch.diag_embed(d) + b + b.mT), torch.nan)
     return values[:, 0], values[:, -1]
+
+
+LENGTH = 1024
+"""Elements of a vector that are read at a time."""
+
+ROUNDS = 12
+"""Rounds of multisection: each divides an interval by 33, and float64 has at most 2^53 of them."""
+
+
+def advance_triton(image, basis, step):
+    batch, steps, k = basis.shape
+    found = image.new_empty(2, batch)
+    _advance[(batch,)](
+        *(image, basis, found, batch, k, steps, step, NEW),
+        *(MOST, min(LENGTH, next_power_of_2(k))),
+        num_warps=8,
+    )
+    return found[0], found[1]
+
+
+@jit(do_not_specialize=["batch", "k", "steps", "step"])
+def _advance(
+    image, basis, found, batch, k, steps, step, NEW,
+    MOST: tl.constexpr, LENGTH: tl.constexpr,
+):  # fmt: skip
+    matrix = tl.program_id(0)
+    image += matrix.to(tl.int64) * k
+    basis += matrix.to(tl.int64) * steps * k
+    place, row = tl.arange(0, LENGTH), tl.arange(0, MOST)[:, None]
+    wide = image.dtype.element_ty
+    first = tl.zeros((MOST,), wide)
+    square = tl.zeros((LENGTH,), wide)
+    for start in range(0, k, LENGTH):
+        i = start + place
+        x = tl.load(image + i, mask=i < k, other=0.0)
+        v = tl.load(basis + row * k + i[None, :], mask=(row <= step) & (i[None, :] < k), other=0.0)
+        first += tl.sum(v * x[None, :], axis=1)
+        square += x * x
+    second = tl.zeros((MOST,), wide)
+    for start in range(0, k, LENGTH):
+        i = start + place
+        x = tl.load(image + i, mask=i < k, other=0.0)
+        v = tl.load(basis + row * k + i[None, :], mask=(row <= step) & (i[None, :] < k), other=0.0)
+        x -= tl.sum(v * first[:, None], axis=0)
+        second += tl.sum(v * x[None, :], axis=1)
+        tl.store(image + i, x, mask=i < k)
+    tl.debug_barrier()
+    left = tl.zeros((LENGTH,), wide)
+    for start in range(0, k, LENGTH):
+        i = start + place
+        x = tl.load(image + i, mask=i < k, other=0.0)
+        v = tl.load(basis + row * k + i[None, :], mask=(row <= step) & (i[None, :] < k), other=0.0)
+        x -= tl.sum(v * second[:, None], axis=0)
+        left += x * x
+        tl.store(image + i, x, mask=i < k)
+    tl.debug_barrier()
+    size, length = tl.sqrt(tl.sum(square, axis=0)), tl.sqrt(tl.sum(left, axis=0))
+    beside = tl.where(length <= NEW * size, 0.0, length)
+    inverse = tl.where(beside == 0.0, 0.0, 1.0 / beside)
+    tl.store(found + matrix, tl.sum(tl.where(tl.arange(0, MOST) == step, first, 0.0), axis=0))
+    tl.store(found + batch + matrix, beside)
+    if step + 1 < steps:
+        for start in range(0, k, LENGTH):
+            i = start + place
+            x = tl.load(image + i, mask=i < k, other=0.0)
+            tl.store(basis + (step + 1) * k + i, x * inverse, mask=i < k)
+
+
+def extreme_values_triton(diagonal, beside):
+    d, b = diagonal.double().contiguous(), beside.double().contiguous()
+    batch, n = d.shape
+    found = d.new_empty(2, batch)
+    _extreme_values[(batch,)](d, b, found, batch, n, ROUNDS, num_warps=1)
+    return found[0], found[1]
+
+
+@jit(do_not_specialize=["batch", "n"])
+def _extreme_values(diagonal, beside, found, batch, n, ROUNDS: tl.constexpr):
+    """Multisection by Sturm sequences: how many eigenvalues are below each of 32 numbers."""
+    matrix = tl.program_id(0)
+    diagonal += matrix * n
+    beside += matrix * n
+    bound = tl.load(diagonal) * 0.0
+    for i in range(n):  # Gershgorin's circles; NaN and Inf stay in it
+        radius = tl.abs(tl.load(diagonal + i))
+        radius += tl.abs(tl.load(beside + i, mask=i < n - 1, other=0.0))
+        radius += tl.abs(tl.load(beside + i - 1, mask=i > 0, other=0.0))
+        bound = tl.where((radius > bound) | (radius != radius), radius, bound)
+    shrink = tl.where(bound == 0.0, 0.0, 1.0 / bound)
+    for end in tl.static_range(2):
+        wanted = n if end else 1
+        low, width = bound * 0.0 - 1.0, bound * 0.0 + 2.0
+        for _ in range(ROUNDS):
+            width /= 33.0
+            x = low + width * (tl.arange(0, 32) + 1).to(tl.float64)
+            below = tl.zeros((32,), tl.int32)
+            q = tl.full((32,), 1.0, tl.float64)
+            for i in range(n):
+                b = tl.load(beside + i - 1, mask=i > 0, other=0.0) * shrink
+                q = tl.load(diagonal + i) * shrink - x - b * b / q
+                q = tl.where(tl.abs(q) < 1e-290, -1e-290, q)
+                below += (q < 0.0).to(tl.int32)
+            # So many points have too few eigenvalues below them.
+            low += width * tl.sum((below < wanted).to(tl.int32), axis=0).to(tl.float64)
+        value = (low + 0.5 * width) * bound
+        tl.store(found + end * batch + matrix, tl.where(bound < float("inf"), value, float("nan")))

@@ -5,19 +5,23 @@ the largest exponent among them, cuts off what is further right than the bits th
 exactly, and truncates the sum to the 24 bits of fp32. The exponent of a product is the sum of those of its
 factors: products are not normalized before they are aligned.
 
-On a CPU the compiled core computes these sums, on a GPU a Triton kernel; the versions in plain torch, which
-move every product through memory, are their references.
+On a CPU the compiled core computes these sums, on a GPU a Triton kernel, which goes through the products that
+are added at a time twice: for the largest exponent, then for the sum. The versions in plain torch, which move
+every product through memory, are their references.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from neula.kernels.core import core
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import ceil_div
+from neula.kernels.triton_source import jit, tl
 
 SINGLE = 24
 """Bits of a significand of fp32."""
@@ -34,24 +38,12 @@ EACH = 1 << 18
 def block_fma_product(
     a: torch.Tensor, b: torch.Tensor, *, block: int, extra_bits: int, min_exponent: int
 ) -> torch.Tensor:
-    """``A B``, summed as a matrix unit does, from zero.
+    """``A B``, float64 numbers of fp32, summed as a matrix unit does, from zero; subnormal numbers of fp32
+    are not truncated.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, k)
-    b : Tensor, shape (..., k, n)
-        float32 in the range of fp16, or float64: numbers whose products have at most 24 bits.
-    block : int
-        Products that are added at a time.
-    extra_bits : int
-        Bits of aligned significands beyond the 24 of fp32.
-    min_exponent : int
-        That of the smallest normal number of the operands' format: subnormal numbers have it, too.
-
-    Returns
-    -------
-    Tensor, shape (..., m, n)
-        float64, numbers of fp32. Subnormal numbers of fp32 are not truncated.
+    A and B are float32 in the range of fp16, or float64: numbers whose products have at most 24 bits.
+    ``block`` products are added at a time, with ``extra_bits`` of aligned significands beyond the 24 of fp32.
+    Subnormal numbers of the operands' format have its ``min_exponent``, too.
 
     Examples
     --------
@@ -79,7 +71,7 @@ def _finite(x: torch.Tensor, dim: int) -> torch.Tensor:
     return x.isfinite().all(dim, keepdim=True)
 
 
-def _powers(x: torch.Tensor, min_exponent: int | None = None) -> torch.Tensor:
+def _powers_of(x: torch.Tensor, min_exponent: int | None = None) -> torch.Tensor:
     """Largest power of two in each number, at least that of the smallest exponent; 0 for 0."""
     bits, mask = (torch.int64, 0x7FF << 52) if x.dtype == torch.float64 else (torch.int32, 0xFF << 23)
     powers = (x.contiguous().view(bits) & mask).view(x.dtype)
@@ -97,7 +89,7 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_expo
     right = b.new_zeros(count, whole, tiles * TILE, dtype=torch.float64)
     right[:, :k, :n] = b.reshape(count, k, n)
     right = right.view(count, whole, tiles, TILE).transpose(1, 2)
-    both = (torch.stack((x, _powers(x, min_exponent))).numpy() for x in (left, right.contiguous()))
+    both = (torch.stack((x, _powers_of(x, min_exponent))).numpy() for x in (left, right.contiguous()))
     a_pair, b_pair = both
     c = left.new_empty(count, tiles, m, TILE)
     threads = max(1, min(torch.get_num_threads(), c.numel() * whole // EACH))
@@ -114,13 +106,13 @@ def _tried(device: torch.device) -> None:
     narrowed_sums.kernel(ones, ones, ones, 2, torch.float16, _no_rounding)
 
 
-@kernel("neula.kernels.products.block_fma_triton:truncated_sums_triton", trial=_tried)
+@kernel("truncated_sums_triton", trial=_tried)
 def truncated_sums(
     a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int
 ) -> torch.Tensor:
     """:func:`block_fma_product` of finite numbers; ``ulp`` is the last bit of an aligned 1."""
     rows = max(1, PRODUCTS[a.device.type] // max(1, block * b.shape[-1] * math.prod(b.shape[:-2])))
-    powers = _powers(b, min_exponent)
+    powers = _powers_of(b, min_exponent)
     parts = [_some_rows(part, b, powers, block, ulp, min_exponent) for part in a.split(rows, -2)]
     return torch.cat(parts, -2) if parts else a.new_zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64)
 
@@ -129,11 +121,11 @@ def _some_rows(
     a: torch.Tensor, b: torch.Tensor, b_powers: torch.Tensor, block: int, ulp: float, min_exponent: int
 ) -> torch.Tensor:
     total = a.new_zeros(*a.shape[:-1], b.shape[-1], dtype=torch.float64)
-    a_powers = _powers(a, min_exponent)
+    a_powers = _powers_of(a, min_exponent)
     for k in range(0, a.shape[-1], block):
         run = slice(k, k + block)
         largest = (a_powers[..., run, None] * b_powers[..., None, run, :]).amax(-2)
-        quantum = torch.maximum(largest.double(), _powers(total)).mul_(ulp).clamp_min_(SMALLEST[a.dtype])
+        quantum = torch.maximum(largest.double(), _powers_of(total)).mul_(ulp).clamp_min_(SMALLEST[a.dtype])
         products = a[..., run, None] * b[..., None, run, :]
         products.mul_(quantum.reciprocal().to(a.dtype).unsqueeze(-2)).trunc_()
         total.div_(quantum).trunc_().add_(products.sum(-2, dtype=torch.float64)).mul_(quantum)
@@ -141,7 +133,7 @@ def _some_rows(
     return total
 
 
-@kernel("neula.kernels.products.block_fma_triton:narrowed_sums_triton", trial=_tried)
+@kernel("narrowed_sums_triton", trial=_tried)
 def narrowed_sums(
     start: torch.Tensor,
     a: torch.Tensor,
@@ -150,24 +142,11 @@ def narrowed_sums(
     dtype: torch.dtype,
     narrow: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """``C + A B``, rounded to nearest after each block of products, which are added exactly up to 2^-53.
+    """``C + A B`` in float64, rounded to nearest after each block of products, which are added exactly up to
+    2^-53.
 
-    Parameters
-    ----------
-    start : Tensor, shape (..., m, n)
-        C, in any dtype: numbers of the narrow format.
-    a : Tensor, shape (..., m, k)
-    b : Tensor, shape (..., k, n)
-    block : int
-    dtype : torch.dtype
-        The narrowest type that holds the format, for the kernel: float16, bfloat16, or float32 for TF32.
-    narrow : callable
-        Rounds a float64 tensor to the format.
-
-    Returns
-    -------
-    Tensor, shape (..., m, n)
-        float64.
+    C, in any dtype, has numbers of the narrow format. ``dtype`` is the narrowest type that holds the format,
+    for the kernel: float16, bfloat16, or float32 for TF32. ``narrow`` rounds a float64 tensor to it.
     """
     total, a, b = start.double(), a.double(), b.double()
     for first in range(0, a.shape[-1], block):
@@ -178,3 +157,127 @@ def narrowed_sums(
 
 def _no_rounding(x: torch.Tensor) -> torch.Tensor:
     return x
+
+
+ROWS, COLUMNS, WARPS = 32, 64, 4
+"""Tile of a thread block: 16 elements a thread, whose sums take 100 of its registers."""
+
+DROPPED = {torch.float16: 0, torch.bfloat16: 16, torch.float32: 13}
+"""Bits of fp32 that rounding to a format drops; fp16, which has fewer exponents, is a conversion."""
+
+
+def truncated_sums_triton(a, b, block, ulp, min_exponent):
+    start = a.new_zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float64)
+    return _launch(_truncated, start, a, b, block, ulp, 2.0**min_exponent, SMALLEST[a.dtype])
+
+
+def narrowed_sums_triton(start, a, b, block, dtype, narrow):
+    return _launch(_narrowed, start.to(torch.float64, copy=True), a, b, block, DROPPED[dtype])
+
+
+def _launch(
+    run: Any, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, block: int, *options: float
+) -> torch.Tensor:
+    """Run a kernel on each matrix of a batch; C in float64 is overwritten."""
+    (*_, m, n), k = c.shape, a.shape[-1]
+    if not c.numel() * k:
+        return c
+    total = c.contiguous()
+    many, x, y = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (total, a, b))
+    grid = (ceil_div(m, ROWS), ceil_div(n, COLUMNS), len(many))
+    strides = (*x.stride(), *y.stride())
+    run[grid](x, y, many, m, n, k, block, *strides, *options, ROWS, COLUMNS, num_warps=WARPS)
+    return total
+
+
+@jit
+def _powers(x, LEAST: tl.constexpr):
+    """Largest power of two in each number, at least that of the smallest exponent; 0 for 0."""
+    if x.dtype == tl.float64:
+        power = (x.to(tl.int64, bitcast=True) & 0x7FF0000000000000).to(tl.float64, bitcast=True)
+    else:
+        power = (x.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
+    return tl.where(x == 0.0, 0.0, tl.maximum(power, LEAST))
+
+
+@jit
+def _whole(x):
+    """The integer part, toward zero, which is below ``2^31`` for single precision."""
+    if x.dtype == tl.float64:
+        return x.to(tl.int64)
+    return x.to(tl.int32).to(tl.int64)
+
+
+@jit(do_not_specialize=["m", "n", "k", "block"])
+def _truncated(
+    a, b, c, m, n, k, block,
+    a_batch, a_row, a_column, b_batch, b_row, b_column,
+    ULP: tl.constexpr, LEAST: tl.constexpr, SMALLEST: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Align the products of a block and the sum, add what is left of them, truncate."""
+    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    j = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    left, right = a + batch * a_batch + i * a_row, b + batch * b_batch + j * b_column
+    total = tl.zeros((ROWS, COLUMNS), tl.float64)
+    for first in range(0, k, block):
+        last = tl.minimum(first + block, k)
+        largest = tl.zeros((ROWS, COLUMNS), a.dtype.element_ty)
+        for term in range(first, last):
+            x = _powers(tl.load(left + term * a_column, mask=i < m, other=0.0), LEAST)
+            y = _powers(tl.load(right + term * b_row, mask=j < n, other=0.0), LEAST)
+            largest = tl.maximum(largest, x[:, None] * y[None, :])
+        power = (total.to(tl.int64, bitcast=True) & 0x7FF0000000000000).to(tl.float64, bitcast=True)
+        quantum = tl.maximum(tl.maximum(largest.to(tl.float64), power) * ULP, SMALLEST)
+        # 2^-e of 2^e, by its bits: a division takes longer than a block of products.
+        inverse = (0x7FE0000000000000 - quantum.to(tl.int64, bitcast=True)).to(tl.float64, bitcast=True)
+        scale = inverse.to(a.dtype.element_ty)
+        whole = _whole(total * inverse)
+        for term in range(first, last):
+            x = tl.load(left + term * a_column, mask=i < m, other=0.0)
+            y = tl.load(right + term * b_row, mask=j < n, other=0.0)
+            whole += _whole(x[:, None] * y[None, :] * scale)
+        total = whole.to(tl.float64) * quantum
+        total = (total.to(tl.int64, bitcast=True) & -536870912).to(tl.float64, bitcast=True)
+    place = c + (batch * m + i[:, None]) * n + j[None, :]
+    tl.store(place, total, mask=(i < m)[:, None] & (j < n)[None, :])
+
+
+@jit(do_not_specialize=["m", "n", "k", "block"])
+def _narrowed(
+    a, b, c, m, n, k, block,
+    a_batch, a_row, a_column, b_batch, b_row, b_column, DROPPED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Add the products of a block to the sum in double precision, and round it to the format."""
+    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    j = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    left, right = a + batch * a_batch + i * a_row, b + batch * b_batch + j * b_column
+    place = c + (batch * m + i[:, None]) * n + j[None, :]
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    total = tl.load(place, mask=inside, other=0.0)
+    for first in range(0, k, block):
+        part = tl.zeros((ROWS, COLUMNS), tl.float64)
+        for term in range(first, tl.minimum(first + block, k)):
+            x = tl.load(left + term * a_column, mask=i < m, other=0.0).to(tl.float64)
+            y = tl.load(right + term * b_row, mask=j < n, other=0.0).to(tl.float64)
+            part += x[:, None] * y[None, :]
+        total = _rounded(total + part, DROPPED)
+    tl.store(place, total, mask=inside)
+
+
+@jit
+def _rounded(x, DROPPED: tl.constexpr):
+    """To nearest, by way of fp32 rounded to odd: :func:`neula.engines.formats.round_to`."""
+    nearest = x.to(tl.float32)
+    bits = nearest.to(tl.int32, bitcast=True) - (tl.abs(nearest.to(tl.float64)) > tl.abs(x)).to(tl.int32)
+    bits = bits | (bits.to(tl.float32, bitcast=True).to(tl.float64) != x).to(tl.int32)
+    odd = bits.to(tl.float32, bitcast=True)
+    if DROPPED == 0:
+        rounded = odd.to(tl.float16).to(tl.float32)
+    else:
+        half = (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)
+        rounded = ((bits + half) & -(1 << DROPPED)).to(tl.float32, bitcast=True)
+    # Infinite numbers and NaN stay what they are.
+    return tl.where(tl.abs(nearest) < float("inf"), rounded.to(tl.float64), nearest.to(tl.float64))

@@ -3,24 +3,37 @@
 Ootomo and Yokota, "TSQR on TensorCores with error correction" (2021): an operand is the sum of a number of
 the low format and a remainder, which is rounded to the low format as well, and the product of the two
 remainders is dropped. Two things are added here, without which the result is not as accurate as a float32
-product:
+product.
 
-- *Range.* Rows of A and columns of B are scaled by powers of two so that their largest elements lie just
-  below what the format holds, which leaves the most room for elements that are small compared with them.
-- *Rounding.* Tensor cores truncate their sums to float32. Products of leading parts are therefore summed on
-  the unit in short runs only, each from zero, and the runs are added to each other in float32, rounded to
-  nearest. The corrections are smaller by a factor of ``2^11``, and so are the errors of summing them: they
-  need no runs.
+Range: rows of A and columns of B are scaled by powers of two so that their largest elements lie just below
+what the format holds, which leaves the most room for elements that are small compared with them.
+
+Rounding: tensor cores truncate their sums to float32. Products of leading parts are therefore summed on the
+unit in short runs only, each from zero, and the runs are added to each other in float32, rounded to nearest.
+The corrections are smaller by a factor of ``2^11``, and so are the errors of summing them: they need no runs.
+
+Triton would turn ``total += tl.dot(a, b)`` into ``total = tl.dot(a, b, total)``, and has no option against
+it; but it leaves a product alone that asks for a bounded number of inexact sums, and for these operands that
+number has no other effect. The running sum, the sum of corrections and that of the current run are three
+accumulators of 64 registers a thread for a tile of 128 x 128 and eight warps: a larger tile does not fit, and
+a smaller one reads its operands too often.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
 
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import ceil_div, multiprocessors, share
+from neula.kernels.products.gemm_split_triton import PAD, GemmConfig, Parts, configs, split
 from neula.kernels.products.parts import SCHEMES, Scheme, split_reference, unbalanced
+from neula.kernels.products.parts_triton import exponents_of, times_power_of_two
+from neula.kernels.triton_source import Tiles, jit, tl
 
 Total = Callable[[torch.Tensor], object]
 """Adds to a product, in place, what rows that are elsewhere contribute to it."""
@@ -38,11 +51,7 @@ def _tried(device: torch.device) -> None:
     corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
 
 
-@kernel(
-    "neula.kernels.products.gemm_triton:gemm_triton",
-    trial=_tried,
-    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
-)
+@kernel("gemm_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -54,33 +63,18 @@ def corrected_gemm(
     bound: float | torch.Tensor | None = None,
     triangular: bool = False,
 ) -> torch.Tensor:
-    """``C = alpha A B + beta C`` in parts of a low format, about as accurate as a float32 product.
+    """``C = alpha A B + beta C`` of float32 matrices in parts of a low format, about as accurate as a float32
+    product.
 
-    On a GPU the Triton kernels compute it, elsewhere :func:`corrected_gemm_reference`.
+    On a GPU the Triton kernels compute it, elsewhere :func:`corrected_gemm_reference`. An entry of C that
+    depends on NaN or Inf is NaN or Inf. C, which is not read if ``beta`` is zero, is written in place, or is
+    a new contiguous matrix; it may overlap A and B.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, k)
-    b : Tensor, shape (k, n)
-        float32, of any strides; not modified. An entry of C that depends on NaN or Inf is NaN or Inf.
-    scheme : Scheme
-    alpha, beta : float
-        ``c`` is not read if ``beta`` is zero.
-    c : Tensor, shape (m, n), optional
-        float32, of any strides, written in place. It may overlap ``a`` and ``b``.
-    bound : float or Tensor, optional
-        Largest magnitude in ``a``, where it is known: a kernel then need not look for it in every row.
-    triangular : bool
-        Whether ``b`` is upper triangular: what a kernel then leaves out is nearly half of the products.
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        ``c``, or a new contiguous matrix.
+    A kernel need not look for the largest magnitude in every row of A where a ``bound`` is known, and leaves
+    out nearly half of the products if B is upper ``triangular``.
 
     Examples
     --------
-    >>> import torch
     >>> a = torch.tensor([[1 + 2.0**-20, 2.0**-25], [3e6, 4e6]])
     >>> bool((corrected_gemm(a, torch.eye(2)) == a).all())
     True
@@ -89,9 +83,7 @@ def corrected_gemm(
 
 
 @kernel(
-    "neula.kernels.products.gemm_triton:corrected_projection_triton",
-    trial=_tried,
-    when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape),
+    "corrected_projection_triton", trial=_tried, when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape)
 )
 def corrected_projection(
     q: torch.Tensor,
@@ -103,27 +95,15 @@ def corrected_projection(
     columns: int,
     scheme: Scheme = SCHEMES["fp16_cor"],
 ) -> None:
-    """``R = Q^T A``, then ``A = A - Q R``, by :func:`corrected_gemm`; a kernel splits Q once for all of it.
+    """``R = Q^T A``, then ``A = A - Q R``, of float32 matrices by :func:`corrected_gemm`; a kernel splits Q
+    once for all of it.
 
-    Parameters
-    ----------
-    q : Tensor, shape (m, k)
-        float32, as all others, of any strides, as all others.
-    a : Tensor, shape (m, n)
-        Overwritten.
-    r : Tensor, shape (k, n)
-        Overwritten.
-    total : callable, optional
-        Called with R before A is changed, where Q and A are some rows of theirs.
-    bound : float
-        Largest magnitude in ``q``.
-    columns : int
-        Of A that are dealt with at a time, since their parts take as much memory as they do.
-    scheme : Scheme
+    ``total`` is called with R before A is changed, where Q and A are some rows of theirs. ``bound`` is the
+    largest magnitude in Q. So many ``columns`` of A are dealt with at a time, since their parts take as much
+    memory as they do.
 
     Examples
     --------
-    >>> import torch
     >>> a, r = torch.tensor([[3.0], [4.0]]), torch.empty(1, 1)
     >>> corrected_projection(torch.tensor([[1.0], [0.0]]), a, r, bound=1.0, columns=1)
     >>> a.T, r
@@ -136,36 +116,20 @@ def corrected_projection(
         corrected_gemm_reference(q, r_part, scheme, alpha=-1.0, beta=1.0, c=part)
 
 
-@kernel(
-    "neula.kernels.products.gemm_triton:gram_triton",
-    trial=_tried,
-    when=lambda a, *_, **__: 0 not in a.shape,
-)
+@kernel("gram_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
 def corrected_gram(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The lower triangle of ``A^T A`` by :func:`corrected_gemm`; what is above it means nothing.
+    """The lower triangle of ``A^T A``, column-major, by :func:`corrected_gemm`; what is above it means
+    nothing.
 
     A kernel splits A once for all of it, which for a tall matrix takes as long as a third of the products,
-    and leaves out tiles above the diagonal.
-
-    Parameters
-    ----------
-    a : Tensor, shape (m, n)
-        float32, of any strides; float64 with scales.
-    scheme : Scheme
-    scales : Tensor, shape (n,), optional
-        Powers of two that make its columns at most 1: the Gram matrix is that of the scaled columns. A kernel
-        looks for no largest element then, and elements beyond 4 overflow.
-
-    Returns
-    -------
-    Tensor, shape (n, n)
-        Column-major.
+    and leaves out tiles above the diagonal. With ``scales`` (n,), powers of two that make the columns of A,
+    then also float64, at most 1, the Gram matrix is that of the scaled columns: a kernel looks for no largest
+    element then, and elements beyond 4 overflow.
 
     Examples
     --------
-    >>> import torch
     >>> corrected_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).tril()
     tensor([[10.,  0.],
             [14., 20.]])
@@ -218,3 +182,233 @@ def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | 
     if c is None:
         return result
     return c.copy_(result if beta == 0.0 else result + beta * c.to(result.dtype))
+
+
+GROUP = 8
+"""Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
+
+ROW_BLOCKS, FEWEST_ELEMENTS = 4, 1 << 26
+"""Blocks of rows of a Gram matrix's A that are split at a time, of so many elements at least: parts take as
+many bytes as what they are parts of, and launches take time."""
+
+MIN_PIECE = 1024
+"""A long k is cut into pieces for several thread blocks, but not into shorter ones."""
+
+
+def gemm_triton(
+    a, b, scheme=SCHEMES["fp16_cor"], alpha=1.0, beta=0.0, c=None, config=None, pieces=None, bound=None,
+    triangular=False,
+):  # fmt: skip
+    product = SplitProduct(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
+    config = config or _filling(product)
+    target = a.new_empty(product.shape) if c is None else c
+    return product(target, alpha, beta, config, pieces or product.pieces(config))
+
+
+def corrected_projection_triton(q, a, r, total=None, *, bound, columns, scheme=SCHEMES["fp16_cor"]):
+    across = split(q.T, scheme, bound)
+    along = across.transposed(len(q))
+    for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
+        # Without gaps: what is sent need not be copied before and after.
+        image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
+        SplitProduct(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
+        if total is not None:
+            total(image)
+            r_part.copy_(image)
+        SplitProduct(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
+
+
+def gram_triton(a, scheme=SCHEMES["fp16_cor"], *, scales=None):
+    g = empty_gram(a)
+    fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
+    for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
+        whole = split(some.mT, scheme, scales=scales)
+        SplitProduct(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
+    return g
+
+
+class SplitProduct:
+    """Split operands, and what it takes to multiply them.
+
+    ``lower``: nothing is added to tiles of C above the diagonal; ``triangular``: B is upper triangular.
+    """
+
+    def __init__(
+        self, a: Parts, b: Parts, scheme: Scheme, *, lower: bool = False, triangular: bool = False
+    ) -> None:
+        self.a, self.b, self.scheme = a, b, scheme
+        self.lower, self.triangular = lower, triangular
+        self.shape = (a.parts.shape[1], b.parts.shape[1])
+        self.k = a.parts.shape[2]
+
+    def tiles(self, config: GemmConfig) -> int:
+        """How many there are with something to multiply."""
+        down, across = ceil_div(self.shape[0], config.rows), ceil_div(self.shape[1], config.columns)
+        if not self.lower:
+            return down * across
+        return sum(min(across, ceil_div((i + 1) * config.rows, config.columns)) for i in range(down))
+
+    def pieces(self, config: GemmConfig, waves: int = 2, spare: int = 0) -> int:
+        """Into how many pieces k should be cut so that every multiprocessor has something to do."""
+        if not self.a.parts.is_cuda:
+            return 1
+        blocks = waves * (multiprocessors(self.a.parts.device) - spare)
+        return max(1, min(self.k // MIN_PIECE, blocks // self.tiles(config)))
+
+    def __call__(
+        self, c: torch.Tensor, alpha: float, beta: float, config: GemmConfig, pieces: int, spare: int = 0
+    ) -> torch.Tensor:
+        if pieces == 1:
+            self._launch(c[None], alpha, beta, config, spare)
+            return c
+        sums = torch.empty((pieces, *self.shape), dtype=torch.float32, device=c.device)
+        self._launch(sums, 1.0, 0.0, config, spare)
+        return combine(sums.sum(0), alpha, beta, c)
+
+    def fill(self, c: torch.Tensor, alpha: float, beta: float) -> None:
+        """Multiply with tiles and pieces that fill the GPU."""
+        config = _filling(self)
+        self(c, alpha, beta, config, self.pieces(config))
+
+    def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: GemmConfig, spare: int) -> None:
+        """Products of the pieces of k into the matrices of ``c``."""
+        m, n = self.shape
+        piece = share(self.k, len(c), config.run)
+        descriptors = (
+            *self._descriptors(self.a, [config.rows, config.run]),
+            *self._descriptors(self.b, [config.columns, config.run]),
+        )
+        tiles = ceil_div(m, config.rows) * ceil_div(n, config.columns)
+        # Where multiprocessors are to stay free, a thread block on each other one goes from tile to tile.
+        programs = min(tiles, multiprocessors(c.device) - spare) if spare else tiles
+        _gemm_kernel[(programs, len(c))](
+            *descriptors,
+            *(c, self.a.largest, self.b.largest, alpha, beta, m, n, self.k, piece),
+            *c.stride(),
+            *(self.scheme.parts, self.scheme.shift, self.scheme.top, beta != 0.0, self.a.by_columns),
+            *(not c.is_cuda, config.rows, config.columns, config.run, GROUP, programs < tiles),
+            *(self.lower, self.triangular),
+            num_warps=config.warps,
+            num_stages=config.stages,
+        )
+
+    def _descriptors(self, operand: Parts, block: list[int]) -> list[Any]:
+        """Descriptors of three parts; None for missing parts."""
+        parts, block = (operand.parts.mT, block[::-1]) if operand.by_columns else (operand.parts, block)
+        descriptors = [Tiles(part, tuple(block)) for part in parts]
+        return descriptors + [None] * (3 - len(descriptors))
+
+
+def _filling(product: SplitProduct) -> GemmConfig:
+    """The widest tile of which there are as many as multiprocessors, or more; else the smallest one.
+
+    On an H200 the fastest one for all shapes from 16^3 to 16384^3, within a few percent.
+    """
+    device, candidates = product.a.parts.device, configs(product.scheme)
+    fewest = multiprocessors(device) if device.type == "cuda" else 0
+    full = [config for config in candidates if product.tiles(config) >= fewest]
+    small = sorted((c for c in candidates if c not in full), key=lambda c: c.rows * c.columns)
+    return first_that_runs(device, product.scheme, (*full, *small))
+
+
+@lru_cache(maxsize=128)
+def first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[GemmConfig, ...]) -> GemmConfig:
+    """The first configuration that this GPU has the shared memory and the registers for."""
+    *others, last = candidates
+    if device.type != "cuda":  # the interpreter: small tiles take less time
+        return configs(scheme)[-1]
+    one = split(torch.ones(PAD, PAD, dtype=torch.float32, device=device), scheme)
+    for config in others:
+        with contextlib.suppress(Exception):
+            room = torch.empty(PAD, PAD, dtype=torch.float32, device=device)
+            SplitProduct(one, one, scheme)(room, 1.0, 0.0, config, 1)
+            return config
+    return last
+
+
+@jit(do_not_specialize=["m", "n", "k", "piece", "stride_piece"])
+def _gemm_kernel(
+    a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m, n,
+    k, piece, stride_piece, stride_row, stride_column,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+    SEVERAL: tl.constexpr, LOWER: tl.constexpr, TRIANGULAR: tl.constexpr,
+):  # fmt: skip
+    """A tile of C, or of one of the matrices whose sum is C; or several, one after the other."""
+    if SEVERAL:
+        for tile in range(tl.program_id(0), tl.cdiv(m, ROWS) * tl.cdiv(n, COLUMNS), tl.num_programs(0)):
+            _tile(
+                tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest,
+                alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT, TOP, ADDS,
+                BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER, TRIANGULAR,
+            )  # fmt: skip
+    else:
+        _tile(
+            tl.program_id(0), a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest,
+            b_largest, alpha, beta, m, n, k, piece, stride_piece, stride_row, stride_column, PARTS, SHIFT,
+            TOP, ADDS, BY_COLUMNS, WIDEN, ROWS, COLUMNS, RUN, GROUP, LOWER, TRIANGULAR,
+        )  # fmt: skip
+
+
+@jit
+def _tile(
+    tile, a1_parts, a2_parts, a3_parts, b1_parts, b2_parts, b3_parts, c, a_largest, b_largest, alpha, beta, m,
+    n, k, piece, stride_piece, stride_row, stride_column,
+    PARTS: tl.constexpr, SHIFT: tl.constexpr, TOP: tl.constexpr, ADDS: tl.constexpr, BY_COLUMNS: tl.constexpr,
+    WIDEN: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, RUN: tl.constexpr, GROUP: tl.constexpr,
+    LOWER: tl.constexpr, TRIANGULAR: tl.constexpr,
+):  # fmt: skip
+    down, across = tl.cdiv(m, ROWS), tl.cdiv(n, COLUMNS)
+    first = tile // (GROUP * across) * GROUP
+    height = tl.minimum(down - first, GROUP)
+    row = (first + tile % (GROUP * across) % height) * ROWS
+    column = tile % (GROUP * across) // height * COLUMNS
+    start = tl.program_id(1) * piece
+    stop = tl.minimum(start + piece, k)
+    if LOWER:
+        stop = tl.where(column >= row + ROWS, start, stop)
+    if TRIANGULAR:
+        stop = tl.minimum(stop, column + COLUMNS)
+
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    small = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for l in range(start, stop, RUN):  # noqa: E741
+        a1 = _load(a1_parts, row, l, BY_COLUMNS, WIDEN)
+        b1 = _load(b1_parts, column, l, False, WIDEN).T
+        if PARTS == 1:
+            total = tl.dot(a1, b1, total)
+        else:
+            a2 = _load(a2_parts, row, l, BY_COLUMNS, WIDEN)
+            b2 = _load(b2_parts, column, l, False, WIDEN).T
+            # The bound keeps Triton from adding to the total on the matrix unit, which truncates.
+            run = tl.dot(a1, b1, input_precision="tf32", max_num_imprecise_acc=RUN)
+            small = tl.dot(a1, b2, small, input_precision="tf32")
+            small = tl.dot(a2, b1, small, input_precision="tf32")
+            total += run
+        if PARTS == 3:
+            a3 = _load(a3_parts, row, l, BY_COLUMNS, WIDEN)
+            b3 = _load(b3_parts, column, l, False, WIDEN).T
+            small = tl.dot(a2, b2, small, input_precision="tf32")
+            small = tl.dot(a1, b3, small, input_precision="tf32")
+            small = tl.dot(a3, b1, small, input_precision="tf32")
+    total += small * (1.0 / (1 << SHIFT))
+
+    i, j = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
+    a_exponents = exponents_of(tl.load(a_largest + i, mask=i < m, other=0.0)) - TOP
+    b_exponents = exponents_of(tl.load(b_largest + j, mask=j < n, other=0.0)) - TOP
+    # Beyond 2^-252 nothing is left of sums below 2^100.
+    exponents = tl.minimum(tl.maximum(a_exponents[:, None] + b_exponents[None, :], -252), 252)
+    total = alpha * times_power_of_two(total, exponents)
+    c += tl.program_id(1).to(tl.int64) * stride_piece
+    c += i.to(tl.int64)[:, None] * stride_row + j.to(tl.int64)[None, :] * stride_column
+    inside = (i < m)[:, None] & (j < n)[None, :]
+    if ADDS:
+        total += beta * tl.load(c, mask=inside, other=0.0)
+    tl.store(c, total, mask=inside)
+
+
+@jit
+def _load(parts, row, column, BY_COLUMNS: tl.constexpr, WIDEN: tl.constexpr):
+    """A block of parts, zeros beyond the edges; in float32 for the interpreter, which has no bf16 product."""
+    block = parts.load([column, row]).T if BY_COLUMNS else parts.load([row, column])
+    return block.to(tl.float32) if WIDEN else block

@@ -1,11 +1,9 @@
-"""Float32 matrices as sums of narrower ones, in rows that bulk copies can fetch: operands of a product.
+"""Float32 matrices as sums of narrower ones, in rows that bulk copies can fetch: operands of a product, and
+how it is cut up.
 
-Reads float32 and writes two halves (fp16), the same number of bytes, with k as the contiguous dimension,
-whatever the strides: 1 GB of traffic for the operands of a product of order 8192, and 0.4 GB for the largest
-elements before, a tenth of the time of the product.
+Writes two halves (fp16), as many bytes as it reads, with k as the contiguous dimension, whatever the strides:
+with the largest elements before, a tenth of the time of a product of order 8192.
 """
-
-# mypy: allow-untyped-defs
 
 from __future__ import annotations
 
@@ -115,3 +113,33 @@ def _split_kernel(
         narrow = rounded.to(parts.dtype.element_ty)
         tl.store(parts + tl.cast(part_size, tl.int64) * part, narrow, mask=inside & (j < padded)[None, :])
         rest = (rest - narrow.to(tl.float32)) * (1 << SHIFT)
+
+
+class GemmConfig(NamedTuple):
+    """How the product is cut up."""
+
+    # rows, columns: the tile of C of a thread block.
+    rows: int
+    columns: int
+    run: int  # products that are summed on the unit before they are added outside; what is loaded at a time
+    # warps, stages: warps of a thread block, and loads in flight.
+    warps: int
+    stages: int
+
+
+def configs(scheme: Scheme) -> list[GemmConfig]:
+    """How products may be cut up, what is best for large ones first."""
+    run = 128 // scheme.dtype.itemsize
+    if scheme.parts == 1:
+        return [
+            GemmConfig(128, 256, run, 8, 3),
+            GemmConfig(128, 128, run, 8, 4),
+            GemmConfig(64, 64, run, 4, 3),
+        ]
+    less = scheme.parts - 2  # a third part needs the room of a stage
+    return [
+        GemmConfig(128, 128, run, 8, 3 - less),
+        GemmConfig(64, 128, run, 4, 2),
+        GemmConfig(64, 64, run, 4, 3 - less),
+        GemmConfig(64, 64, run // 2, 4, 2),
+    ]

@@ -13,7 +13,8 @@ from typing import Self
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.products.gemm import combine, product_of_parts
+from neula.kernels.products.gemm import SplitProduct, combine, first_that_runs, product_of_parts
+from neula.kernels.products.gemm_split_triton import Parts, configs, split_into
 from neula.kernels.products.parts import (
     SCHEMES,
     Scheme,
@@ -70,17 +71,9 @@ def _tried(device: torch.device) -> None:
     multiply_kept.kernel(one, kept, kept, alpha=-1.0, beta=1.0)
 
 
-@kernel("neula.kernels.products.gemm_triton:keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
+@kernel("keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
 def keep(x: torch.Tensor, into: Kept) -> None:
-    """Split a matrix into its parts.
-
-    Parameters
-    ----------
-    x : Tensor, shape (m, k)
-        float32, of any strides.
-    into : Kept
-        Room for it.
-    """
+    """Split a float32 matrix (m, k) into its parts, for which there is room."""
     scheme = into.scheme
     scaled = times_power_of_two(x, -into.exponents[:, None])
     parts = parts_of(scaled, partial(round_part, scheme=scheme), scheme.parts, 2.0**scheme.shift)
@@ -88,32 +81,16 @@ def keep(x: torch.Tensor, into: Kept) -> None:
         room.copy_(part)
 
 
-@kernel(
-    "neula.kernels.products.gemm_triton:multiply_kept_triton",
-    trial=_tried,
-    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
-)
+@kernel("multiply_kept_triton", trial=_tried, when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
 def multiply_kept(
     c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
 ) -> torch.Tensor:
-    """``C = alpha X Y^T + beta C``, about as accurate as a float32 product.
+    """``C = alpha X Y^T + beta C`` for X (m, k) and Y (n, k), about as accurate as a float32 product.
 
-    Parameters
-    ----------
-    c : Tensor, shape (m, n)
-        float32, of any strides; overwritten, and not read if ``beta`` is zero, where it may be narrower.
-    x : Kept, shape (m, k)
-    y : Kept, shape (n, k)
-    alpha, beta : float
-
-    Returns
-    -------
-    Tensor, shape (m, n)
-        ``c``.
+    C, float32 and overwritten, is not read if ``beta`` is zero, where it may be narrower.
 
     Examples
     --------
-    >>> import torch
     >>> kept = Kept.from_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     >>> multiply_kept(torch.ones(2, 2), kept, kept, alpha=1.0, beta=-1.0)
     tensor([[ 4., 10.],
@@ -121,3 +98,13 @@ def multiply_kept(
     """
     product = product_of_parts([*x.parts], [*y.parts], x.scheme)
     return combine(unbalanced(product, x.exponents, y.exponents), alpha, beta, c)
+
+
+def keep_triton(x, into):
+    split_into(into.parts, x, into.largest, into.scheme)
+
+
+def multiply_kept_triton(c, x, y, *, alpha, beta, spare=0):
+    product = SplitProduct(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
+    config = first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
+    return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)

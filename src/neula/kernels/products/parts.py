@@ -61,35 +61,19 @@ def parts_of(
 
 
 def split_reference(x: torch.Tensor, scheme: Scheme) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Parts of a float32 matrix with scaled rows, and the exponents that undo the scaling.
-
-    Returns
-    -------
-    parts : list of Tensor, shape (m, k)
-        Of ``scheme.dtype``: row i of ``x`` is ``2**exponents[i] (parts[0] + 2**-shift parts[1] + ...)``.
-    exponents : Tensor, shape (m,)
-        int32.
+    """Parts of a float32 matrix with scaled rows, and the int32 exponents that undo the scaling: row i of
+    ``x`` is ``2**exponents[i] (parts[0] + 2**-shift parts[1] + ...)``.
     """
     scaled, exponents = balanced(x, scheme.top)
     return parts_of(scaled, partial(round_part, scheme=scheme), scheme.parts, 2.0**scheme.shift), exponents
 
 
 def balanced(x: torch.Tensor, top: int = 14) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scale rows by powers of two, exactly, so that their largest elements lie in ``[2**top, 2**(top + 1))``.
+    """Scale rows of x (m, k) by powers of two, exactly, so that their largest elements lie in ``[2**top,
+    2**(top + 1))``; 14 is as large as fp16 allows after rounding.
 
-    Parameters
-    ----------
-    x : Tensor, shape (m, k)
-        float32 or float64.
-    top : int
-        14 is as large as fp16 allows after rounding.
-
-    Returns
-    -------
-    scaled : Tensor, shape (m, k)
-        float32, rounded if ``x`` is float64.
-    exponents : Tensor, shape (m,)
-        ``x`` is about ``scaled * 2**exponents[:, None]``.
+    Returns float32 numbers, rounded if ``x`` is float64, and exponents: ``x`` is about ``scaled *
+    2**exponents[:, None]``.
     """
     exponents = row_exponents(x) - top
     return times_power_of_two(x, -exponents[:, None]).to(torch.float32), exponents

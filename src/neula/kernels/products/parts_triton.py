@@ -3,8 +3,6 @@
 :mod:`neula.kernels.products.parts` says what parts are, and has the same functions in plain torch.
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from neula.kernels.triton_source import jit, tl

@@ -19,27 +19,14 @@ EACH = 1 << 21
 def cholesky_qr(
     a: torch.Tensor, g: np.ndarray, enough: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
-    """Factorize and measure; None without the core, and for other dtypes.
+    """Factorize A (batch, m, n) or (m, n), m >= n, and measure; None without the core, and for dtypes other
+    than float64 and float32.
 
-    The Gram matrix is in double precision. Where that is not enough, Q is factorized again, from
-    a Gram matrix with an enlarged diagonal where columns are too dependent.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n) or (m, n), m >= n
-        On the host, float64 or float32, any strides. In either case the arithmetic is in double precision.
-    g : array, shape (n, 4)
-        Random vectors, float64, for residual and orthogonality.
-    enough : float, optional
-        Largest estimate of ``||I - Q^T Q||_F / sqrt(n)`` after one pass.
-
-    Returns
-    -------
-    q, r : Tensor
-        Q has its rows one after the other. The diagonal of R is positive.
-    found : array, shape (6, batch)
-        As of ``probes_host.reflected_errors``. NaN where numbers are not finite, vanish,
-        or have squares that are not: these have no factors.
+    The Gram matrix is in double precision. Where that is not enough, Q is factorized again, from a Gram
+    matrix with an enlarged diagonal where columns are too dependent, until an estimate of ``||I - Q^T Q||_F /
+    sqrt(n)`` is at most ``enough``. Q has its rows one after the other, and R a positive diagonal. Measures
+    along the random vectors g (n, 4), as of ``probes_host.reflected_errors``, are NaN where numbers are not
+    finite, vanish, or have squares that are not: these have no factors.
     """
     compiled, (m, n) = core(), a.shape[-2:]
     if compiled is None or a.dtype not in DTYPES:

@@ -29,18 +29,10 @@ class Reflectors:
 
     @classmethod
     def from_householder(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
-        """Reflectors ``H_j = I - tau_j y_j y_j^H`` in another precision.
+        """Reflectors ``H_j = I - tau_j y_j y_j^H``, as ``torch.geqrf`` returns them, in another precision.
 
-        By ``T^-1 = diag(1 / tau) + striu(Y^H Y)``, written so that ``tau_j`` may be zero. On a CPU nothing
-        is to be prepared: LAPACK applies reflectors as they are.
-
-        Parameters
-        ----------
-        h : Tensor, shape (batch, m, n)
-            With Householder vectors below the diagonal of its leading ``min(m, n)`` columns, as
-            ``torch.geqrf`` gives them.
-        tau : Tensor, shape (batch, min(m, n))
-        dtype : torch.dtype
+        By ``T^-1 = diag(1 / tau) + striu(Y^H Y)``, written so that ``tau_j`` may be zero. On a CPU nothing is
+        to be prepared: LAPACK applies reflectors as they are.
         """
         h, tau = h[..., : tau.shape[1]].to(dtype), tau.to(dtype)
         return cls.in_blocks(h, tau) if h.is_cuda else cls(h, tau)
@@ -61,12 +53,7 @@ class Reflectors:
         return cls(y, t.view(batch, -1, WIDTH, WIDTH))
 
     def apply(self, x: torch.Tensor, *, transposed: bool = False) -> torch.Tensor:
-        """``Q X``, or ``Q^H X``, in the precision of the reflectors.
-
-        Parameters
-        ----------
-        x : Tensor, shape (batch, m, columns)
-        """
+        """``Q X``, or ``Q^H X``, of X (batch, m, columns) in the precision of the reflectors."""
         if self.t.ndim == 2:
             return torch.ormqr(self.y, self.t, x, transpose=transposed)
         x = x.clone()

@@ -69,24 +69,14 @@ class BoundedMinimum(NamedTuple):
 def minimum(
     a: torch.Tensor, b: torch.Tensor, bounds: np.ndarray, limits: BoundedLimits, *, of_all: bool
 ) -> BoundedMinimum | None:
-    """Solve and measure; None without convergence, without the core, and for numbers outside the safe range.
+    """Solve and measure a problem A (m, n), m >= n > 0, b (m, 1) with bounds (2, n); None without
+    convergence, without the core, and for numbers outside the safe range.
 
-    Parameters
-    ----------
-    a : Tensor, shape (m, n), m >= n > 0
-        On the host, float64 or float32, of any strides.
-    b : Tensor, shape (m, 1)
-        Likewise.
-    bounds : array, shape (2, n)
-        float64, without gaps.
-    limits : BoundedLimits
-    of_all : bool
-        Whether norms of all columns and the solution without bounds are requested.
+    Norms of all columns and the solution without bounds are found if ``of_all``.
 
     Examples
     --------
     >>> import numpy as np, torch
-    >>> from neula.kernels.small_problems.bounded_host import BoundedLimits, minimum
     >>> a, b = torch.eye(2), torch.tensor([[2.0], [-3.0]])
     >>> bounds = np.array([[0.0, 0.0], [np.inf, np.inf]])
     >>> found = minimum(a, b, bounds, BoundedLimits(2.0**200, 1e-9, 1e-8, 4, 3, 100), of_all=False)

@@ -1,13 +1,16 @@
 """Vector operations of a refinement step, one launch each.
 
 Plain torch takes a launch for each operation; where matrices are small, those on a few numbers are most of
-what a GPU has to do.
+what a GPU has to do. CUDA rather than Triton, whose compiler takes as long for each of them as NVRTC for all.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 
 Two = tuple[torch.Tensor, torch.Tensor]
@@ -59,16 +62,12 @@ def _of_batch(*norms: torch.Tensor | float) -> bool:
     return _alike(first, *norms[1:-1]) and _alike(first[:, :1], norms[-1])
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:added_cuda", trial=_tried, when=_adds)
+@kernel("added_cuda", trial=_tried, when=_adds)
 def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
-    """``high + low + update`` as an unevaluated sum, and the update: zero where a column is not active.
+    """``high + low + update`` (batch, n, k) as an unevaluated sum, and the update: zero where a column is not
+    active.
 
     The second part is what rounding the first one lost (Knuth's TwoSum, which needs no order of sizes).
-
-    Parameters
-    ----------
-    high, low, update : Tensor, shape (batch, n, k)
-    active : Tensor of bool, shape (batch, k)
 
     Examples
     --------
@@ -84,7 +83,7 @@ def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: t
     return total, (high - (total - of_rest)) + (rest - of_rest), update
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:progress_cuda", trial=_tried, when=_goes_on)
+@kernel("progress_cuda", trial=_tried, when=_goes_on)
 def progress(
     active: torch.Tensor,
     left: torch.Tensor,
@@ -97,29 +96,17 @@ def progress(
 ) -> Two:
     """Remaining error of each column after a step, and whether another step is worthwhile.
 
-    Parameters
-    ----------
-    active : Tensor of bool, shape (batch, k)
-        Others had no step.
-    left, before : Tensor, shape (batch, k)
-        Bounds on the error after the step and before it.
-    floor : Tensor, shape (batch, k), or float
-        Error that no step reduces.
-    size : Tensor, shape (batch, k)
-        Of the solution.
-    tolerance : float
-        Relative error that is small enough.
-    stagnation : float
-        Part of the error before that may be left.
-    least : float
-        Multiple of the floor from which on there is something to gain.
+    ``left`` and ``before`` are bounds on the error after the step, which columns that are ``active`` had, and
+    before it; ``floor`` is an error that no step reduces, and ``size`` that of the solution. A relative error
+    of ``tolerance`` is small enough. Part ``stagnation`` of the error before may be left, and at more than
+    ``least`` times the floor there is something to gain.
     """
     left = torch.where(active, left, before)
     goes_on = (left > tolerance * size) & (left < stagnation * before) & (left > least * floor)
     return left, active & goes_on
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:uncertainty_cuda", trial=_tried, when=_is_uncertain)
+@kernel("uncertainty_cuda", trial=_tried, when=_is_uncertain)
 def uncertainty(
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     rate: torch.Tensor,
@@ -129,16 +116,9 @@ def uncertainty(
 ) -> Two:
     """By how much a step of the corrected seminormal equations may be wrong, and the part that remains.
 
-    Errors of the residual reach x through ``B^+``, and those of the gradient through ``(B^T B)^-1``.
-
-    Parameters
-    ----------
-    norms : four Tensors, shape (batch, k)
-        ``||R^-T g||``, ``||D x||``, ``||b||`` and ``||r||``.
-    rate, norm, inverse_norm : Tensor, shape (batch, 1)
-        Of convergence; ``||B||`` and ``||B^+||``, from above.
-    noise : float
-        Relative error of the residual.
+    Errors of the residual, of which ``noise`` is the relative one, reach x through ``B^+``, and those of the
+    gradient through ``(B^T B)^-1``. ``norms`` are ``||R^-T g||``, ``||D x||``, ``||b||`` and ``||r||``;
+    ``norm`` and ``inverse_norm`` are bounds on ``||B||`` and ``||B^+||``.
     """
     projected, size, b, residual = norms
     floor = noise * (norm * size + b + norm * inverse_norm * residual)
@@ -146,7 +126,7 @@ def uncertainty(
     return inverse_norm * wrong, inverse_norm * floor
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:relative_error_cuda", trial=_tried, when=_is_relative)
+@kernel("relative_error_cuda", trial=_tried, when=_is_relative)
 def relative_error(
     left: torch.Tensor,
     size: torch.Tensor,
@@ -155,18 +135,11 @@ def relative_error(
     max_rate: float,
     computed: float,
 ) -> torch.Tensor:
-    """Forward errors, relative to exact solutions; infinite where steps are not trusted to show them.
+    """Forward errors, relative to exact solutions; infinite where steps are not trusted to show them: at
+    rates of convergence above ``max_rate``.
 
-    Parameters
-    ----------
-    left, size, low : Tensor, shape (batch, k)
-        Bounds on the error of the sum of two numbers that x is, and sizes of both.
-    rate : Tensor, shape (batch, 1)
-        Of convergence.
-    max_rate : float
-        Up to which steps are trusted.
-    computed : float
-        For the rounding errors of the bound itself.
+    ``left`` are bounds on the error of the sum of two numbers that x is, ``size`` and ``low`` sizes of both;
+    ``computed`` is for the rounding errors of the bound itself.
     """
     error = over(left, size) + over(low, size)
     error = computed * error / (1 - error)
@@ -174,7 +147,7 @@ def relative_error(
     return torch.where(trusted, error, torch.inf)
 
 
-@kernel("neula.kernels.small_problems.refining_cuda:perturbations_cuda", trial=_tried, when=_of_batch)
+@kernel("perturbations_cuda", trial=_tried, when=_of_batch)
 def perturbations(
     gradient: torch.Tensor,
     residual: torch.Tensor,
@@ -186,12 +159,6 @@ def perturbations(
     """The smallest of three perturbations that make a solution exact, and the first of them, its optimality.
 
     See :meth:`neula.certificates.backward_error.Norms.measures`.
-
-    Parameters
-    ----------
-    gradient, residual, projected, image, b : Tensor, shape (batch, k)
-        Or of any other shape.
-    norm : Tensor, shape (batch, 1), or float
     """
     optimality = over(gradient, norm * residual)
     consistent = over(residual, image + b)
@@ -201,3 +168,52 @@ def perturbations(
 def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return (a / b).masked_fill(a == 0, 0.0)
+
+
+THREADS = 256
+
+
+def added_cuda(high, low, update, active):
+    found = [_like(high) for _ in range(3)]
+    _launch("added", high.numel(), active, high, low, update, *found, high[0].numel(), high.shape[2])
+    return found[0], found[1], found[2]
+
+
+def progress_cuda(active, left, before, floor, size, tolerance, stagnation, least):
+    found, goes_on = _like(left), _like(active)
+    numbers = (tolerance, stagnation, least)
+    _launch("progress", left.numel(), active, left, before, floor, size, found, goes_on, *numbers)
+    return found, goes_on
+
+
+def uncertainty_cuda(norms, rate, norm, inverse_norm, noise):
+    left, floor = _like(norms[2]), _like(norms[2])
+    given = (*norms, rate, norm, inverse_norm, left, floor, noise)
+    _launch("uncertainty", left.numel(), *given, left.shape[1])
+    return left, floor
+
+
+def relative_error_cuda(left, size, low, rate, max_rate, computed):
+    found = _like(left)
+    given = (left, size, low, rate, found, max_rate, computed)
+    _launch("relative_error", left.numel(), *given, left.shape[1])
+    return found
+
+
+def perturbations_cuda(gradient, residual, projected, image, b, norm):
+    error, optimality = _like(b), _like(b)
+    given = (gradient, residual, projected, image, b, norm, error, optimality)
+    _launch("perturbations", b.numel(), *given, b.shape[1])
+    return error, optimality
+
+
+def _like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def _launch(name: str, count: int, *given: Any) -> None:
+    """For each element of the results; all tensors are made contiguous, the results are."""
+    arguments = [x.contiguous() if isinstance(x, torch.Tensor) else x for x in given]
+    first = next(x for x in arguments if isinstance(x, torch.Tensor))
+    kernel = compiled("refining", name, first.device)
+    kernel((-(-count // THREADS), 1, 1), (THREADS, 1, 1), [*arguments, count])

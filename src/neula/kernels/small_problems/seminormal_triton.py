@@ -5,8 +5,6 @@ from a cache. The sums of residuals and gradients carry their rounding errors al
 (:mod:`neula.kernels.doubled.doubled_triton`).
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 import torch
@@ -73,17 +71,16 @@ def seminormal_triton(
     columns = columns_of(n)
     narrow = columns <= PER_WARP
     together, rows = (TOGETHER, FEW_ROWS) if narrow else (1, ROWS)
-    with torch.cuda.device_of(a):
-        _seminormal[(ceil_div(count, together),)](
-            *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-            *(found.doubtful.view(torch.uint8), limits_on(a.device, limits, square)),
-            *(m, n, k, count, *a.stride(), *b.stride(), 0 if square is None else int(square.definite)),
-            *(rows, columns, together, dtype, square is not None, a.is_cuda),
-            num_warps=columns // PER_WARP,
-            maxnreg=REGISTERS,
-            # Contracted to a multiply-add, a sum of rounded products has another rounding error.
-            enable_fp_fusion=False,
-        )
+    _seminormal[(ceil_div(count, together),)](
+        *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
+        *(found.doubtful.view(torch.uint8), limits_on(a.device, limits, square)),
+        *(m, n, k, count, *a.stride(), *b.stride(), 0 if square is None else int(square.definite)),
+        *(rows, columns, together, dtype, square is not None, a.is_cuda),
+        num_warps=columns // PER_WARP,
+        maxnreg=REGISTERS,
+        # Contracted to a multiply-add, a sum of rounded products has another rounding error.
+        enable_fp_fusion=False,
+    )
     return found
 
 

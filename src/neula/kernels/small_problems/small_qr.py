@@ -1,4 +1,7 @@
-"""QR of one small matrix in one launch, from the matrix to the certificate."""
+"""QR of one small matrix in one launch, from the matrix to the certificate.
+
+QR of small matrices by one thread block each, in CUDA C++.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.cuda_source import ready
+from neula.kernels.cuda_source import compiled, ready
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import multiprocessors, shared_memory
 
 MAX_COLUMNS = 64
 """Columns at most: elements of a Gram matrix of them are in the registers of one thread block."""
@@ -37,26 +41,13 @@ def _tried(device: torch.device, itemsize: int) -> None:
 
 def _pays(a: torch.Tensor, enough: float) -> bool:
     """Whether the kernel has room for the matrices, and is compiled, or to be waited for."""
-    from neula.kernels.small_problems.small_qr_cuda import fits, macros_of
-
     return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
 
 
-@kernel(
-    "neula.kernels.small_problems.small_qr_cuda:small_qr_cuda",
-    trial=_tried,
-    when=_pays,
-    variant=lambda a, enough: a.dtype.itemsize,
-)
+@kernel("small_qr_cuda", trial=_tried, when=_pays, variant=lambda a, enough: a.dtype.itemsize)
 def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
-    """Cholesky QR in double precision, repeated until Q is orthonormal.
-
-    Parameters
-    ----------
-    a : Tensor, shape (batch, m, n), m >= n > 0
-        float32 or float64; factors are rounded to its dtype.
-    enough : float
-        ``||I - Q^T Q||_F`` that is small enough.
+    """Cholesky QR of A (batch, m, n), m >= n, in double precision, repeated until ``||I - Q^T Q||_F`` is
+    ``enough``; factors are rounded to the dtype of A, float32 or float64.
 
     Examples
     --------
@@ -78,3 +69,38 @@ def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
     loss = identity - q.double().mT @ q.double()
     measures = norm(missed) / n**0.5, norm(loss) / n**0.5, norm(loss @ loss).sqrt()
     return SmallQR(q, r, torch.stack(measures, 1))
+
+
+THREADS, SIDE = 256, 16
+
+
+def shared_bytes(m: int, n: int) -> int:
+    """Shared memory that a matrix takes, as ``Matrix`` in the kernel says."""
+    pitch = MAX_COLUMNS + 1
+    squares = (MAX_COLUMNS + max(3 * n, MAX_COLUMNS)) * pitch
+    return 8 * (squares + 2 * MAX_COLUMNS + THREADS // 32 + (m + SIDE) * (n | 1) + SIDE)
+
+
+def fits(a: torch.Tensor) -> bool:
+    """Whether the kernel is made for matrices, and has room for all of them at a time."""
+    (count, m, n), device = a.shape, a.device
+    usual = a.dtype in (torch.float32, torch.float64) and max(a.stride()) < 1 << 31
+    few = 0 < n <= min(m, MAX_COLUMNS) and shared_bytes(m, n) <= shared_memory(device)
+    return usual and few and 0 < count <= multiprocessors(device)
+
+
+def macros_of(dtype: torch.dtype) -> str:
+    """Macros before the source, for matrices of a dtype."""
+    return f"#define REAL {'double' if dtype == torch.float64 else 'float'}\n"
+
+
+def small_qr_cuda(a, enough):
+    (count, m, n), device = a.shape, a.device
+    q, r = (torch.empty(count, rows, n, dtype=a.dtype, device=device) for rows in (m, n))
+    measures = torch.empty(count, 3, dtype=torch.float64, device=device)
+    most = shared_memory(device)
+    kernel = compiled("small_qr", "small_qr", device, macros_of(a.dtype), shared_bytes=most)
+    apart, row, column = a.stride()
+    arguments = [a, q, r, measures, enough, MOST, m, n, row, column, apart if count > 1 else 0]
+    kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(m, n))
+    return SmallQR(q, r, measures)

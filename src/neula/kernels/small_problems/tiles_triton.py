@@ -5,8 +5,6 @@ of A. Loaded elements are distributed over threads by the first dimension, then 
 row of A are read together.
 """
 
-# mypy: allow-untyped-defs
-
 from __future__ import annotations
 
 from neula.kernels.doubled.doubled_triton import add_pairs, product_error, two_sum

@@ -7,7 +7,10 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import ceil_div
+from neula.kernels.polar.batched_product import place_of_tile
 from neula.kernels.precision import exact_matmul
+from neula.kernels.triton_source import jit, tl
 
 
 @trial("The kernels that correct eigenvectors", "several passes of the library's take their place")
@@ -18,27 +21,17 @@ def _tried(device: torch.device) -> None:
 
 
 @kernel(
-    "neula.kernels.spectra.correction_triton:turned_triton",
+    "turned_triton",
     trial=_tried,
     when=lambda x, turns, _: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] in (16, 32),
 )
 def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
-    """``X T`` with block diagonal T.
+    """``X T`` for X (batch, m, n) with a block diagonal T, given by its blocks (batch, blocks, width, width).
 
-    Parameters
-    ----------
-    x : Tensor, shape (batch, m, n)
-    turns : Tensor, shape (batch, blocks, width, width)
-    offset : int
-        Column of X at which a block begins; the first and the last one may stick out.
-
-    Returns
-    -------
-    Tensor, shape (batch, m, n)
+    ``offset`` is a column of X at which a block begins; the first and the last one may stick out.
 
     Examples
     --------
-    >>> import torch
     >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     >>> turned(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.stack([swap, swap])[None], 0)
     tensor([[[2., 1., 4., 3.]]])
@@ -51,23 +44,13 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-@kernel(
-    "neula.kernels.spectra.correction_triton:correction_triton",
-    trial=_tried,
-    when=lambda s, *_: s.numel() > 0,
-)
+@kernel("correction_triton", trial=_tried, when=lambda s, *_: s.numel() > 0)
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0.
-
-    Parameters
-    ----------
-    s : Tensor, shape (batch, n, n)
-    w : Tensor, shape (batch, n)
-    apart, noise : Tensor, shape (batch,)
+    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
+    S (batch, n, n).
 
     Examples
     --------
-    >>> import torch
     >>> s, w = torch.tensor([[[0.0, 0.2], [0.2, 0.0]]]), torch.tensor([[1.0, 3.0]])
     >>> correction(s, w, torch.ones(1), torch.zeros(1))
     tensor([[[ 0.0000,  0.1000],
@@ -76,3 +59,50 @@ def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: tor
     gaps = w[:, None, :] - w[:, :, None]
     clear = (gaps.abs() > apart[:, None, None]) & (s.abs() > noise[:, None, None])
     return torch.where(clear, s / torch.where(clear, gaps, 1.0), 0.0)
+
+
+def turned_triton(x, turns, offset, tile=64):
+    count, m, n = x.shape
+    blocks, width = turns.shape[1:3]
+    out, turns, down = x.new_empty(x.shape), turns.contiguous(), ceil_div(m, tile)
+    _turned[(count * down * blocks,)](
+        *(x, turns, out, m, n, down, blocks, -offset % width, *x.stride(), tile, width)
+    )
+    return out
+
+
+def correction_triton(s, w, apart, noise, tile=64):
+    s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
+    count, n, _ = s.shape
+    across = ceil_div(n, tile)
+    _correction[(count * across * across,)](
+        s, w, apart.contiguous(), noise.contiguous(), out, n, across, tile
+    )
+    return out
+
+
+@jit(do_not_specialize=["m", "n", "down", "blocks", "before", "x_0"])
+def _turned(
+    x, turns, out, m, n, down, blocks, before, x_0, x_1, x_2, ROWS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    place = tl.program_id(0)
+    block, row, batch = place % blocks, place // blocks % down, (place // (blocks * down)).to(tl.int64)
+    i = row * ROWS + tl.arange(0, ROWS)[:, None]
+    j = block * WIDTH - before + tl.arange(0, WIDTH)[None, :]
+    inside = (i < m) & (j >= 0) & (j < n)
+    i, j = i.to(tl.int64), j.to(tl.int64)
+    found = tl.load(x + batch * x_0 + i * x_1 + j * x_2, mask=inside, other=0.0)
+    k, l = tl.arange(0, WIDTH)[:, None], tl.arange(0, WIDTH)[None, :]  # noqa: E741
+    turn = tl.load(turns + (batch * blocks + block) * WIDTH * WIDTH + k * WIDTH + l)
+    tl.store(out + (batch * m + i) * n + j, tl.dot(found, turn, input_precision="ieee"), mask=inside)
+
+
+@jit(do_not_specialize=["n", "across"])
+def _correction(s, w, apart, noise, out, n, across, TILE: tl.constexpr):
+    batch, i, j, inside = place_of_tile(n, n, across, across, TILE, TILE)
+    at = (batch * n + i) * n + j
+    first = tl.load(w + batch * n + i, mask=i < n, other=0.0)
+    gap = tl.load(w + batch * n + j, mask=j < n, other=0.0) - first
+    x = tl.load(s + at, mask=inside, other=0.0)
+    clear = (tl.abs(gap) > tl.load(apart + batch)) & (tl.abs(x) > tl.load(noise + batch))
+    tl.store(out + at, tl.where(clear, x / tl.where(clear, gap, 1.0), 0.0), mask=inside)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.launch import ceil_div
 
 MAX_ORDER = {torch.float32: 128, torch.float64: 64}
 """Largest order that registers hold; up to half of it a thread has two whole columns."""
@@ -22,31 +26,48 @@ def order_for(n: int) -> int:
 
 
 @kernel(
-    "neula.kernels.spectra.small_eigh_cuda:small_eigh_cuda",
+    "small_eigh_cuda",
     trial=_tried,
     when=lambda a: a.numel() > 0 and a.shape[-1] <= MAX_ORDER.get(a.dtype, 0),
     variant=lambda a: order_for(a.shape[-1]) * (1 if a.dtype == torch.float32 else -1),
 )
 def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """``A = V diag(w) V^T`` of symmetric matrices; on a GPU by Jacobi rotations, elsewhere by LAPACK.
+    """``A = V diag(w) V^T`` of symmetric matrices (..., n, n), w ascending; on a GPU by Jacobi rotations,
+    elsewhere by LAPACK.
 
-    Parameters
-    ----------
-    a : Tensor, shape (..., n, n)
-        float32 or float64; symmetric: the kernel reads both triangles, LAPACK the lower one.
-
-    Returns
-    -------
-    w : Tensor, shape (..., n)
-        Ascending. NaN in the kernel's results where A has NaN or Inf; LAPACK refuses these.
-    v : Tensor, shape (..., n, n)
+    The kernel reads both triangles, LAPACK the lower one. Where A has NaN or Inf, the results of the kernel
+    are NaN; LAPACK refuses it.
 
     Examples
     --------
-    >>> import torch
-    >>> from neula.kernels.spectra.small_eigh import small_eigh
     >>> small_eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]], dtype=torch.float64))[0]
     tensor([1., 3.], dtype=torch.float64)
     """
     w, v = torch.linalg.eigh(a)
+    return w, v
+
+
+def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
+    """The kernel's constants for matrices of order n."""
+    order = order_for(n)
+    split = 1 if 2 * order <= MAX_ORDER[dtype] else 4  # threads that share two columns
+    return {
+        "ORDER": order,
+        "SPLIT": split,
+        "REAL": "float" if dtype == torch.float32 else "double",
+        # Of rounding errors of an inner product, as they usually are.
+        "TOLERANCE": torch.finfo(dtype).eps * max(1.0, order**0.5 / 8),
+        "LARGEST_EXPONENT": 120 if dtype == torch.float32 else 1000,
+        "THREADS": max(128, order // 2 * split),  # of several matrices, or of one
+    }
+
+
+def small_eigh_cuda(a):
+    a, n = a.contiguous(), a.shape[-1]
+    count, w, v = a.numel() // n**2, a.new_empty(a.shape[:-1]), torch.empty_like(a)
+    macros = macros_for(n, a.dtype)
+    source = "".join(f"#define {name} {text}\n" for name, text in macros.items())
+    threads, lanes = macros["THREADS"], macros["ORDER"] // 2 * macros["SPLIT"]
+    kernel = compiled("small_eigh", "small_eigh", a.device, source)
+    kernel((ceil_div(count, threads // lanes), 1, 1), (threads, 1, 1), [a, w, v, count, n])
     return w, v

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.lsqr import lsqr
+from neula.algorithms.krylov.cgls import Stop, cgls, lsqr
 from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf

@@ -123,8 +123,7 @@ class Factored(Generic[ArrayT]):
 
     def solve(self, b: Any) -> FactorSolution[ArrayT]:
         """Solution ``x`` of ``A x = b``, refined with A to the accuracy of its dtype, and its evidence."""
-        found: FactorSolution[ArrayT] = self._known.solve(b)
-        return found
+        return self._known.solve(b)
 
     def solve_triangular(self, b: Any, *, transposed: bool = False) -> FactorSolution[ArrayT]:
         """Solution ``x`` of a system with L of ``L L^H``, U of ``L U`` or R of ``Q R``, or with its conjugate
@@ -133,28 +132,23 @@ class Factored(Generic[ArrayT]):
         The evidence is that for the factor as it is stored: substitution is backward stable (Higham 2002,
         theorem 8.5), and the condition number bounds the forward error.
         """
-        found: FactorSolution[ArrayT] = self._known.solve_triangular(b, transposed)
-        return found
+        return self._known.solve_triangular(b, transposed)
 
     def logdet(self) -> FactorValue[ArrayT]:
         """``log |det A|`` of each matrix, shape (...)."""
-        found: FactorValue[ArrayT] = self._known.logdet()
-        return found
+        return self._known.logdet()
 
     def slogdet(self) -> SlogdetResult[ArrayT]:
         """Sign of the determinant and :meth:`logdet`: unpacks into ``sign, logabsdet``, shape (...)."""
-        found: SlogdetResult[ArrayT] = self._known.slogdet()
-        return found
+        return self._known.slogdet()
 
     def inv_quad(self, b: Any) -> FactorValue[ArrayT]:
         """``b^H A^-1 b`` of each right-hand side, shape (...) for a vector, else (..., k)."""
-        found: FactorValue[ArrayT] = self._known.inv_quad(b)
-        return found
+        return self._known.inv_quad(b)
 
     def diag_inverse(self) -> FactorValue[ArrayT]:
         """Diagonal of ``A^-1``, shape (..., n), in the time of n right-hand sides."""
-        found: FactorValue[ArrayT] = self._known.diag_inverse()
-        return found
+        return self._known.diag_inverse()
 
 
 def in_words(x: Any) -> str:

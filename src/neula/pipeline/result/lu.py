@@ -110,8 +110,7 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
     def _attached(self, make: Callable[[], Tensor], place: int) -> ArrayT:
         """A factor, where somebody differentiates with respect to A attached to its graph."""
         variable = self._factors is not None and self._factors.is_variable
-        factor: ArrayT = self._give_back(self._factors.triangles()[place] if variable else make())
-        return factor
+        return self._give_back(self._factors.triangles()[place] if variable else make())
 
     @property
     def pivots(self) -> Any:

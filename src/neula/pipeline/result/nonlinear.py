@@ -167,8 +167,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
     def standard_errors(self, *, absolute: bool = False) -> ArrayT:
         """Standard deviations of x, the roots of the diagonal of :meth:`covariance`, which is not formed."""
         inverse, give = self._inverse(absolute)
-        found: ArrayT = give(torch.linalg.vector_norm(inverse, dim=-1))
-        return found
+        return give(torch.linalg.vector_norm(inverse, dim=-1))
 
     def confidence_intervals(self, level: float = 0.95, *, absolute: bool = False) -> ArrayT:
         """Intervals that hold each variable with a probability, for errors that are normally distributed.
@@ -189,8 +188,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
         taken = take(self.x, "x")
         errors = take(self.standard_errors(absolute=absolute), "errors").tensor
         half = quantile(level, math.inf if absolute else self.degrees_of_freedom) * errors
-        found: ArrayT = taken.wrap(torch.stack([taken.tensor - half, taken.tensor + half], -1))
-        return found
+        return taken.wrap(torch.stack([taken.tensor - half, taken.tensor + half], -1))
 
     def leverage(self) -> ArrayT:
         """Leverage of each observation, between 0 and 1, shape (*batch, m).
@@ -214,8 +212,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
             torch.linalg.solve_triangular(r, rows.to(r), upper=True, left=False).abs().square().sum(-1)
             for rows in jac.tensor.split(ROWS, dim=-2)
         ]
-        found: ArrayT = jac.wrap(torch.cat(parts, -1))
-        return found
+        return jac.wrap(torch.cat(parts, -1))
 
     def _inverse(self, absolute: bool) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
         """``s R^-1`` in double precision, and the way back to the caller's library."""
@@ -239,8 +236,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
         variance = 1.0 if absolute else self.residual_variance
         if not self.determined or math.isinf(variance):
             return np.full(r.shape, math.inf)
-        found: np.ndarray = scipy_linalg.lapack.dtrtri(r)[0] * math.sqrt(variance)
-        return found
+        return scipy_linalg.lapack.dtrtri(r)[0] * math.sqrt(variance)
 
     def _headline(self) -> str:
         verdict = "certified" if self.converged else "NOT certified"

@@ -31,8 +31,8 @@ from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.bounded.gradient import attached
+from neula.problems.bounded.links import EXCHANGES
 from neula.problems.bounded.problem import LABEL, BoundedOptions, in_words
-from neula.problems.bounded.ways import EXCHANGES
 
 LARGEST = 10**9
 """Value of ``m n^2`` up to which the core is used, in one thread. It takes a quarter to a half of the time of
@@ -163,10 +163,7 @@ def _suits(shapes: BatchedProblem, options: BoundedOptions) -> bool:
 
 
 def errors_of(
-    of: Numbers,
-    shape: tuple[int, ...],
-    rounding: float,
-    of_all: Callable[[], tuple[float, float]],
+    of: Numbers, shape: tuple[int, ...], rounding: float, of_all: Callable[[], tuple[float, float]]
 ) -> BoundedErrors | None:
     """Errors of a solution by its numbers; None where the factor is no good.
 

@@ -123,11 +123,7 @@ class _Known:
 
     @classmethod
     def measure(
-        cls,
-        problems: Reduced,
-        free: torch.Tensor,
-        gradient: torch.Tensor,
-        factorize: Factorize,
+        cls, problems: Reduced, free: torch.Tensor, gradient: torch.Tensor, factorize: Factorize
     ) -> _Known:
         zero = gradient.new_zeros(len(gradient))
         # Without free variables nothing is projected, and no column can be ill-conditioned.
@@ -136,12 +132,7 @@ class _Known:
             found._take(problems, batch, factorize(problems, batch))
         return found
 
-    def _take(
-        self,
-        problems: Reduced,
-        batch: FreeBatch,
-        factor: FreeSetFactors,
-    ) -> None:
+    def _take(self, problems: Reduced, batch: FreeBatch, factor: FreeSetFactors) -> None:
         """Note what one batch says."""
         rows, n = batch.rows, problems.n
         # Of more columns than rows a Gram matrix says so only up to its rounding errors.

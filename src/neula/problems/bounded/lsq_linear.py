@@ -10,7 +10,7 @@ import numpy as np
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.errors import check_name, whole_number
-from neula.pipeline.names import keeps_names
+from neula.pipeline.names import column_names, ends_by_name, keeps_names
 from neula.pipeline.operators import with_operator
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult
@@ -88,7 +88,7 @@ def lsq_linear(
         and b are broadcast as in NumPy.
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
         Lower and upper bounds, each one number or of shape (n,); perhaps infinite. The same for all
-        right-hand sides and matrices.
+        right-hand sides and matrices. If A is a table, series and dictionaries go by its column names.
     method : {"trf", "bvls"}, optional
     lsq_solver : {None, "exact", "lsmr"}, optional
     lsmr_tol, lsmr_maxiter : optional
@@ -174,7 +174,7 @@ def lsq_linear(
     >>> result.x.round(12), result.active_mask, result.converged
     (array([1.5, 1.5]), array([0, 1]), True)
     """
-    both, most = checked(bounds, method, lsq_solver, max_iter, verbose)
+    both, most = checked(ends_by_name(bounds, column_names(A)), method, lsq_solver, max_iter, verbose)
     report = stage(progress, "solving with bounds")
     solved = solve_bounded(
         A,

@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from neula.algorithms.bounded.reduced import Equalities, Reduced, TriangularFactors
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
-from neula.certificates.verdict import Limits
+from neula.certificates.verdict import Evidence, Limits, within
 from neula.engines import Engine, Format
+from neula.errors import of_batch
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.chain import Answer, Verdict
 from neula.problems.orthogonal.certified import RFactors, certified_triangle
 
 LABEL = "block pivoting cholesky"
@@ -239,3 +242,26 @@ def in_words(bound: float, backward_error: float, forward_error: float, conditio
         f"backward error {backward_error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
         f"condition number {condition:.1e}"
     )
+
+
+@dataclass(frozen=True)
+class BoundedJudge:
+    """Solutions are accepted by backward error, which no other link improves then, and forward error."""
+
+    limits: Limits
+
+    def measure(self, problems: BoundedProblems, answer: Answer[BoundedValues]) -> torch.Tensor:
+        """Backward and forward errors and condition numbers."""
+        return answer.values.measured()
+
+    def verdict(self, answer: Answer[BoundedValues], numbers: np.ndarray) -> Verdict:
+        """Among solutions that are not accepted, prefer the smallest backward error."""
+        backward, forward, condition = numbers
+        bound = self.limits.backward_error
+        optimal, evidence = within((backward, bound)), Evidence.from_errors(backward, forward)
+        accepted = self.limits.accept(evidence)
+        error = np.where(np.isnan(backward), np.inf, np.maximum(backward, bound))
+        worst = backward.max(initial=0.0), forward.max(initial=0.0), condition.max(initial=1.0)
+        reason = in_words(bound, *worst)
+        reason = of_batch(reason, int((~accepted).sum()), len(accepted), "problems")
+        return Verdict(accepted, np.array([~optimal, error, forward]), reason, optimal)

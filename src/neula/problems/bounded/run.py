@@ -20,9 +20,8 @@ from neula.pipeline.result import Attempt
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.problems.bounded.by_core import CoreBoundedSolution, R, solve_by_core
 from neula.problems.bounded.gradient import attached
-from neula.problems.bounded.judge import BoundedJudge
 from neula.problems.bounded.links import chain
-from neula.problems.bounded.problem import BoundedOptions, BoundedProblems, BoundedValues, Whole
+from neula.problems.bounded.problem import BoundedJudge, BoundedOptions, BoundedProblems, BoundedValues, Whole
 from neula.problems.least_squares.general import checked_constraints
 
 
@@ -290,5 +289,4 @@ def _numbers(x: Any, name: str) -> np.ndarray:
     """Bounds in the memory of the host."""
     if type(x) is float:  # microseconds count
         return np.array(x)
-    found: np.ndarray = take(x, name).tensor.double().cpu().numpy()
-    return found
+    return take(x, name).tensor.double().cpu().numpy()

@@ -27,10 +27,15 @@ from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Given, Plan, Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CholeskyResult
-from neula.problems.definite.judge import CholeskyJudge
 from neula.problems.definite.links import chain
 from neula.problems.definite.plan import LARGEST, CholeskyPlan, launched_plan
-from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
+from neula.problems.definite.problem import (
+    CholeskyJudge,
+    CholeskyOptions,
+    CholeskyValues,
+    NotDefiniteMember,
+    Symmetric,
+)
 from neula.problems.operators.factorizations import traced_cholesky
 from neula.problems.signatures import ArrayLike, CholeskyKeywords, Kind
 

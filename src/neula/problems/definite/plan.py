@@ -23,10 +23,14 @@ from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.plans import Given, accepted_result
 from neula.pipeline.result import CholeskyResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.definite.judge import CholeskyJudge
-from neula.problems.definite.links import chain
-from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
-from neula.problems.definite.ways import SAFE_EXPONENT
+from neula.problems.definite.links import SAFE_EXPONENT, chain
+from neula.problems.definite.problem import (
+    CholeskyJudge,
+    CholeskyOptions,
+    CholeskyValues,
+    NotDefiniteMember,
+    Symmetric,
+)
 
 LARGEST = 255
 """Order up to which NumPy multiplies by a few vectors in one thread, and leaves torch its cores."""

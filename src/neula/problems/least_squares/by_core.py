@@ -80,11 +80,7 @@ def most_right(m: int, n: int) -> int:
 
 
 def by_core(
-    problems: LeastSquaresProblems,
-    before: Answer[LeastSquaresSolutions] | None,
-    *,
-    label: str,
-    together: Way,
+    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str, together: Way
 ) -> Answer[LeastSquaresSolutions]:
     """Solve all problems by the core; many right-hand sides are faster otherwise."""
     options = problems.options

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Unpack
@@ -117,10 +118,15 @@ class _Design:
 
 def _evaluated(formula: Any, matrices: Callable[..., Any]) -> Any:
     """Matrices of a formula."""
-    from formulaic.errors import FormulaicError
+    from formulaic.errors import DataMismatchWarning, FormulaicError
 
     try:
-        return matrices(output="numpy", na_action="raise")
-    except FormulaicError as wrong:
-        why = str(wrong).partition("\n")[0]
+        with warnings.catch_warnings():
+            # A category that the fit has not seen would be taken for the reference.
+            warnings.simplefilter("error", DataMismatchWarning)
+            return matrices(output="numpy", na_action="raise")
+    except (FormulaicError, DataMismatchWarning, ValueError) as wrong:
+        why = str(wrong).partition("\n")[0].partition(". They are being")[0]
+        if "null values" in why:
+            why = why.rstrip(".") + ": drop these rows, or fill the values in"
         raise ValueError(f"the formula {str(formula)!r} does not fit the table: {why}") from wrong

@@ -279,12 +279,7 @@ class LeastSquares:
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
         options = LeastSquaresOptions(
-            engine=call.engine,
-            target=call.target,
-            dtype=call.dtype,
-            damp=damp,
-            rcond=rcond,
-            max_iterations=1,
+            engine=call.engine, target=call.target, dtype=call.dtype, damp=damp, rcond=rcond, max_iterations=1
         )
         with call.computing():
             held = Held(sums, self._exponents, options)
@@ -372,9 +367,8 @@ class LeastSquares:
     def _sources(self, A: Any, b: Any, weights: Any) -> tuple[dict[str, Source], tuple[Any, torch.device]]:
         """Row blocks of A, b and weights, and how to make an array like b."""
         sources, like = {}, self._like
-        if not is_source(A):
-            check_aligned(row_labels(A), {"b": b, "weights": weights})
-            A = in_order(A, self.names, "A")
+        check_aligned(row_labels(A), {"b": b, "weights": weights})
+        A = in_order(A, self.names, "A")
         given = {"A": A, "b": b} | ({} if weights is None else {"weights": weights})
         for name, x in given.items():
             sources[name], taken = source_of(x, name)

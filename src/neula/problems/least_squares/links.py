@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
-from neula.algorithms.krylov.cgls import cgls
+from neula.algorithms.krylov.cgls import cgls, lsqr
 from neula.algorithms.krylov.doubled_refinement import SYNCHRONOUS, LaunchTuning, Pace
-from neula.algorithms.krylov.lsqr import lsqr
 from neula.algorithms.spectra.gram import GramTuning
 from neula.engines import FP16_COR, FP64
 from neula.engines.formats import double_of
@@ -35,9 +34,6 @@ from neula.problems.least_squares.together import solve_together
 from neula.problems.least_squares.with_r import SOURCES, RSource
 
 LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
-
-LATER = 4
-"""Times as many steps are prelaunched with an R of a later link, which is for ill-conditioned problems."""
 
 
 @dataclass(frozen=True)
@@ -219,12 +215,10 @@ def _iterates(case: LeastSquaresCase) -> bool:
     return not options.engine.tuning.lapack_first(case.rows, case.n)
 
 
-@ruled("unless R was backward stable, and ``algorithm='householder'``")
-def _needs_householder(case: LeastSquaresCase) -> bool:
-    if not case.small:
-        return case.options.algorithm in (None, "householder")
-    stable = any(SOURCES[name].backward_stable for name in case.tuning[LeastSquaresTuning].small_r)
-    return not stable and not _svd_is_fast(case)
+_reflects = _when(
+    "by default, and ``algorithm='householder'``",
+    lambda case: case.options.algorithm in (None, "householder"),
+)
 
 
 # It does not refine in twice the precision, nor look for pivots over processes.
@@ -309,10 +303,11 @@ def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquares
 def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
     """When the host reads the first results.
 
-    All steps of a batch are prelaunched, and of what a CUDA graph replays. A step of another single problem
-    takes longer than the host takes to read, which may save the next step.
+    All steps of a batch are prelaunched, and of what a CUDA graph replays; four times as many with an R of a
+    later link, which is for ill-conditioned problems. A step of another single problem takes longer than the
+    host takes to read, which may save the next step.
     """
-    tuning, times = case.tuning, LATER if later else 1
+    tuning, times = case.tuning, 4 if later else 1
     size = case.size
     launched = tuning[LaunchTuning]
     brief = size <= tuning.replayed_bytes and case.work <= launched.prelaunched_again
@@ -370,7 +365,6 @@ TABLE: Table[LeastSquaresCase] = (
         "seminormal",
         _of_small_r("cholesky", "fp64; before it fp32 where no more is asked for"),
     ),
-    Row("gram-schmidt {}", _seminormal, _SMALL, "seminormal", _of_small_r("gram-schmidt", "fp32, fp64")),
     Row("the host", _on_host(lambda to: to.passes), (_together, _small, _may_go_to_host), place=HOST),
     Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),
     Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
@@ -392,9 +386,8 @@ TABLE: Table[LeastSquaresCase] = (
         _krylov,
         _of_r("rgsqrf", "those of the machine from fp16 on, or ``compute``"),
     ),
-    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _small, _finds_rank)),
-    Row("householder {}", _by_householder, (_one_left, _needs_householder), _krylov),
-    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _large, _finds_rank)),
+    Row("householder {}", _by_householder, (_one_left, _large, _reflects), _krylov),
+    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _finds_rank)),
     Row("svd {}", labelled(by_svd, improves=True), (_one_left, _by_default)),
 )
 """Cheapest first."""

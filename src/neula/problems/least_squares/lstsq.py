@@ -423,10 +423,7 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
 
 
 def _gone_on(
-    call: Call,
-    shapes: BatchedProblem,
-    options: LeastSquaresOptions,
-    begun: Answer[LeastSquaresSolutions],
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: Answer[LeastSquaresSolutions]
 ) -> LstsqResult[Any]:
     """The result where the first link has not solved all."""
     return solve_system(call, shapes, options, None, begun).reported(call)

@@ -32,10 +32,7 @@ from neula.problems.signatures import Array, ArrayLike, Common, Kind
 def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@with_operator(
-    traced_pinv,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1),
-)
+@with_operator(traced_pinv, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 def pinv(
     A: ArrayLike,
     rcond: float | None = None,

@@ -17,8 +17,7 @@ from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, s
 from neula.kernels.small_problems.seminormal_host import NUMBERS, SolutionMethod
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link
-from neula.pipeline.launched import Extremes, LaunchedPlan
-from neula.pipeline.plans import Given, accepted_solution, returned
+from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solution, returned
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem, shape_of_one
@@ -49,12 +48,7 @@ class LeastSquaresPlan:
     """
 
     def __init__(
-        self,
-        m: int,
-        n: int,
-        k: int,
-        options: LeastSquaresOptions,
-        fit_of: FitOf = lambda *_: None,
+        self, m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf = lambda *_: None
     ) -> None:
         self.options, self._shape, self._fit_of = options, (n, k), fit_of
         self._damping = options.damp * np.eye(n) if options.damp else None

@@ -17,12 +17,7 @@ from neula.algorithms.krylov.refine_forward import refine_forward
 from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, refine
 from neula.algorithms.orthogonal.householder import solve_by_householder
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.condition import (
-    expected_decay,
-    extreme_singular_values,
-    solve_r,
-    solve_rt,
-)
+from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values, solve_r, solve_rt
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
@@ -229,11 +224,7 @@ class LeastSquaresErrorBounds:
 
 
 def answer_of(
-    problem: PreparedProblem,
-    label: str,
-    refined: Refined,
-    evidence: LeastSquaresErrorBounds,
-    doubt: str,
+    problem: PreparedProblem, label: str, refined: Refined, evidence: LeastSquaresErrorBounds, doubt: str
 ) -> Answer[LeastSquaresSolutions]:
     """A solution in the user's units, with its evidence.
 

@@ -19,12 +19,7 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.ridge_solutions import (
-    BoundedEstimate,
-    Path,
-    ScaledRidgeProblem,
-    norm,
-)
+from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, ScaledRidgeProblem, norm
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 
 HALF = 2.0**-26
@@ -92,8 +87,7 @@ class Estimates:
     def _accepted(self, backward: torch.Tensor, most: float = SURE) -> torch.Tensor:
         """Whether solutions are accepted, with so few errors; shape (p, k)."""
         evidence = Evidence.from_errors(backward, self.x.error)
-        accepted: torch.Tensor = replace(self.limits, forward_error=most).accept(evidence)
-        return accepted
+        return replace(self.limits, forward_error=most).accept(evidence)
 
     def _refine_all(self, options: LeastSquaresOptions) -> None:
         """Replace what has too few digits."""

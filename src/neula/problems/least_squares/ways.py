@@ -11,7 +11,7 @@ import torch
 from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.refinement import InnerSolver
-from neula.algorithms.orthogonal.direct import normal_equations, qr_solve
+from neula.algorithms.orthogonal.householder import normal_equations, qr_solve
 from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import solve_rt
@@ -82,11 +82,7 @@ def by_gram(
 
 
 def by_householder(
-    problems: LeastSquaresProblems,
-    before: Solution | None,
-    *,
-    label: str,
-    inner: InnerSolver,
+    problems: LeastSquaresProblems, before: Solution | None, *, label: str, inner: InnerSolver
 ) -> Solution:
     """R by the library's Householder reflections, and iterations that start from what they give."""
     problem = problems.prepared

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -18,7 +17,6 @@ from neula.algorithms.orthogonal.r_only import (
     HALVED,
     cholesky32_r,
     cholesky_r,
-    gram_schmidt_r,
     householder_r,
     shifted_cholesky3_r,
 )
@@ -63,8 +61,6 @@ SOURCES = {
     "cholesky fp64": RSource(cholesky_r, from_gram=True),
     "shifted cholesky fp64": RSource(shifted_cholesky3_r, from_gram=True, backward_stable=True),
     "householder fp64": RSource(householder_r, backward_stable=True),
-    "gram-schmidt fp32": RSource(partial(gram_schmidt_r, dtype=torch.float32)),
-    "gram-schmidt fp64": RSource(partial(gram_schmidt_r, dtype=torch.float64)),
 }
 
 

@@ -7,15 +7,208 @@ or for small matrices, unless their rows are distributed over processes, from th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+import torch
+
+from neula.algorithms.spectra.gram_svd import gram_svd
+from neula.algorithms.spectra.qr_svd import loss_of, refined_svd, svd_of_r, truncate
+from neula.algorithms.spectra.ritz import Ritz
+from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
+from neula.certificates.bounds import measurement_error
+from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
-from neula.pipeline.chain import Link
+from neula.engines.formats import in_double
+from neula.kernels.precision import exact_matmul
+from neula.pipeline.chain import Answer, Link, answered
 from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
-from neula.problems.low_rank import ways
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
+from neula.problems.orthogonal.factorize import factorize
+from neula.problems.orthogonal.problem import QROptions
+
+Solution = Answer[SVDValues]
+
+CLEAR = 0.9
+"""Part of the smallest singular value that is wanted, below which what is beyond may be: then it makes the
+bounds on errors five times as large as they would be without."""
+
+LESS = 10.0
+"""By how much the residual is to be smaller where it is small enough, and bounds on errors are not; and part
+of what an error may be up to which no sharper bound is looked for."""
+
+TRIES = 3
+"""How often that is tried: what random vectors see is not in the block, or cannot be told from what is."""
+
+
+def by_iteration(
+    problems: TallMatrix, before: Solution | None, *, width: int, most: int, label: str
+) -> Solution:
+    """Subspace iteration from a random block, until the certificate is content."""
+    options, a = problems.options, problems.a[0]
+    rank = options.rank
+    assert rank is not None
+    evidence = _TripletMeasurements(problems, rank, most)
+    operator = MixedPrecisionOperator.from_matrix(
+        a, problems.norm, options.exact, options.exact.using(options.low)
+    )
+    # Elsewhere a kernel multiplies so many vectors while it reads A once.
+    together = options.engine.tuning.lapack and operator.low is a and not options.engine.over_rows.spread
+    others = random_vectors(a.shape[1], a.dtype, a.device) if together else None
+    found, products = subspace_iteration(operator, rank, width, evidence.excess, most, others)
+    u, s, v = found.u[:, :rank], found.s[:rank], found.v[:, :rank]
+    values = _values(u, s, v, evidence.measures, evidence.errors, evidence.remainder)
+    return replace(answered(values, label, options.progress), iterations=products)
+
+
+class _TripletMeasurements:
+    """Measures triplets during iterations: cheap measures first, the others if the first are good enough.
+
+    ``measures`` are those of a certificate, of the last triplets, ``errors`` bounds on the errors of their
+    singular values, and ``remainder`` is an estimate of the error of the approximation.
+    """
+
+    def __init__(self, problems: TallMatrix, rank: int, most: int) -> None:
+        self.problems, self.rank, self.most = problems, rank, most
+        self.tries = 0
+        self.measures = [math.nan] * 3
+        self.errors = torch.empty(0, dtype=torch.float32, device="cpu")
+        self.remainder = math.nan
+
+    def excess(self, found: Ritz) -> float:
+        """Largest ratio of an error to its requested bound."""
+        problems, k = self.problems, self.rank
+        m, n = problems.options.shape_of(problems.a.shape)
+        bound = problems.options.bound(m, n)
+        # The numbers are few, and on the host, where NumPy takes a part of the time of torch for them.
+        weights = problems.options.weights(found.s, problems.norm, m, n)[:k].numpy()
+        gaps = np.sqrt(np.maximum(found.rest.numpy().diagonal()[:k].real, 0.0))
+        lost = problems.rounded
+        residual = float(np.linalg.norm(gaps / weights)) + lost / weights.min()
+        errors, missed = np.full(k, math.inf), math.inf
+        if residual <= bound:
+            errors = self._errors(found, bound * weights) + lost
+            missed = float((errors / weights).max())
+        self.errors, self.measures = torch.from_numpy(errors), [residual, found.loss, missed]
+        if residual > bound:
+            return residual / bound
+        # Errors of singular values are of second order in the residual, unless one was missed.
+        self.tries += 1
+        return min(LESS, missed / bound) if missed <= bound or self.tries < TRIES else math.inf
+
+    def _errors(self, found: Ritz, most: np.ndarray) -> np.ndarray:
+        """Bounds on the errors of the singular values, given what they may be at most."""
+        s, k, margin = found.s.numpy(), self.rank, float(most[-1])
+        last, edge = float(s[k - 1]), float(s[-1])
+        wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
+        a, exact, carried = self.problems.a[0], self.problems.options.exact, found.carried
+        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most, carried=carried)
+        left = float(np.square(s[k:]).sum() + found.rest.numpy().trace().real)
+        self.remainder = math.hypot(math.sqrt(left), beyond.size)
+        bounds = upper_bounds(s, found.rest.numpy(), k, beyond.bound, margin, most / LESS)
+        s = s[:k]
+        # Singular values of A are larger by so much, or smaller; s is rounded.
+        larger, smaller = bounds - s + found.loss * self.problems.norm, found.rounding + found.loss * s
+        return np.maximum(larger, smaller) + self.problems.options.work.u * s
+
+
+def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> Solution:
+    """Eigenvectors of the Gram matrix, and a step or more of subspace iteration on A itself."""
+    options, a, norm = problems.options, problems.a[0], problems.norm
+    rank = options.rank
+    assert rank is not None
+    engine = options.exact.using(compute)
+    shape = options.shape_of(problems.a.shape)
+    found = gram_svd(a, rank, engine, options.rounding(*shape), norm)
+    s = found.s.double().cpu()
+    # Up to rounding errors of A^T A, which are relative to its norm, that is the largest beyond.
+    beyond = (found.beyond**2 + engine.arithmetic.u * norm**2) ** 0.5
+    errors = torch.full_like(s, found.residual * norm)
+    errors[-1] = torch.maximum(errors[-1], beyond - s[-1])
+    weights = options.weights(s, norm, *shape)
+    errors = errors + problems.rounded
+    residual = (found.residual * norm + problems.rounded) / float(weights.min())
+    missed = float((errors / weights).max())
+    measures = [residual, found.orthogonality, missed]
+    errors = errors + found.orthogonality * rank**0.5 * s
+    values = _values(found.u, s, found.v, measures, errors)
+    return answered(values, f"gram-svd {compute}", options.progress)
+
+
+def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
+    """The library's SVD, truncated."""
+    options, a, norm = problems.options, problems.a[0], problems.norm
+    u, s, vh = refined_svd(a)
+    errors = _errors_of_all(a, u, s, vh)
+    k = truncate(s, options.rank, options.tol)
+    u, s, v = u[:, :k], s[:k], vh[:k].mH
+    gaps = torch.linalg.vector_norm(exact_matmul(a.mH, u) - v * s, dim=0)
+    numbers = torch.cat([torch.stack([s, gaps]), torch.stack([loss_of(u), loss_of(v)])[:, None].to(s)], 1)
+    numbers = numbers.double().cpu()
+    found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
+    weights = options.weights(found, norm, *a.shape)
+    residual = float(torch.linalg.vector_norm(gaps / weights))
+    residual += problems.rounded / float(weights.min()) if k else 0.0
+    errors = errors[:k].cpu() + problems.rounded
+    measures = [residual, float(losses.max()), residual]
+    values = _values(u, found, v, measures, errors)
+    return answered(values, f"svd {options.work.name}", options.progress)
+
+
+def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
+    """Bounds on the errors of all singular values of a tall matrix, in double precision.
+
+    Those of ``A V`` and ``U diag(s)`` differ by no more than the norm of the difference, and by so much from
+    those of A, and from s, as V and U lack of orthogonality.
+    """
+    n, (a, u, s, v) = a.shape[1], map(in_double, (a, u, s, vh.mH))
+    left = torch.linalg.matrix_norm(a @ v - u * s)
+    noise = measurement_error(n, torch.float64) * torch.linalg.matrix_norm(a)
+    return left + noise + (loss_of(u) + loss_of(v)) * n**0.5 * s
+
+
+def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
+    """QR, certified, and the SVD of R."""
+    options, norm = problems.options, problems.norm
+    shape, over_rows = options.shape_of(problems.a.shape), options.engine.over_rows
+    factors = factorize(
+        problems.a, "reduced", QROptions(options.target, options.engine, progress=options.progress)
+    )
+    certificate = factors.certificates[0]
+    q, r = (x[0].to(options.exact.storage) for x in (factors.q, factors.r))
+    u, s, vh, left, lost = svd_of_r(r, rank=options.rank, tol=options.tol, over_rows=over_rows)
+    u, s = exact_matmul(q, u), s.double().cpu()
+    bound, weights = options.bound(*shape), options.weights(s, norm, *shape)
+    # Certified errors are relative to the norm of A.
+    smallest = float(weights.min()) if len(s) else norm
+    unit = options.rounding(*shape) * norm / smallest if smallest > 0 else bound
+    residual = unit * certificate.residual / certificate.residual_bound
+    residual += (left + problems.rounded) / smallest if smallest > 0 else 0.0
+    orthogonality = certificate.orthogonality / certificate.orthogonality_bound
+    orthogonality = orthogonality * options.orthogonality_bound(*shape) + lost
+    n, work = shape[1], options.work.dtype
+    errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left + problems.rounded
+    # Norms differ by half of what the squares of U and of V lack.
+    errors = errors + (certificate.orthogonality + lost) * n**0.5 * s
+    measures = [residual, orthogonality, residual]
+    label = f"{factors.attempts[-1].method} + svd"
+    return answered(_values(u, s, vh.mH, measures, errors), label, options.progress)
+
+
+def _values(
+    u: torch.Tensor,
+    s: torch.Tensor,
+    v: torch.Tensor,
+    measures: list[float],
+    errors: torch.Tensor,
+    remainder: float = math.nan,
+) -> SVDValues:
+    numbers = torch.tensor([[remainder, *measures]], dtype=torch.float64, device="cpu")
+    return SVDValues(u[None], s[None], v[None], errors[None], numbers[:, 0], numbers[:, 1:])
+
 
 SVDLink = Link[TallMatrix, SVDValues]
 
@@ -91,7 +284,7 @@ def worth(m: int, n: int, rank: int, tuning: Tuning) -> int:
 def _iteration(case: SVDCase, label: str, name: str) -> SVDLink:
     most = LIMIT if case.options.algorithm is not None else _worth(case)
     width = block_width(case.n, case.rank)
-    return Link(label, partial(ways.by_iteration, width=width, most=most, label=label))
+    return Link(label, partial(by_iteration, width=width, most=most, label=label))
 
 
 def _worth(case: SVDCase) -> int:
@@ -99,7 +292,7 @@ def _worth(case: SVDCase) -> int:
 
 
 def _gram(case: SVDCase, label: str, name: str) -> SVDLink:
-    return Link(label, partial(ways.by_gram, compute=name))
+    return Link(label, partial(by_gram, compute=name))
 
 
 def _gram_arithmetic(options: SVDOptions) -> str:
@@ -133,9 +326,9 @@ _low = _formats("that of products by A", lambda case: [str(case.options.low)])
 _of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
 
 TABLE: Table[SVDCase] = (
-    Row("svd {}", way(ways.by_svd), (_small,), arithmetics=_work),
+    Row("svd {}", way(by_svd), (_small,), arithmetics=_work),
     Row("subspace iteration {}", _iteration, (_iterates,), arithmetics=_low),
     Row("gram-svd {}", _gram, (_part,), arithmetics=_of_gram),
-    Row("qr-svd", way(ways.by_qr), (_default,)),
+    Row("qr-svd", way(by_qr), (_default,)),
 )
 """Cheapest first."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
+from neula.certificates.low_rank import SVDCertificate
 from neula.engines import BF16, FP16, FP32, FP64, Engine, Format
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.progress import Progress
 
 
@@ -92,3 +95,31 @@ class TallMatrix(Batch):
     # triplets leave, differ by no more.
     rounded: float
     options: SVDOptions
+
+
+@dataclass(frozen=True)
+class SVDJudge:
+    """Triplets are accepted by residual, orthogonality, and what may have been missed."""
+
+    bound: float
+    orthogonality_bound: float
+
+    @classmethod
+    def for_shape(cls, m: int, n: int, options: SVDOptions) -> SVDJudge:
+        """The judge of triplets of a matrix of this shape."""
+        return cls(options.bound(m, n), options.orthogonality_bound(m, n))
+
+    def measure(self, problems: object, answer: Answer[SVDValues]) -> torch.Tensor:
+        """Links have done it, since iterations stop by what is measured."""
+        return answer.values.measures.T
+
+    def certificate(self, numbers: np.ndarray) -> SVDCertificate:
+        """The certificate for the measured numbers."""
+        residual, orthogonality, missed = numbers[:, 0].tolist()
+        return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
+
+    def verdict(self, answer: Answer[SVDValues], numbers: np.ndarray) -> Verdict:
+        """Among triplets that are not accepted, prefer those that exceed their bounds least."""
+        found = self.certificate(numbers)
+        penalty = np.array([[not found.accepted], [max(found.excess)]])
+        return Verdict(np.array([found.accepted]), penalty, str(found))

@@ -136,10 +136,7 @@ class _SingularValueBounds:
     the largest singular value to the last one that counts; rounding errors of R let it grow like ``s_1 / t``,
     and so those of the i-th singular value stay about the same.
 
-    Attributes
-    ----------
-    vectors : Tensor, shape (n, c)
-        Vectors to multiply by ``A^T A``.
+    ``vectors``, shape (n, c): vectors to multiply by ``A^T A``.
     """
 
     def __init__(self, s: torch.Tensor, v: torch.Tensor, k: int) -> None:

@@ -33,9 +33,8 @@ from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
-from neula.problems.low_rank.judge import SVDJudge
 from neula.problems.low_rank.links import chain
-from neula.problems.low_rank.problem import SVDOptions, TallMatrix
+from neula.problems.low_rank.problem import SVDJudge, SVDOptions, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import ArrayLike, Kind, SVDKeywords
 
@@ -181,11 +180,7 @@ def svd_lowrank(
     number = isinstance(accuracy, Real) and not isinstance(accuracy, bool)
     spread = isinstance(engine, Engine) and engine.over_rows.spread  # gradients would be sums over processes
     call = Call.begin(
-        {"A": A},
-        engine=engine,
-        accuracy=None if number else accuracy,
-        strict=strict,
-        gradients=not spread,
+        {"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict, gradients=not spread
     )
     a = call.first.tensor
     check_matrices(a, "A")

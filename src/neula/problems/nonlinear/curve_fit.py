@@ -12,7 +12,7 @@ from neula.algorithms.nonlinear.differentiate import Differences
 from neula.engines import Engine
 from neula.engines.formats import double_of
 from neula.errors import check_name
-from neula.pipeline.names import by_name, check_aligned, row_labels
+from neula.pipeline.names import by_name, check_aligned, ends_by_name, row_labels
 from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
@@ -129,6 +129,7 @@ def curve_fit(
         scaled by the residuals.
     check_finite : bool, optional
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
+        Dictionaries and series have the parameters by name.
     method : {"trf", "dogbox", "lm"}, optional
         Accepted for compatibility with SciPy; the method is the same for each.
     jac : callable or str, optional
@@ -172,7 +173,7 @@ def curve_fit(
     check_names(method, verbose)
     is_tensor, names = isinstance(ydata, torch.Tensor), names_of_parameters(f)
     check_aligned(row_labels(xdata), {"ydata": ydata, "sigma": sigma}, "xdata")
-    p0 = by_name(p0, names, "p0")
+    p0, bounds = by_name(p0, names, "p0"), ends_by_name(bounds, names)
     xdata, ydata, sigma = clean_data(xdata, ydata, sigma, check_finite, nan_policy)
     call = begin({"ydata": ydata}, [xdata, sigma, p0], engine, strict, or_complex=True)
     y = torch.atleast_1d(call.first.tensor).to(

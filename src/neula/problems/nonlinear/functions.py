@@ -231,13 +231,7 @@ class Jacobian:
         return real_rows(found)
 
     def _by_differences(
-        self,
-        x: torch.Tensor,
-        which: torch.Tensor,
-        item: Any,
-        f: torch.Tensor,
-        out: torch.Tensor,
-        part: float,
+        self, x: torch.Tensor, which: torch.Tensor, item: Any, f: torch.Tensor, out: torch.Tensor, part: float
     ) -> None:
         if self.mode == "cs" and self.values.is_complex:
             raise TypeError(

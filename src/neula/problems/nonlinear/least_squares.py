@@ -90,7 +90,7 @@ def least_squares(
         torch in one mode, or differences. By default torch, in the mode with fewer directions, where ``x0``
         is a tensor; else 2-point differences, and fourth-order ones for the Gauss-Newton steps at the end.
     bounds : pair of array_like, or scipy.optimize.Bounds, optional
-        Lower and upper bounds, broadcast with ``x0``.
+        Lower and upper bounds, broadcast with ``x0``; if that is a series, those in series go by its labels.
     method : {"trf", "dogbox", "lm"}, optional
         Accepted for compatibility with SciPy; the method is the same for each, with bounds, losses and
         batches.

@@ -18,6 +18,7 @@ from neula.problems.operators.arguments import (
     are_simple,
     common_dtype,
     may_be_vectors,
+    settings,
     shapes_of_system,
     system,
     worst,
@@ -84,12 +85,12 @@ def traced_lsq_linear(
 
 def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[str, Any]) -> Any:
     """A result whose numbers may not be read."""
-    engine = options.get("engine", "auto")
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     for name, x in zip(("lower bound", "upper bound"), bounds, strict=True):
         refuse_variable(x, name)
-        if x.is_complex() if isinstance(x, torch.Tensor) else np.iscomplexobj(x):
+        is_complex = isinstance(x, torch.Tensor) and x.is_complex()
+        if is_complex or (not isinstance(x, float | int | torch.Tensor) and np.iscomplexobj(x)):
             raise TypeError(f"{name} is complex, and must be real")
     lower, upper = (torch.as_tensor(x, dtype=torch.float64, device=A.device) for x in bounds)
     is_vector = b.ndim == 1
@@ -101,7 +102,7 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[st
 
     backward, forward, accepted = map(columns, evidence)
     known: dict[str, Any] = {"x": None, "residual_norms": None, "active_mask": columns(mask)}
-    known |= {"converged": accepted.all(), "iterations": 0, "tolerance": math.nan, "engine": engine}
+    known |= {"converged": accepted.all(), "iterations": 0, "tolerance": math.nan, **settings(options, A, b)}
     known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
     known |= {"backward_errors": backward, "forward_errors": forward}
     if kind is LsqLinearResult:

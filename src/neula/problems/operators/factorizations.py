@@ -11,7 +11,7 @@ import torch
 from neula.errors import check_name
 from neula.pipeline import functions
 from neula.pipeline.gradients import symmetric_part
-from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.operators import Operator
 from neula.pipeline.result import CholeskyResult, PolarResult, QRResult
 from neula.problems.operators.arguments import (
     COMMON,
@@ -20,6 +20,8 @@ from neula.problems.operators.arguments import (
     are_simple,
     certified,
     common_dtype,
+    fields_of,
+    settings,
     shapes_of_evidence,
     worst,
 )
@@ -55,8 +57,7 @@ def traced_qr(
     if mode not in ("reduced", "r") or pivoting or not are_simple(A, **options):
         return None
     q, r, _, _, accepted = QR.by_name(A, **options)
-    known = {"engine": options.get("engine", "auto"), "accuracy": name_of(options.get("accuracy")) or ""}
-    return QRResult(None if mode == "r" else q, r, accepted=accepted, **known)
+    return QRResult(None if mode == "r" else q, r, accepted=accepted, **settings(options, A))
 
 
 def traced_tsqr(
@@ -100,15 +101,8 @@ def traced_orth(
     if method != "qr":
         return None
     q, r, *_, accepted = ORTH.by_name(A, **options)
-    engine = options.get("engine", "auto")
-    return q if wait else QRResult(q, r, engine=engine, accepted=accepted, _pending=lambda: q)
-
-
-def _cholesky(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.definite.cholesky import cholesky
-
-    found = cholesky(A, **options)
-    return found.L, found.residuals, found.accepted
+    known = settings(options, A)
+    return q if wait else QRResult(q, r, accepted=accepted, _pending=lambda: q, **known)
 
 
 def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
@@ -119,7 +113,7 @@ def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
 CHOLESKY = Operator(
     f"cholesky(Tensor A, {COMMON}) -> (Tensor L, Tensor residual, Tensor accepted)",
     functions.CholeskyFunction,
-    _cholesky,
+    fields_of("definite.cholesky:cholesky", "L", "residuals", "accepted"),
     _shapes_of_cholesky,
 )
 
@@ -138,15 +132,8 @@ def traced_cholesky(
         **known,
         residuals=residuals,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
+        **settings(options, A),
     )
-
-
-def _polar(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.polar.polar import polar
-
-    found = polar(A, **options)
-    return found.U, found.ranks, found.residuals, found.orthogonalities, found.accepted
 
 
 def _shapes_of_polar(A: torch.Tensor) -> Shapes:
@@ -159,7 +146,7 @@ POLAR = Operator(
     f"polar(Tensor A, {COMMON}, float? rcond=None, bool completion=False)"
     " -> (Tensor U, Tensor rank, Tensor residual, Tensor orthogonality, Tensor accepted)",
     functions.Polar,
-    _polar,
+    fields_of("polar.polar:polar", "U", "ranks", "residuals", "orthogonalities", "accepted"),
     _shapes_of_polar,
 )
 
@@ -173,7 +160,6 @@ def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarRes
     rank: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
     known: dict[str, Any] = {"converged": accepted.all(), "rank": rank}
     known |= {"residual": worst(residuals), "orthogonality": worst(orthogonalities)}
-    known |= {"engine": options.get("engine", "auto"), "accuracy": name_of(options.get("accuracy")) or ""}
     return PolarResult(
         U=u,
         H=None if side is None else symmetric_part(A.to(u.dtype), u, side),
@@ -185,4 +171,5 @@ def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarRes
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
+        **settings(options, A),
     )

@@ -15,23 +15,19 @@ from neula.pipeline.result import LstsqResult, SolveResult
 from neula.problems.operators.arguments import (
     COMMON,
     Shapes,
-    Tensors,
     are_simple,
     common_dtype,
+    fields_of,
     may_be_vectors,
+    settings,
     shapes_of_evidence,
     shapes_of_system,
-    system,
     worst,
 )
 from neula.problems.operators.factorizations import QR
 
-
-def _lstsq(A: torch.Tensor, b: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.least_squares.lstsq import lstsq
-
-    found: LstsqResult[Any] = lstsq(*system(A, b), **options)
-    return found.x, found.ranks, found.backward_errors, found.forward_errors, found.accepted
+EVIDENCE = ("backward_errors", "forward_errors", "accepted")
+"""Fields of solutions with what was measured of each."""
 
 
 def _shapes_of_lstsq(A: torch.Tensor, b: torch.Tensor) -> Shapes:
@@ -48,7 +44,7 @@ LSTSQ = Operator(
     'int max_iterations=60, str certify="backward")'
     " -> (Tensor x, Tensor rank, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     functions.Solution,
-    _lstsq,
+    fields_of("least_squares.lstsq:lstsq", "x", "ranks", *EVIDENCE),
     _shapes_of_lstsq,
     _factorize,
 )
@@ -75,7 +71,7 @@ def traced_lstsq(
     if intercept or any(x is not None for x in general):
         return None
     refuse_variable(damp, "damp")
-    is_vector, dtype = b.ndim == 1, common_dtype(A, b)
+    is_vector, dtype, known = b.ndim == 1, common_dtype(A, b), settings(options, A, b)
     rhs = b.unsqueeze(-1) if is_vector else b
     if damp or weights is not None:
         options["accuracy"] = name_of(options.get("accuracy")) or name_of(dtype)
@@ -87,7 +83,8 @@ def traced_lstsq(
     x, ranks, *evidence = LSTSQ.by_name(A, rhs, **options)
     worst: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
     return LstsqResult(
-        **_unread(x.to(dtype), *evidence, is_vector=is_vector, engine=options.get("engine", "auto")),
+        **_unread(x.to(dtype), *evidence, is_vector=is_vector),
+        **known,
         optimality=math.nan,
         residual_norm=math.nan,
         rank=worst,
@@ -105,13 +102,6 @@ def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Ten
     return x.mH if tall else x
 
 
-def _solve(A: torch.Tensor, b: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.systems.solve import solve
-
-    found: SolveResult[Any] = solve(*system(A, b), **options)
-    return found.x, found.backward_errors, found.forward_errors, found.accepted
-
-
 def _shapes_of_solve(A: torch.Tensor, b: torch.Tensor) -> Shapes:
     batch, x = shapes_of_system(A, b)
     return (x, common_dtype(A, b)), *shapes_of_evidence(batch, b.shape[-1])
@@ -127,7 +117,7 @@ SOLVE = Operator(
     'int max_iterations=100, str certify="backward")'
     " -> (Tensor x, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     functions.LinearSystem,
-    _solve,
+    fields_of("systems.solve:solve", "x", *EVIDENCE),
     _shapes_of_solve,
     _solve_again,
 )
@@ -137,9 +127,9 @@ def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
     """:func:`neula.solve` in a graph."""
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
-    is_vector, engine = b.ndim == 1, options.get("engine", "auto")
+    is_vector, known = b.ndim == 1, settings(options, A, b)
     x, *evidence = SOLVE.by_name(A, b.unsqueeze(-1) if is_vector else b, **options)
-    return SolveResult(**_unread(x, *evidence, is_vector=is_vector, engine=engine), growth=math.nan)
+    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), growth=math.nan, **known)
 
 
 def _unread(
@@ -149,7 +139,6 @@ def _unread(
     accepted: torch.Tensor,
     *,
     is_vector: bool,
-    engine: str,
 ) -> dict[str, Any]:
     """Fields of a result whose numbers may not be read: they stay tensors."""
     return {
@@ -159,7 +148,6 @@ def _unread(
         "backward_error": worst(backward_errors),
         "tolerance": math.nan,
         "forward_error": worst(forward_errors),
-        "engine": engine,
         "accepted": accepted,
         "backward_errors": backward_errors,
         "forward_errors": forward_errors.squeeze(-1) if is_vector else forward_errors,

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from neula.pipeline import functions
-from neula.pipeline.operators import Operator, name_of
+from neula.pipeline.operators import Operator
 from neula.pipeline.result import EighResult, SVDResult
 from neula.problems.operators.arguments import (
     COMMON,
@@ -17,16 +17,11 @@ from neula.problems.operators.arguments import (
     are_simple,
     certified,
     common_dtype,
+    fields_of,
+    settings,
     shapes_of_evidence,
     worst,
 )
-
-
-def _eigh(A: torch.Tensor, **options: Any) -> Tensors:
-    from neula.problems.spectra.eigh import eigh
-
-    found = eigh(A, **options)
-    return *found, found.errors, found.residuals, found.orthogonalities, found.accepted
 
 
 def _shapes_of_eigh(A: torch.Tensor) -> Shapes:
@@ -40,7 +35,10 @@ EIGH = Operator(
     f"eigh(Tensor A, {COMMON})"
     " -> (Tensor w, Tensor V, Tensor errors, Tensor residual, Tensor orthogonality, Tensor accepted)",
     functions.EigenvectorsFunction,
-    _eigh,
+    fields_of(
+        *("spectra.eigh:eigh", "eigenvalues", "eigenvectors"),
+        *("errors", "residuals", "orthogonalities", "accepted"),
+    ),
     _shapes_of_eigh,
 )
 
@@ -77,8 +75,7 @@ def traced_eigh(
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
-        accuracy=name_of(options.get("accuracy")) or "",
+        **settings(options, A),
     )
 
 
@@ -106,11 +103,7 @@ SVD = Operator(
 
 
 def traced_svd(
-    A: Any,
-    *,
-    full_matrices: bool = True,
-    compute_uv: bool = True,
-    **options: Any,
+    A: Any, *, full_matrices: bool = True, compute_uv: bool = True, **options: Any
 ) -> SVDResult[Any] | None:
     """:func:`neula.svd` in a graph; vectors beyond the rank have no derivatives."""
     if not are_simple(A, **options) or A.ndim < 2:
@@ -126,6 +119,5 @@ def traced_svd(
         errors=errors,
         **known,
         accepted=accepted,
-        engine=options.get("engine", "auto"),
-        accuracy=name_of(options.get("accuracy")) or "",
+        **settings(options, A),
     )

@@ -26,9 +26,8 @@ from neula.pipeline.inputs import finite_members
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions
 from neula.problems.orthogonal.ways import refined_from_gram
 
 

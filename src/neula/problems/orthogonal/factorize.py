@@ -23,9 +23,8 @@ from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.judge import QRJudge
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import QRLink, without_factors
 
 Begun = Sequence[Answer[QRValues]]
@@ -58,18 +57,17 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
         return None
     with plain_arithmetic(options.engine.device):
         exponents, parts = None, list(matrices.split(1))
+        judge = QRJudge(options.shape_of(matrices.shape), options.target)
         if _go_together(matrices, options):
             scaled, exponents = _in_range(matrices, options.target)
             parts = [scaled]
-        begun = []
-        for a in parts:
-            one = QRMatrices(a, options)
-            found = first_answer(
-                links_for(a, options, wait=False), one, QRJudge(options.shape_of(a.shape), options.target)
-            )
+        begun = _side_by_side(matrices, judge, options) if len(parts) > 1 else None
+        for a in parts if begun is None else []:
+            found = first_answer(links_for(a, options, wait=False), QRMatrices(a, options), judge)
             if found is None:
                 return None
-            begun.append(found)
+            begun = [*(begun or []), found]
+        assert begun is not None
         values = QRValues.joined([found.values for found in begun])
         accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
         if exponents is not None:
@@ -97,10 +95,7 @@ def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) 
 
 
 def factorize_together(
-    matrices: torch.Tensor,
-    links: Sequence[QRLink],
-    options: QROptions,
-    begun: Answer[QRValues] | None = None,
+    matrices: torch.Tensor, links: Sequence[QRLink], options: QROptions, begun: Answer[QRValues] | None = None
 ) -> QRFactors:
     """Run a chain: each link for those matrices that were not accepted before."""
     over_rows = options.over_rows

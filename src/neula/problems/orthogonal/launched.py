@@ -10,12 +10,7 @@ from collections.abc import Callable
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr_low
-from neula.algorithms.orthogonal.gram_passes import (
-    gram_passes,
-    passes_if_definite,
-    passes_with_a_look,
-    shifted_passes,
-)
+from neula.algorithms.orthogonal.gram_passes import gram_passes, passes_if_definite, shifted_passes
 from neula.algorithms.orthogonal.reorthogonalize import correct, correct_last, second_passes
 from neula.certificates.qr import leading_losses, single_qr_measures
 from neula.engines import FP64
@@ -61,17 +56,6 @@ def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
 def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
     """QR by three passes of shifted Cholesky QR, for nearly dependent columns."""
     return shifted_passes(_in_double(matrix), matrix.options.engine)
-
-
-def by_gram_matrices_with_a_look(label: str, shifted: str) -> QRLink:
-    """One of the two, for matrices whose Gram matrix takes longer than a look at its factor."""
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        matrix = Matrix.unchecked(matrices.a[0], matrices.options)
-        q, r, needed = passes_with_a_look(_in_double(matrix), matrices.options.engine)
-        return Answer(QRValues.of_one(*_measured(matrix, q, r)), shifted if needed else label)
-
-    return Link(label, answer)
 
 
 def by_gram_matrices_if_definite(label: str) -> QRLink:

@@ -24,10 +24,8 @@ from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.factorize import factorize, goes_at_once, links_for
 from neula.problems.orthogonal.factors import QRFactors, as_accepted
-from neula.problems.orthogonal.host_links import is_for_core, is_for_kernel
-from neula.problems.orthogonal.judge import QRJudge
-from neula.problems.orthogonal.problem import QRMatrices, QROptions, QRValues
-from neula.problems.orthogonal.ways import QRLink
+from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.ways import QRLink, is_for_core, is_for_kernel
 
 
 class QRPlan:

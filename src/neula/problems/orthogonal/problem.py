@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,14 @@ from torch.nn import functional
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.orthogonality import PROBES, gaussian_probes, measured_again
-from neula.certificates.qr import certifying_dtype, image_of, qr_measures, units
+from neula.certificates.qr import (
+    certificate_of,
+    certificates_of,
+    certifying_dtype,
+    image_of,
+    qr_measures,
+    units,
+)
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
 from neula.engines.formats import in_double, matching_dtype
@@ -23,7 +31,8 @@ from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.pipeline.batches import Batch, Values
-from neula.pipeline.inputs import check_finite
+from neula.pipeline.chain import Answer, Run, Verdict
+from neula.pipeline.inputs import check_finite, usable_members
 from neula.pipeline.progress import Progress
 
 
@@ -32,10 +41,10 @@ class QRTuning:
     """Sizes from which one way to a QR is faster than another."""
 
     cholesky_qr_ratio: float  # rows a column from which on Cholesky QR beats LAPACK's reflections
-    reflected_rows: int  # rows up to which a thread block reflects a whole matrix
     widened_elements: int  # of a matrix in single precision, at most, that is copied in double
     # m n^2 up to which Gram matrices in double precision take over where panels have lost too much: for
-    # float32 up to a 32nd of that at once, in double precision up to 16 times as much. 0: fp64 is slow.
+    # float32 up to a 32nd of that at once, in double precision, replayed, up to 16 times as much. 0: fp64 is
+    # slow.
     gram_passes: int
     low_columns: int  # columns up to which Cholesky QR of a whole tall matrix comes first in half precision
     tall_ratio: int  # rows a column from which on a matrix is tall
@@ -314,5 +323,63 @@ def trusted(found: np.ndarray, target: Format) -> np.ndarray:
 @lru_cache(maxsize=64)
 def probe_vectors(n: int, dtype: torch.dtype = torch.float64) -> np.ndarray:
     """Random vectors of a length, kept; complex for a complex dtype."""
-    found: np.ndarray = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
-    return found
+    return gaussian_probes(n, torch.device("cpu"), dtype).numpy()
+
+
+@dataclass(frozen=True)
+class QRJudge:
+    """Factors are accepted by residual and orthogonality, along random vectors and in the 2-norm."""
+
+    shape: Sequence[int]  # of each matrix
+    target: Format
+    # Shape (batch, m, n): matrices that are factorized together, and may hold NaN or Inf: these are not tried
+    # again.
+    batch: torch.Tensor | None = None
+    in_place: bool = False  # whether there is nothing but the last factors
+    over_rows: Reduction = HERE
+
+    def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
+        """Links have done it, since CUDA graphs play it back with the rest."""
+        return answer.values.measures.T
+
+    def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
+        """Certificates of the best factors."""
+        found: Sequence[QRCertificate] | None = run.evidence
+        dtype = run.found.measures.dtype
+        return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found
+
+    def certificate(self, values: QRValues, numbers: np.ndarray | None = None) -> QRCertificate:
+        """Certificate for a single matrix, without arrays of one number, which take longer than the
+        numbers.
+        """
+        known = values.measures[0] if numbers is None else numbers[:, 0]
+        found = certificate_of(known.tolist(), self.shape, self.target, measured_in=values.measures.dtype)
+        if not found.doubtful:
+            return found
+        (norm,) = values.norms(np.ones(1, dtype=bool), found, self.over_rows)
+        return replace(found, orthogonality_2norm=float(norm))
+
+    def certificates_of_batch(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
+        """Certificates for a batch, from the measured numbers, where estimates that are too large are
+        replaced.
+        """
+        dtype = values.measures.dtype
+        found = certificates_of(numbers, dtype, self.shape, self.target)
+        if not found.doubtful.any():
+            return found
+        numbers[3, found.doubtful] = values.norms(found.doubtful, found, self.over_rows)
+        return certificates_of(numbers, dtype, self.shape, self.target)
+
+    def verdict(self, answer: Answer[Any], numbers: np.ndarray) -> Verdict:
+        """Among factors that are not accepted, prefer the smallest error."""
+        if self.batch is None:
+            one = self.certificate(answer.values, numbers)
+            numbers[3, 0] = one.orthogonality_2norm
+            level = [[0.0], [0.0]] if self.in_place else [[not one.accepted], [one.error]]
+            words = answer.doubt or one.in_words
+            return Verdict(np.array([one.accepted]), np.array(level), words, evidence=[one])
+        found = self.certificates_of_batch(answer.values, numbers)
+        accepted = found.accepted
+        penalty = np.array([~accepted, found.error])
+        final = accepted | ~usable_members(self.batch, found.residual)
+        return Verdict(accepted, penalty, found.in_words, final, found)

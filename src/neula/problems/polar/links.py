@@ -11,19 +11,84 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import torch
+
+from neula.algorithms.polar.iteration import isometry, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import OddPolynomial, composition, image
-from neula.engines import BF16, FORMATS, FP16, FP64, Arithmetic
-from neula.pipeline.chain import Link
+from neula.certificates.polar import polar_measures
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Arithmetic, Format
+from neula.pipeline.chain import Answer, Declined, Link, answered
+from neula.pipeline.inputs import finite_members
 from neula.pipeline.table import Chain, Row, Rule, Table
-from neula.problems.polar.problem import PolarOptions
-from neula.problems.polar.ways import PolarLink, by_svd, polynomials
+from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
+
+Solution = Answer[PolarValues]
+
+PolarLink = Link[PolarMatrices, PolarValues]
+
+
+def polynomials(
+    label: str, arithmetic: Arithmetic, steps: Sequence[OddPolynomial], *, on: bool = False
+) -> PolarLink:
+    """A composition of polynomials; ``on`` says that it takes on what the link before has found."""
+
+    def answer(matrices: PolarMatrices, before: Solution | None) -> Solution:
+        options = matrices.options
+        engine = options.engine.using(arithmetic)
+
+        def factorized(a: torch.Tensor, *found: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            parts = engine.parts(options.laid_down(a), *options.scales(a))
+            if found:
+                x = taken_on(engine.parts(options.laid_down(found[0])), steps, engine)
+            else:
+                x, _ = polar_factor(parts, steps, engine)
+            exactly = arithmetic.format in (FP32, FP64)
+            asked = {"exactly": exactly, "weighted": not options.small_too, "whole": options.completion}
+            return x, polar_measures(parts, x, engine, within=False, **asked)
+
+        a, known = matrices.a, () if before is None else (before.values.u,)
+        key = label, options.target.name, options.small_too, options.completion
+        x, measures = options.engine.replay(factorized, (a, *known), key)
+        u, unknown = engine.joined(x), torch.full((len(a),), -1, device=a.device)
+        return _answer(options, label, u if options.lie_down(a.shape) else u.mH, unknown, measures)
+
+    return Link(label, answer, inherits=on, launches_only=not on)
+
+
+def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:
+    """The singular value decomposition, which knows the rank, in float32 or float64."""
+    options, label = matrices.options, f"svd {format.name}"
+    engine = options.engine.using(options.work)
+    usable = finite_members(matrices.a)
+    scales, factor = options.scales(matrices.a)
+    wide = (options.laid_down(matrices.a) * scales[:, None, None]) * factor
+    wide = wide.to(options.engine.using(format).storage)
+    wide = torch.where(usable[:, None, None], wide, 0.0)
+    cutoff, unknown = options.cutoff(matrices.a.shape), 0.0
+    if format is FP32 and options.small_too:
+        unknown = 8 * format.u * max(options.shape_of(matrices.a.shape)) ** 0.5  # errors of this SVD
+    x, rank, doubtful = isometry(
+        wide, cutoff, unknown=unknown, completion=options.completion, over_rows=options.over_rows
+    )
+    if bool(doubtful.any()):
+        raise Declined("singular values that float32 does not tell from zero")
+    within = not options.completion
+    measures = polar_measures(engine.parts(wide), engine.parts(x), engine, exactly=True, within=within)
+    x = torch.where(usable[:, None, None], x, torch.nan)
+    measures = torch.where(usable, measures, torch.nan)
+    u = x.to(engine.storage)
+    return _answer(options, label, u if options.lie_down(matrices.a.shape) else u.mH, rank, measures)
+
+
+def _answer(
+    options: PolarOptions, label: str, u: torch.Tensor, rank: torch.Tensor, measures: torch.Tensor
+) -> Solution:
+    return answered(PolarValues(u, rank, measures.T), label, options.progress)
+
 
 SMALLEST = 7e-4
 """Singular values that the first polynomials are made for, relative to the bound on the norm, which is up to
 1.4 times the largest one: of condition numbers up to 1e3."""
-
-NEXT = 1e-2
-"""Singular values that the next polynomials are made for: of condition numbers up to 3e5."""
 
 ERROR = 5.5e-3
 """Error of the polynomials at the accuracy of bf16; the rest of ``2^-7`` is for rounding errors."""
@@ -48,24 +113,22 @@ def _is_one(options: PolarOptions) -> bool:
     return _cheapest(options, first=True) == _cheapest(options, first=False)
 
 
-def _composed(options: PolarOptions, part: int) -> Sequence[OddPolynomial]:
-    """The first, second and third composition of polynomials."""
+def _composed(options: PolarOptions, *, first: bool) -> Sequence[OddPolynomial]:
+    """The first composition of polynomials, or the next one."""
     error = ERROR if options.target is BF16 else 2 * options.target.u
-    first, fine = _cheapest(options, first=True), _cheapest(options, first=False)
-    begun, least = composition(SMALLEST, error, MARGIN[first.name]), fine.u / 2
-    steps = partial(composition, error=error, margin=MARGIN[fine.name])
-    if part == 0:
+    begun = composition(SMALLEST, error, MARGIN[_cheapest(options, first=True).name])
+    if first:
         return begun
-    if not _is_one(options):  # what is small is lost in what the first have left
-        return steps(least)
-    more = steps(NEXT)
-    return more if part == 1 else steps(image(more, image(begun, least)))
+    fine = _cheapest(options, first=False)
+    # In another arithmetic what is small is lost in what the first have left.
+    least = image(begun, fine.u / 2) if _is_one(options) else fine.u / 2
+    return composition(least, error, MARGIN[fine.name])
 
 
 def _polynomials(options: PolarOptions, label: str, name: str) -> PolarLink:
-    part = ("polynomials", "more", "still").index(label.split()[0])
-    on = part > 0 and _is_one(options)
-    return polynomials(label, Arithmetic.named(name), _composed(options, part), on=on)
+    first = not label.startswith("more")
+    steps, on = _composed(options, first=first), not first and _is_one(options)
+    return polynomials(label, Arithmetic.named(name), steps, on=on)
 
 
 def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
@@ -84,8 +147,6 @@ _lapack = _when(
 
 _products = _when("on a GPU", lambda options: not options.engine.tuning.lapack)
 
-_one = _when("if these are in the same arithmetic", _is_one)
-
 _first = _formats("fp16, fp16_cor, fp64", lambda options: [_cheapest(options, first=True).name])
 
 _fine = _formats("fp16_cor, fp64", lambda options: [_cheapest(options, first=False).name])
@@ -96,7 +157,6 @@ TABLE: Table[PolarOptions] = (
     Row("svd {}", _svd, (_no_threshold, _lapack), arithmetics=_work),
     Row("polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_first),
     Row("more polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_fine),
-    Row("still more polynomials {}", _polynomials, (_no_threshold, _products, _one), arithmetics=_fine),
     Row("svd {}", _svd, ()),
 )
 """Cheapest first."""

@@ -24,9 +24,8 @@ from neula.pipeline.operators import with_operator
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
 from neula.problems.operators.factorizations import traced_polar
-from neula.problems.polar.judge import PolarJudge
 from neula.problems.polar.links import chain
-from neula.problems.polar.problem import SIDES, PolarMatrices, PolarOptions, PolarValues
+from neula.problems.polar.problem import SIDES, PolarJudge, PolarMatrices, PolarOptions, PolarValues
 from neula.problems.signatures import ArrayLike, Kind, PolarKeywords
 
 

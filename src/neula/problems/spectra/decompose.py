@@ -5,27 +5,45 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, reduce
+from functools import cache, cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
-from neula.certificates.spectra import SpectralErrors, a_priori_error, backward_error, spectral_errors
+from neula.certificates.low_rank import SVDCertificate
+from neula.certificates.spectra import (
+    SpectralErrors,
+    SpectralMeasures,
+    a_priori_error,
+    backward_error,
+    consistency,
+    lost_orthogonality,
+    measured,
+    spectral_errors,
+)
 from neula.engines.formats import in_double, matching_dtype
+from neula.engines.graphs import called
 from neula.errors import of_batch
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
-from neula.kernels.magnitudes import largest_magnitude, two_norms
+from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
+from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite
-from neula.pipeline.result import Attempt
+from neula.pipeline.plans import Given, accepted_result
+from neula.pipeline.result import Attempt, EighResult, SVDResult
 from neula.pipeline.result.deferred import Later
-from neula.problems.spectra.judge import SpectralJudge
 from neula.problems.spectra.links import chain
-from neula.problems.spectra.problem import SpectralMatrices, SpectralOptions, SpectralValues
+from neula.problems.spectra.problem import (
+    SpectralJudge,
+    SpectralMatrices,
+    SpectralOptions,
+    SpectralTuning,
+    SpectralValues,
+)
 
 
 @dataclass(frozen=True)
@@ -44,9 +62,7 @@ class Decomposed:
     def values(self) -> torch.Tensor:
         """Eigenvalues or singular values of A, shape (batch, k), float64; NaN of unusable matrices.
 
-        Raises
-        ------
-        OverflowError
+        Raises OverflowError.
         """
         found = self._in_units(in_double(self.run.found.s))
         if bool(found.isinf().any()):
@@ -180,34 +196,19 @@ def decompose(
 ) -> Decomposed:
     """Decompose matrices that are not wide; of symmetric ones the lower triangle is read.
 
-    Parameters
-    ----------
-    call : Call
-    matrices : Tensor, shape (batch, m, n)
-    options : SpectralOptions
-    upper : bool, optional
-        Whether these are adjoints of what was given, whose upper triangles are read.
-
-    Raises
-    ------
-    ValueError
-        If a single matrix holds NaN or Inf.
+    Shapes: matrices (batch, m, n). ``upper``: whether these are adjoints of what was given, whose upper
+    triangles are read. Raises ValueError if a single matrix holds NaN or Inf.
     """
     m, n = matrices.shape[1:]
-    a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    if options.symmetric:
-        a = hermitian_from_lower(a)
-    largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
-    usable = largest.isfinite()
+    scaled = partial(_scaled, symmetric=options.symmetric)
+    # Of larger ones the rest takes so long that launches do not matter.
+    play = options.engine.replay if n <= options.leaf else called
+    a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
         if options.symmetric:
             given = given.triu() if upper else given.tril()
         check_finite(given, largest, "A")
-    elif not bool(usable.all()):
-        a = torch.where(usable[:, None, None], a, 0.0)
-    scales = power_of_two_scales(torch.where(usable, largest, 0.0))
-    a = a * scales[:, None, None]
     judge = SpectralJudge(options.bounds(n))
     if a.numel() == 0:
         run = _of_nothing(a)
@@ -219,7 +220,22 @@ def decompose(
         run.numbers[:, ~known] = math.nan
         reason = of_batch("NaN or Inf in A", int((~run.accepted).sum()), len(a), "matrices")
         run.attempts[-1] = replace(run.attempts[-1], accepted=False, reason=reason)
-    return Decomposed(run, judge, options, (m, n), 1 - torch.frexp(scales)[1], usable)
+    return Decomposed(run, judge, options, (m, n), exponents, usable)
+
+
+def _scaled(matrices: torch.Tensor, *, symmetric: bool) -> tuple[torch.Tensor, ...]:
+    """Matrices divided by powers of two, zero where they hold NaN or Inf; their largest elements; which are
+    finite; and the exponents. Nothing synchronizes on a GPU.
+    """
+    a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
+    if symmetric:
+        a = hermitian_from_lower(a)
+    largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
+    usable = largest.isfinite()
+    scales = power_of_two_scales(torch.where(usable, largest, 0.0))
+    if a.is_cuda or not bool(usable.all()):
+        a = torch.where(usable[:, None, None], a, 0.0)
+    return a * scales[:, None, None], largest, usable, 1 - torch.frexp(scales)[1]
 
 
 def _of_nothing(a: torch.Tensor) -> Run[SpectralValues]:
@@ -248,3 +264,128 @@ def completed(u: torch.Tensor) -> torch.Tensor:
     rest = q[:, :, k:]
     rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
     return torch.cat([u, rest], 2)
+
+
+class SpectralPlan:
+    """A plan for single matrices on a CPU, of which LAPACK comes first in their own precision.
+
+    ``upper``: whether the upper triangle is read, of a symmetric matrix. ``full``: whether U and Vh are to be
+    square.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], options: SpectralOptions, *, upper: bool = False, full: bool = False
+    ) -> None:
+        self.options, self._bounds = options, options.bounds(min(shape))
+        self._triangle, self._upper, self._full, self._shape = "LU"[upper], upper, full, shape
+        self._device, name = torch.device("cpu"), "eigh" if options.symmetric else "svd"
+        self._label = f"{name} {options.work.name}"
+        double = min(shape) <= options.tuning[SpectralTuning].measured_in_double
+        self._wide: Callable[[torch.Tensor], torch.Tensor] = in_double if double else lambda x: x
+
+    @classmethod
+    def for_matrix(cls, a: torch.Tensor, options: SpectralOptions, **others: bool) -> SpectralPlan | None:
+        """Plan for matrices like A; None where LAPACK is not the first link in the precision of A."""
+        alone = a.ndim == 2 and a.numel() > 0 and options.progress is None
+        host = options.engine.device.type == "cpu" and options.tuning.lapack
+        if not (alone and host and a.dtype.to_real() == options.work.dtype):
+            return None
+        return cls((a.shape[0], a.shape[1]), options, **others)
+
+    def __call__(self, given: Given) -> EighResult[Any] | SVDResult[Any] | None:
+        """The result; None where it is not accepted."""
+        a = given.arrays[0]
+        with plain_arithmetic(self._device):
+            return self._solved(a if isinstance(a, torch.Tensor) else torch.from_numpy(a), given)
+
+    def _solved(self, a: torch.Tensor, given: Given) -> EighResult[Any] | SVDResult[Any] | None:
+        options, whole = self.options, a
+        if options.symmetric:
+            whole = a if torch.equal(a, a.mH) else hermitian_from_lower(a.mH if self._upper else a)
+        whole = self._wide(whole)
+        norm = in_double(torch.linalg.vector_norm(whole)[None])
+        size = float(norm)
+        if not 1 / SQUARABLE < size < SQUARABLE:
+            return None
+        u = v = None
+        if not options.vectors:
+            s = torch.linalg.eigvalsh(a, self._triangle) if options.symmetric else torch.linalg.svdvals(a)
+            residual = float(consistency(whole[None], s[None], symmetric=options.symmetric))
+            lost, found = 0.0, None
+        else:
+            if options.symmetric:
+                s, v = torch.linalg.eigh(a, self._triangle)
+                u = v
+            else:
+                u, s, vh = torch.linalg.svd(a, full_matrices=False)
+                v = vh.mH
+                if self._full:
+                    u, v = (x if len(x) == x.shape[1] else completed(x[None])[0] for x in (u, v))
+            found, rest = self._measured(whole, u, s, v, norm)
+            residual, lost = float(found.total) / size, max(float(found.orthogonality), rest)
+        bounds = self._bounds
+        if not (residual <= bounds.residual and lost <= bounds.orthogonality):
+            return None
+        return self._result(given, (u, s, v), (residual, lost), found)
+
+    def _measured(
+        self, a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, norm: torch.Tensor
+    ) -> tuple[SpectralMeasures, float]:
+        """Measures of vectors that belong to values, and the orthogonality of all."""
+        m, n = self._shape
+        k, rest = min(m, n), 0.0
+        if max(u.shape[1], v.shape[1]) > k:
+            square = u if m > n else v
+            rest = float(lost_orthogonality(square[None], a.dtype))
+        if u is v:
+            v = v[None]
+            return measured(a[None], v, s[None], v, norm), rest
+        tall = (a, u[:, :k], v[:, :k]) if m >= n else (a.mH, v[:, :k], u[:, :k])
+        a, left, right = (x[None] for x in tall)
+        return measured(a, left, s[None], right, norm), rest
+
+    def _result(
+        self,
+        given: Given,
+        triplet: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
+        numbers: tuple[float, float],
+        found: SpectralMeasures | None,
+    ) -> EighResult[Any] | SVDResult[Any]:
+        options, bounds, (u, s, v), give = self.options, self._bounds, triplet, given.give
+        errors = cache(lambda: self._errors(s, found))
+
+        def later(name: str) -> Later:
+            return Later(lambda: give(getattr(errors(), name)[0]))
+
+        fields: dict[str, Any] = {"errors": later("errors"), "converged": True}
+        for name in ("clusters", "gaps", "vector_errors"):
+            fields[name] = later(name) if options.vectors else None
+        fields["accepted"] = Later(lambda: give(s.isfinite().all()))
+
+        def certificate() -> SVDCertificate:
+            return SVDCertificate(*numbers, 0.0, bounds.residual, bounds.orthogonality)
+
+        residual, lost = numbers
+        if not options.symmetric:
+            fields |= {"U": None if u is None else give(u), "s": give(s)}
+            fields |= {"Vh": None if v is None else give(v.mH.resolve_conj())}
+            fields |= {"relative_error": residual, "certificate": Later(certificate)}
+            return accepted_result(SVDResult, given, options, self._label, lambda: str(certificate()), fields)
+        fields |= {"eigenvalues": give(s), "eigenvectors": None if v is None else give(v)}
+        fields |= {"evidence": "measured" if options.vectors else "a priori"}
+        fields |= {"residual": residual, "orthogonality": lost}
+        fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
+        for name, number in (("residuals", residual), ("orthogonalities", lost)):
+            fields[name] = Later(partial(lambda x: give(s.new_tensor(x, dtype=torch.float64)), number))
+        return accepted_result(EighResult, given, options, self._label, lambda: str(certificate()), fields)
+
+    def _errors(self, s: torch.Tensor, found: SpectralMeasures | None) -> SpectralErrors:
+        m, n = self._shape
+        s = in_double(s)[None]
+        if found is None:
+            unknown = torch.full_like(s, torch.nan)
+            error = a_priori_error(self.options.work.u, n) * s.abs().amax(1, keepdim=True)
+            return SpectralErrors(error.expand_as(s), unknown, unknown.long(), unknown)
+        symmetric = self.options.symmetric
+        end = None if symmetric or m == n else torch.zeros_like(s[:, 0])
+        return spectral_errors(s, found, symmetric=symmetric, edges=(None, end))

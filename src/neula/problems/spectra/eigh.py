@@ -29,9 +29,8 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.problems.operators.spectra import traced_eigh
 from neula.problems.signatures import Array, ArrayLike, EighKeywords, EigvalshKeywords, Kind
-from neula.problems.spectra.decompose import Decomposed, decompose, worst
+from neula.problems.spectra.decompose import Decomposed, SpectralPlan, decompose, worst
 from neula.problems.spectra.pencil import decompose_pencil
-from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
 ALGORITHMS = ("divide",)
@@ -42,10 +41,7 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@with_operator(
-    traced_eigh,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
-)
+@with_operator(traced_eigh, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
@@ -283,19 +279,10 @@ def begin(
 ) -> Call:
     """Begin a call with square matrices.
 
-    Raises
-    ------
-    ValueError
-        For other matrices.
+    Raises ValueError for other matrices.
     """
     call = Call.begin(
-        operands,
-        engine=engine,
-        accuracy=accuracy,
-        bound=_bound,
-        strict=strict,
-        gradients=gradients,
-        or_complex=True,
+        operands, engine=engine, accuracy=accuracy, bound=_bound, strict=strict, gradients=gradients
     )
     for name, taken in call.operands.items():
         check_matrices(taken.tensor, name)

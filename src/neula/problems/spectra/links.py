@@ -7,26 +7,205 @@ eigenvalues: the polar factor, which takes products alone, leaves eigenvalues to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from neula.engines import FORMATS, FP32
-from neula.pipeline.chain import Link
-from neula.pipeline.table import Case, Chain, Row, Rule, Table
+import torch
+
+from neula.algorithms.orthogonal.batched_qr import batched_qr
+from neula.algorithms.spectra.divide import corrected, divide
+from neula.certificates.spectra import consistency, measured
+from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format
+from neula.engines.formats import in_double
+from neula.kernels import scipy_linalg
+from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
+from neula.kernels.precision import exact_matmul
+from neula.kernels.spectra.small_eigh import small_eigh
+from neula.pipeline.chain import Answer, Declined, Link, run_chain
+from neula.pipeline.progress import stage
+from neula.pipeline.table import Case, Chain, Row, Rule, Table, formatted
+from neula.problems.orthogonal.factorize import begin, factorize
+from neula.problems.orthogonal.problem import QROptions
+from neula.problems.polar.polar import decompose, symmetric_factor
+from neula.problems.polar.problem import PolarOptions
 from neula.problems.spectra.problem import (
+    SpectralJudge,
     SpectralMatrices,
     SpectralOptions,
     SpectralTuning,
     SpectralValues,
 )
-from neula.problems.spectra.ways import (
-    by_division,
-    by_gram_matrix,
-    by_library,
-    by_more_corrections,
-    by_polar_factor,
-    part_by_lapack,
-)
+
+Solution = Answer[SpectralValues]
+
+
+def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
+    """LAPACK or cuSOLVER in float32 or float64."""
+    options, a = matrices.options, matrices.stored(format)
+    report = stage(options.progress, label)
+    if not options.vectors:
+        s = converged_eigvalsh(a) if options.symmetric else singular_values(a)
+        report(1.0)
+        return _values_alone(matrices, s, label)
+    if not options.symmetric:
+        u, s, vh = svd(a)
+        answer = measured_answer(matrices, u, s, vh.mH, label, format)
+    elif small_eigh.takes(a):
+        answer = _by_kernel(matrices, label, format)
+    else:
+        s, v = converged_eigh(a)
+        answer = measured_answer(matrices, v, s, v, label, format)
+    report(1.0)
+    return answer
+
+
+def _by_kernel(matrices: SpectralMatrices, label: str, format: Format) -> Solution:
+    """Eigenvectors of small matrices on a GPU, which synchronize nothing."""
+    options = matrices.options
+
+    def decomposed(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = SpectralMatrices(a, options)
+        s, v = small_eigh(given.stored(format))
+        found = measured(given.precise(format), v, s, v)
+        return s, v, *found, found.numbers
+
+    s, v, *found, numbers = options.engine.replay(decomposed, (matrices.a,), ("eigh", format.name))
+    return Answer(SpectralValues(s, v, v, *found), label, measured=numbers)
+
+
+def part_by_lapack(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Some eigenvalues of a single matrix on a CPU, by LAPACK's relatively robust representations."""
+    options, a = matrices.options, matrices.stored(format)
+    assert options.part is not None
+    lower, vectors = a[0].numpy(), options.vectors
+    report = stage(options.progress, label)
+    found = scipy_linalg.eigh(lower, subset_by_index=options.part, eigvals_only=not vectors, driver="evr")
+    report(1.0)
+    if not vectors:
+        return _values_alone(matrices, torch.from_numpy(found)[None], label, whole=False)
+    s, v = (torch.from_numpy(x)[None] for x in found)
+    return measured_answer(matrices, v, s, v, label, format)
+
+
+def by_polar_factor(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Singular values of ``A = U H`` from eigenvalues of H: all else is products.
+
+    Of a matrix with twice as many rows as columns, or more, R takes the place of A.
+    """
+    options, a = matrices.options, matrices.stored(format)
+    q = None
+    if a.shape[1] >= 2 * a.shape[2]:
+        factors = factorize(a, "reduced", QROptions(format, options.engine))
+        q, a = factors.q.to(a.dtype), factors.r.to(a.dtype)
+    asked = PolarOptions(format, options.engine, completion=True)
+    u = decompose(a, asked).u.to(a.dtype)
+    h = symmetric_factor(a, u, "right", asked).to(a.dtype)
+    of_h = SpectralOptions(format, options.engine, symmetric=True)
+    judge = SpectralJudge(of_h.bounds(h.shape[2]))
+    found = run_chain(chain(len(h), h.shape[2], of_h), SpectralMatrices(h, of_h), judge).found
+    s, v = found.s.to(a.dtype.to_real()), found.v.to(a.dtype)
+    u, s, v = _descending(exact_matmul(u, v), s, v)  # values near zero may be negative
+    return measured_answer(matrices, u if q is None else exact_matmul(q, u), s, v, label, format)
+
+
+def by_gram_matrix(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Singular vectors of single precision from eigenvectors of ``A^T A`` in double precision, then QR of
+    ``A V``: R is diagonal up to rounding errors.
+    """
+    a, engine = matrices.stored(format), matrices.options.engine
+    wide = in_double(a)
+    v = converged_eigh(exact_matmul(wide.mH, wide))[1].flip(2)
+    factors = factorize(exact_matmul(wide, v).to(a.dtype), "reduced", QROptions(format, engine))
+    s = factors.r.diagonal(0, 1, 2).to(a.dtype)
+    u, s, v = _descending(factors.q.to(a.dtype), s, v.to(a.dtype))
+    return measured_answer(matrices, u, s, v, label, format)
+
+
+def _descending(
+    u: torch.Tensor, s: torch.Tensor, v: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Triplets with the largest value first; the sign of a negative one goes to U."""
+    u = u * torch.where(s < 0, -1.0, 1.0)[:, None, :]
+    s, order = s.abs().sort(1, descending=True)
+    u, v = (x.gather(2, order[:, None, :].expand_as(x)) for x in (u, v))
+    return u, s, v
+
+
+def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
+    """Spectral divide and conquer as accurate as float32, signs in half precision; then corrections.
+
+    Each squares errors, from 1e-3 on, until rounding errors alone are left: after two in single precision, or
+    one and three more in double precision.
+    """
+    options = matrices.options
+    half, single = (options.engine.using(options.tuning.cheapest(target)) for target in (FP16, FP32))
+
+    def orthonormal(x: torch.Tensor) -> torch.Tensor:
+        if len(x) >= options.tuning[SpectralTuning].qr_together and not x.is_complex():
+            return batched_qr(x)[0]
+        # Accurate products, and whatever orthogonality one pass gives; in doubt it is measured again.
+        asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)
+        begun = begin(x, asked)
+        if begun is not None and bool(begun[1].all()):
+            return begun[0].q.to(x.dtype)
+        return factorize(x, "reduced", asked, begun and begun[2]).q.to(x.dtype)
+
+    low = matrices.stored(FP32)
+    v = divide(low, orthonormal, replace(options, target=FP32).leaf, single, half)
+    if format is FP64:
+        v = corrected(low, v, matrices.neighbours, single)[1]
+    return _corrected(matrices, v, 2 + (format is FP64), label, format)
+
+
+def by_more_corrections(
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
+) -> Solution:
+    """Two more corrections of eigenvectors that were not accepted."""
+    if before is None:  # the division had too little memory
+        raise Declined
+    return _corrected(matrices, before.values.v, 2, label, format)
+
+
+def _corrected(
+    matrices: SpectralMatrices, v: torch.Tensor, times: int, label: str, format: Format
+) -> Solution:
+    options, a = matrices.options, matrices.stored(format)
+    engine, report = options.engine.using(options.tuning.cheapest(format)), stage(options.progress, label)
+    v = v.to(a.dtype)
+    width = matrices.neighbours
+    key = "eigenvectors corrected", engine.arithmetic.name, width
+    for step in range(times):
+        s, v = engine.replay(partial(corrected, width=width, engine=engine), (a, v), key)
+        report((step + 1) / times)
+    return measured_answer(matrices, v, s, v, label, format)
+
+
+def measured_answer(
+    matrices: SpectralMatrices, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, label: str, format: Format
+) -> Solution:
+    """Decompositions with what is measured of them."""
+    found = measured(matrices.precise(format), u, s, v)
+    return Answer(SpectralValues(s, u, v, *found), label, measured=found.numbers)
+
+
+def _values_alone(matrices: SpectralMatrices, s: torch.Tensor, label: str, *, whole: bool = True) -> Solution:
+    """Values that are consistent with trace and norm; of a part of them nothing is measured."""
+    a, options = matrices.a, matrices.options
+    off = torch.zeros(len(a), dtype=torch.float64, device=a.device)
+    if whole:
+        off = consistency(matrices.precise(FP64), s, symmetric=options.symmetric)
+    none = (a.new_empty(len(a), n, 0) for n in a.shape[1:])
+    unknown = torch.full_like(s, torch.nan, dtype=torch.float64)
+    one = torch.full_like(off, torch.nan)
+    values = SpectralValues(s, next(none), next(none), unknown, unknown, one, one, one)
+    return Answer(values, label, measured=torch.stack([off, torch.zeros_like(off)]))
+
 
 SpectralLink = Link[SpectralMatrices, SpectralValues]
 
@@ -66,26 +245,6 @@ def _library(case: SpectralCase, label: str, name: str) -> SpectralLink:
     return Link(label, partial(by_library, label=label, format=FORMATS[name]))
 
 
-def _part(case: SpectralCase, label: str, name: str) -> SpectralLink:
-    return Link(label, partial(part_by_lapack, label=label, format=FORMATS[name]))
-
-
-def _division(case: SpectralCase, label: str, name: str) -> SpectralLink:
-    return Link(label, partial(by_division, label=label, format=FORMATS[name]))
-
-
-def _corrected(case: SpectralCase, label: str, name: str) -> SpectralLink:
-    return Link(label, partial(by_more_corrections, label=label, format=FORMATS[name]), inherits=True)
-
-
-def _of_gram(case: SpectralCase, label: str, name: str) -> SpectralLink:
-    return Link(label, partial(by_gram_matrix, label=label, format=FORMATS[name]))
-
-
-def _polar(case: SpectralCase, label: str, name: str) -> SpectralLink:
-    return Link(label, partial(by_polar_factor, label=label, format=FORMATS[name], links=chain))
-
-
 _when = Rule[SpectralCase, bool]
 
 _some = _when("up to half of the eigenvalues of one matrix on a CPU", lambda case: case.partial)
@@ -123,11 +282,11 @@ _below = _when("accuracies below fp64", lambda case: case.options.work is FP32)
 _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.options.work.name])
 
 TABLE: Table[SpectralCase] = (
-    Row("some of eigh {}", _part, (_some,), arithmetics=_work),
-    Row("divide and conquer {}", _division, (_divided,), arithmetics=_work),
-    Row("corrected again {}", _corrected, (_divided,), arithmetics=_work),
-    Row("Gram matrix {}", _of_gram, (_gram,), arithmetics=_work),
-    Row("polar factor and eigh {}", _polar, (_singular,), arithmetics=_work),
+    Row("some of eigh {}", formatted(part_by_lapack), (_some,), arithmetics=_work),
+    Row("divide and conquer {}", formatted(by_division), (_divided,), arithmetics=_work),
+    Row("corrected again {}", formatted(by_more_corrections, inherits=True), (_divided,), arithmetics=_work),
+    Row("Gram matrix {}", formatted(by_gram_matrix), (_gram,), arithmetics=_work),
+    Row("polar factor and eigh {}", formatted(by_polar_factor), (_singular,), arithmetics=_work),
     Row("eigh {}", _library, (_default, _below), arithmetics=("fp32",)),
     Row("eigh {}", _library, (_default,)),
 )

@@ -25,19 +25,14 @@ from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import flattened
 from neula.problems.spectra.decompose import Decomposed, decompose
-from neula.problems.spectra.judge import SpectralJudge
-from neula.problems.spectra.problem import SpectralOptions, SpectralValues
+from neula.problems.spectra.problem import SpectralJudge, SpectralOptions, SpectralValues
 
 
 def decompose_pencil(call: Call, options: SpectralOptions, *, upper: bool) -> Decomposed:
     """Solve generalized problems of a call with operands A and B.
 
-    Raises
-    ------
-    numpy.linalg.LinAlgError
-        If a B is not positive definite.
-    ValueError
-        If the shapes do not fit, or one of the matrices holds NaN or Inf.
+    Raises numpy.linalg.LinAlgError if a B is not positive definite. Raises ValueError if the shapes do not
+    fit, or one of the matrices holds NaN or Inf.
     """
     a, b = (
         in_double(_symmetric(call.here(x), name, upper=upper))
@@ -94,10 +89,7 @@ def _exponents(x: torch.Tensor) -> torch.Tensor:
 def _symmetric(x: torch.Tensor, name: str, *, upper: bool) -> torch.Tensor:
     """The matrix of which one triangle is read.
 
-    Raises
-    ------
-    ValueError
-        For NaN and Inf, which no eigenvalue problem with B accepts, not in batches either.
+    Raises ValueError for NaN and Inf, which no eigenvalue problem with B accepts, not in batches either.
     """
     low = (x.mH if upper else x).tril()
     if not bool(low.isfinite().all()):

@@ -273,9 +273,7 @@ def _collect(
 def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) -> None:
     """Refuse eigenvalues that have no power.
 
-    Raises
-    ------
-    numpy.linalg.LinAlgError
+    Raises numpy.linalg.LinAlgError.
     """
     s, errors = in_double(found.run.found.s), found.backward_errors
     if not s.shape[1]:
@@ -328,11 +326,7 @@ def _errors(found: Decomposed, power: float) -> torch.Tensor:
     ``V diag(w^p) V^H`` is off by as much as ``V^H V`` is, where the backward error is that of orthonormal V.
     Eigenvalues are relative to the one with the largest power.
     """
-    w, lost, backward = (
-        in_double(found.run.found.s),
-        found.run.found.orthogonality,
-        found.backward_errors,
-    )
+    w, lost, backward = (in_double(found.run.found.s), found.run.found.orthogonality, found.backward_errors)
     n = w.shape[1]
     if not n:
         return torch.zeros_like(backward)

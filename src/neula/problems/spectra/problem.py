@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from neula.certificates.spectra import SpectralBounds, SpectralMeasures
+from neula.certificates.verdict import within
 from neula.engines import FP32, FP64, Engine, Format, Tuning
 from neula.engines.formats import matching_dtype
+from neula.errors import of_batch
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.progress import Progress
 
 
@@ -117,3 +121,39 @@ class SpectralValues(Values):
     def measures(self) -> SpectralMeasures:
         """The measured errors."""
         return SpectralMeasures(self.residuals, self.quotients, self.total, self.orthogonality, self.size)
+
+
+@dataclass(frozen=True)
+class SpectralJudge:
+    """Decompositions are accepted by residual and orthogonality."""
+
+    bounds: SpectralBounds
+
+    def measure(self, problems: object, answer: Answer[SpectralValues]) -> torch.Tensor:
+        """Links have measured."""
+        assert isinstance(answer.measured, torch.Tensor)
+        return answer.measured
+
+    def verdict(self, answer: Answer[SpectralValues], numbers: np.ndarray) -> Verdict:
+        """Of decompositions that are not accepted those are best whose errors exceed their bounds least."""
+        accepted = self.accept(numbers)
+        return Verdict(accepted, np.array([~accepted, self._excess(numbers)]), self.reason(numbers, accepted))
+
+    def reason(self, numbers: np.ndarray, accepted: np.ndarray) -> str:
+        """The worst errors and their bounds, in words."""
+        worst = int(self._excess(numbers).argmax())  # NaN is the largest
+        residual, orthogonality = numbers[:, worst]
+        reason = (
+            f"residual {residual:.1e} (bound {self.bounds.residual:.1e}), "
+            f"orthogonality {orthogonality:.1e} (bound {self.bounds.orthogonality:.1e})"
+        )
+        return of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
+
+    def _excess(self, numbers: np.ndarray) -> np.ndarray:
+        residual, orthogonality = numbers
+        return np.maximum(residual / self.bounds.residual, orthogonality / self.bounds.orthogonality)
+
+    def accept(self, numbers: np.ndarray) -> np.ndarray:
+        """Which are accepted; none whose numbers are NaN."""
+        residual, orthogonality = numbers
+        return within((residual, self.bounds.residual), (orthogonality, self.bounds.orthogonality))

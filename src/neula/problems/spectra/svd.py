@@ -26,9 +26,8 @@ from neula.pipeline.result.deferred import Later
 from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.operators.spectra import traced_svd
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind, SvdvalsKeywords
-from neula.problems.spectra.decompose import Decomposed, completed, decompose, worst
+from neula.problems.spectra.decompose import Decomposed, SpectralPlan, completed, decompose, worst
 from neula.problems.spectra.eigh import CERTIFIED
-from neula.problems.spectra.plan import SpectralPlan
 from neula.problems.spectra.problem import SpectralOptions
 
 
@@ -36,10 +35,7 @@ from neula.problems.spectra.problem import SpectralOptions
 def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
-@with_operator(
-    traced_svd,
-    Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, or_complex=True),
-)
+@with_operator(traced_svd, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 def svd(
     A: ArrayLike,
     *,
@@ -130,15 +126,7 @@ def svd(
         asked: Any = {"accuracy": accuracy, "engine": engine, "strict": strict, "progress": progress}
         found: SVDResult[Any] = svd_lowrank(A, **asked)
         return found if compute_uv else replace(found, U=None, Vh=None)
-    call = Call.begin(
-        {"A": A},
-        engine=engine,
-        accuracy=accuracy,
-        bound=_bound,
-        strict=strict,
-        gradients=True,
-        or_complex=True,
-    )
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, strict=strict, gradients=True)
     a = call.first.tensor
     check_matrices(a, "A")
     wide = a.shape[-2] < a.shape[-1]
@@ -208,7 +196,7 @@ def _plan(
 ) -> SpectralPlan | None:
     """Plan for a single matrix on a CPU."""
     check_name("certify", certify, CERTIFIED, optional=True)
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound, or_complex=True)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound)
     a = call.first.tensor
     check_matrices(a, "A")
     if certify == "measured" and not compute_uv:

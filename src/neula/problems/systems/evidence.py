@@ -9,10 +9,9 @@ import torch
 
 from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
-from neula.algorithms.krylov.driver import Refined
+from neula.algorithms.krylov.driver import Refined, refine_sum
 from neula.algorithms.krylov.gmres import gmres
 from neula.algorithms.krylov.iterative_refinement import Beside, Companions, OnTheWay, UpdateSolver
-from neula.algorithms.krylov.refine_sum import refine_sum
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import (
@@ -30,7 +29,7 @@ from neula.kernels.few_vectors.symmetric_product import symmetric_product
 from neula.kernels.precision import adjoint_times
 from neula.kernels.small_problems.refining import over
 from neula.problems.systems.problem import SystemsOptions
-from neula.problems.systems.scaled import ScaledSystems
+from neula.problems.systems.system import ScaledSystems
 
 REDUCTION = 1e-8
 """Reduction of a residual in twice the working precision by an update."""

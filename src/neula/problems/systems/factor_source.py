@@ -22,7 +22,7 @@ from neula.engines.formats import in_double, matching_dtype
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
-from neula.problems.systems.scaled import ScaledSystems
+from neula.problems.systems.system import ScaledSystems
 from neula.problems.systems.ways import MIXED
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"

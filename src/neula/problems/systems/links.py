@@ -20,7 +20,6 @@ from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, T
 from neula.problems.systems import ways
 from neula.problems.systems.by_core import by_core, is_for_core
 from neula.problems.systems.factor_source import SOURCES
-from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.problem import (
     DirectTuning,
     QueuedTuning,
@@ -28,7 +27,7 @@ from neula.problems.systems.problem import (
     SystemsOptions,
     SystemsSolutions,
 )
-from neula.problems.systems.system import EquilibratedSystem
+from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import solve_together
 
 TogetherLink = Link[Systems, SystemsSolutions]
@@ -132,12 +131,9 @@ _not_replayed = _when(
     lambda case: case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes,
 )
 
-_begun = _when(
-    "below order 6000 on a CPU (definite: 4500), and after a launch",
-    lambda case: case.begun,
-)
+_begun = _when("below order 6000 on a CPU (definite: 4500), and after a launch", lambda case: case.begun)
 
-_in_core = _when("on a CPU, up to 32 right-hand sides", lambda case: is_for_core(case.n, case.options))
+_in_core = _when("on a CPU, up to 32768 numbers in x", lambda case: is_for_core(case.n, case.options))
 
 _not_begun = _when("larger systems, and those whose format is named", lambda case: not case.begun)
 
@@ -150,16 +146,10 @@ _pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.piv
 
 _default = _when("no ``pivot`` is named", lambda case: not case.options.named)
 
-_swaps_cost = _when("on a GPU that is fast in fp64", lambda case: bool(case.tuning[QueuedTuning].queued))
-
-_unmixed = _when(
-    "if no link has solved it, unless it was tried above",
-    lambda case: not case.mixed if case.begun else not case.tuning[QueuedTuning].queued,
-)
+_unmixed = _when("if no link has solved it, unless it was tried above", lambda case: not case.mixed)
 
 _is_general_or_new = _when(
-    "not definite ones that were tried together",
-    lambda case: not (case.begun and case.options.positive),
+    "not definite ones that were tried together", lambda case: not (case.begun and case.options.positive)
 )
 
 
@@ -286,7 +276,6 @@ TABLE: Table[SystemsCase] = (
             arithmetics=_low_with_pivots,
         ),
     ),
-    Row(BUTTERFLIES, way(ways.mixed_in_double), (_one_left, _not_begun, _default, _swaps_cost)),
     Row(PIVOTED, way(ways.by_library), (_one_left, _not_begun, _default)),
     Row(BUTTERFLIES, _if_unsolved, (_one_left, _default, _is_general_or_new, _unmixed)),
 )

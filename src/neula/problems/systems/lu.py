@@ -35,13 +35,7 @@ from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.signatures import ArrayLike, Kind, LUKeywords
-from neula.problems.systems.lu_checks import (
-    check_factors,
-    check_range,
-    check_square,
-    choose_formats,
-)
-from neula.problems.systems.lu_plan import plan_of
+from neula.problems.systems.lu_plan import check_factors, check_range, check_square, choose_formats, plan_of
 
 PIVOTING = ("partial", "none", "rbt")
 

@@ -16,15 +16,14 @@ from neula.kernels.core import core
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer
-from neula.pipeline.launched import Extremes, LaunchedPlan
-from neula.pipeline.plans import Given, accepted_solution
+from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solution
 from neula.pipeline.result import SolveResult
 from neula.pipeline.shapes import BatchedProblem, shape_of_one
 from neula.problems.systems.by_core import CoreTuning, is_for_core, is_small, takes
 from neula.problems.systems.factor_source import SOURCES
-from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import CHOLESKY, PIVOTED, chain_together
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
+from neula.problems.systems.system import SystemsJudge
 
 UPDATES = len(SystemsSolutions.names)
 """Where the core says how many updates there were; the history follows."""
@@ -104,7 +103,7 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
 def core_plan(m: int, n: int, k: int, options: SystemsOptions) -> SystemsPlan | None:
     """Plan for single systems of order n with k right-hand sides, on the host, if the core takes them."""
     fits = m == n and is_for_core(n, options) and is_small(n, options)
-    fits = fits and 0 < k <= options.engine.tuning[CoreTuning].core_columns
+    fits = fits and 0 < n * k <= options.engine.tuning[CoreTuning].core_numbers
     return SystemsPlan(n, k, options) if fits else None
 
 

@@ -38,11 +38,10 @@ from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import ArrayLike, Kind, SolveKeywords
 from neula.problems.systems.by_core import suits
 from neula.problems.systems.factor_source import SingularMember
-from neula.problems.systems.judge import SystemsJudge
 from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
 from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
-from neula.problems.systems.system import EquilibratedSystem
+from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "rbt", "partial")
@@ -160,8 +159,8 @@ def solve(
     converge, as the preconditioner of GMRES. If the solution is still rejected, more accurate factors follow,
     except those that are slow on the engine: unpivoted if the matrix allows it, of the matrix mixed by random
     butterflies, with partial pivoting, in single precision, and finally in double precision. On a GPU that is
-    fast in double precision, single systems except the largest take LU of the mixed matrix in double
-    precision before other pivoted factors.
+    fast in double precision, single systems up to order 18000 take LU of the mixed matrix in double precision
+    first.
 
     Refinement follows [1]_; rows and columns are scaled by powers of two before A is rounded, as in [2]_;
     butterflies are those of [3]_, of depth 2, with fixed seeds. The backward error is the normwise one in the

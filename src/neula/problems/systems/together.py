@@ -42,7 +42,7 @@ from neula.problems.systems.factor_source import (
     check_diagonal,
 )
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
-from neula.problems.systems.scaled import ALIKE, NEAR, ScaledSystems, near_one
+from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, near_one
 from neula.problems.systems.ways import MIXED
 
 REFINED = SystemsSolutions.names.index("refined_error")

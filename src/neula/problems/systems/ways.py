@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
 from neula.algorithms.elimination.butterfly import Butterflied, TwoSided, padded
 from neula.algorithms.elimination.cholesky import (
     SHIFT,
@@ -41,7 +40,6 @@ from neula.certificates.stagnation import SLOW, STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
-from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
@@ -108,16 +106,6 @@ def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
         raise Declined
     system = EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options)
     return replace(_refine(system, MIXED, factors, FP64), label=f"{MIXED} + gmres")
-
-
-def mixed_in_double(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """LU without interchanges of A mixed by butterflies, in double precision."""
-    report = stage(system.options.progress, "factorizing in fp64")
-    scales = system.scales
-    a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
-    factors = ButterfliedInverses.factorize(a, largest_magnitude(a, (0, 1)), system.options.engine.tuning)
-    report(1.0)
-    return _refined(system, MIXED, factors, FP64)
 
 
 def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> Solution:
