@@ -74,6 +74,8 @@ CASES = (
     Case("polar", (1024, 1024)),
     Case("lstsq", (64, 32), dtype="float64"),
     Case("lstsq", (2000, 500), dtype="float64"),
+    Case("eigh", (20, 512, 512)),
+    Case("svd", (1024, 1024)),
     Case("qr", (3000, 700), near=True),
     Case("qr", (600, 80), near=True),
     Case("cholesky", (500, 500), near=True, dtype="float64"),
@@ -82,6 +84,7 @@ CASES = (
 )
 
 _BOTH = ("float32", "float64")
+_COMPLEX = ("complex64", "complex128")
 _TALL = ((300, 40), (999, 100), (3001, 701), (2048, 512), (20000, 2000), (1000, 16, 6), (64, 200, 50))
 RECORDED = [
     Case(function, shape, dtype=dtype)
@@ -98,6 +101,17 @@ RECORDED = [
         ("lu_factor", ("float32",), tuple((n, n) for n in (333, 2048, 8192))),
         ("tsqr", ("float32",), ((32768, 128), (10001, 50))),
         ("matmul", ("float32",), ((1024, 1024), (999, 333))),
+        (
+            "eigh",
+            ("float32",),
+            ((100, 32, 32), (40, 176, 176), (40, 333, 333), (8, 1024, 1024), (6144, 6144)),
+        ),
+        ("eigh", ("float64",), ((100, 32, 32), (40, 333, 333))),
+        ("svd", ("float32",), ((333, 333), (2048, 512), (100, 64, 32), (500, 8, 8))),
+        ("qr", _COMPLEX, ((999, 100), (2048, 512))),
+        ("solve", _COMPLEX, ((50, 50), (2048, 2048))),
+        ("lstsq", _COMPLEX, ((999, 100), (2048, 512))),
+        ("cholesky", _COMPLEX, ((500, 500), (2048, 2048))),
         ("pinv", ("float64",), ((300, 40), (999, 100))),
     )
     for dtype in dtypes
@@ -173,7 +187,7 @@ def _arguments(case: Case, shape: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
     dtype = getattr(torch, case.dtype)
     a = torch.randn(*shape, device="cuda", dtype=dtype, generator=generator)
     if case.function == "cholesky":
-        a = a @ a.mT / shape[-1] + torch.eye(shape[-1], device="cuda", dtype=dtype)
+        a = a @ a.mH / shape[-1] + torch.eye(shape[-1], device="cuda", dtype=dtype)
     b = torch.randn(*shape[:-1], 1, device="cuda", dtype=dtype, generator=generator)
     return {"lstsq": (a, b), "solve": (a, b), "matmul": (a, a.mT)}.get(case.function, (a,))
 

@@ -19,14 +19,6 @@ struct Part {
     const double *zeros;         // (n)
 };
 
-bool is_zero(const double *x, Index count)
-{
-    for (Index i = 0; i < count; i++)
-        if (x[i] != 0.0)
-            return false;
-    return true;
-}
-
 // The rows of a block, padded with zeros, and their transpose.
 void read_block(const Part &part, Index first, Index count)
 {
@@ -45,7 +37,7 @@ void add_block(const Part &part, Index first, Index count, Index c)
     for (Index i = 0; i < BLOCK_ROWS; i++)
         part.right[i] = i < count ? p.b[c * p.m + first + i] : 0.0;
     combine_doubled(
-        part.right, -1.0, part.transposed, BLOCK_ROWS, x, low, is_zero(x, p.n) && is_zero(low, p.n) ? 0 : p.n, part.residual,
+        part.right, -1.0, part.transposed, BLOCK_ROWS, x, low, is_zero(p.n, x) && is_zero(p.n, low) ? 0 : p.n, part.residual,
         residual_low);
     for (Index i = 0; i < count; i++) {
         p.residual[c * p.m + first + i] = part.residual[i];

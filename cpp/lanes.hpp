@@ -61,8 +61,6 @@ inline void set_lane(double &a, int, double x) { a = x; }
 inline void set_lane(Vec &a, int l, double x) { a[l] = x; }
 inline double lane(double a, int) { return a; }
 inline double lane(Vec a, int l) { return a[l]; }
-inline bool lane(bool where, int) { return where; }
-inline bool lane(Mask where, int l) { return where[l] != 0; }
 
 // The same number for each problem.
 template <typename Lanes> inline Lanes constant(double x)

@@ -25,7 +25,7 @@ ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, I
         Vec square = load(squares + j), image = load(images + j);
 #pragma GCC unroll 4
         for (int l = 0; l < rows; l++) {
-            Vec x = load_as_doubles(a.row(i + l) + j), size = magnitude(x);
+            Vec x = load(a.row(i + l) + j), size = magnitude(x);
             copy_vector(copy.row(i + l) + j, a.row(i + l) + j, x);
             sums[l] += size;
             most[l] = larger(size, most[l]);

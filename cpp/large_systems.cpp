@@ -14,7 +14,7 @@ template <typename T> double doubled_residual(Rows<T> a, Index i, const double *
     Vec high = {}, low = {};
     Index j = 0;
     for (; j + WIDTH <= a.n; j += WIDTH)
-        add_product(load_as_doubles(a.row(i) + j), -load(x + j), high, low);
+        add_product(load(a.row(i) + j), -load(x + j), high, low);
     double sum = b, rest = 0.0;
     for (int l = 0; l < WIDTH; l++) {
         double error;

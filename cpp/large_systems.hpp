@@ -129,7 +129,7 @@ ALWAYS_INLINE void multiply_rows(
         Vec element[rows];
 #pragma GCC unroll 4
         for (int l = 0; l < rows; l++)
-            element[l] = load_as_doubles(a.row(i + l) + j);
+            element[l] = load(a.row(i + l) + j);
         if constexpr (find_largest)
 #pragma GCC unroll 4
             for (int l = 0; l < rows; l++)

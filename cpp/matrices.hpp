@@ -11,13 +11,6 @@ inline double element(const Matrices &x, Index member, Index i, Index j)
     return x.single ? double(static_cast<const float *>(x.data)[place]) : static_cast<const double *>(x.data)[place];
 }
 
-inline void *address(const Matrices &x, Index member, Index i, Index j)
-{
-    Index place = member * x.member + i * x.row + j * x.column;
-    return x.single ? static_cast<void *>(static_cast<float *>(x.data) + place)
-                    : static_cast<void *>(static_cast<double *>(x.data) + place);
-}
-
 // One matrix of a batch whose elements are of type T, and strides where they are not 0: what the compiler knows of them
 // makes other loops.
 template <typename T, Index row = 0, Index column = 0> struct View {
@@ -37,12 +30,5 @@ template <typename T, Index row = 0, Index column = 0> struct View {
 
     View from_row(Index i) const { return {&(*this)(i, 0), row_stride, column_stride}; }
 };
-
-// The rows of one member from some row on.
-inline Matrices from_row(Matrices x, Index member, Index first)
-{
-    x.data = address(x, member, first, 0);
-    return x;
-}
 
 NEULA_END

@@ -67,13 +67,7 @@ std::optional<BoundedNumbers> bounded(
         {in_safe_range, rough, settled, steps, patience, sets}, of_all};
     double *x = vectors.data();
     BoundedSolution to = {{}, x, x + n, x + 2 * n, x + 3 * n};
-    Status status;
-    {
-        nb::gil_scoped_release release;
-        status = core.kernels->bounded(problem, to);
-    }
-    check(status);
-    return status == Status::done ? std::optional(to.numbers) : std::nullopt;
+    return run([&] { return core.kernels->bounded(problem, to); }) ? std::optional(to.numbers) : std::nullopt;
 }
 
 }  // namespace

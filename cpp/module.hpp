@@ -35,10 +35,17 @@ template <typename Array> Matrices matrices(const Array &x)
     return {const_cast<void *>(static_cast<const void *>(x.data())), single, member, x.stride(last - 1), x.stride(last)};
 }
 
-inline void check(Status status)
+// Run a kernel while other threads of Python may run; false if it failed for another reason than a lack of memory.
+template <typename Work> bool run(const Work &work)
 {
+    Status status;
+    {
+        nb::gil_scoped_release release;
+        status = work();
+    }
     if (status == Status::no_memory)
         throw std::bad_alloc();
+    return status == Status::done;
 }
 
 // The bindings of a family of kernels, each in a file of its own.

@@ -42,12 +42,7 @@ void one_pass(
     problem.x = vectors(x, n, k), problem.b = vectors(b, m, k);
     problem.image = vectors(image, m, k), problem.back = vectors(back, n, k);
     problem.k = k, problem.threads = threads;
-    Status status;
-    {
-        nb::gil_scoped_release release;
-        status = core.kernels->one_pass(problem);
-    }
-    check(status);
+    run([&] { return core.kernels->one_pass(problem); });
 }
 
 void doubled_normal(
@@ -66,12 +61,7 @@ void doubled_normal(
                               "gradient (2, k, n), all float64, and a positive number of threads");
     DoubledNormalProblem problem = {matrix, Index(m), Index(n), Index(k), x.data(), low, b.data(), residual.data(),
                                     gradient.data(), threads};
-    Status status;
-    {
-        nb::gil_scoped_release release;
-        status = core.kernels->doubled_normal(problem);
-    }
-    check(status);
+    run([&] { return core.kernels->doubled_normal(problem); });
 }
 
 void block_fma(
@@ -130,12 +120,7 @@ Errors factorizations(
     constexpr size_t NUMBERS = sizeof(QRErrors) / sizeof(double);
     Memory memory(NUMBERS * batch);
     problem.errors = reinterpret_cast<QRErrors *>(memory.data), problem.loss = loss, problem.threads = threads;
-    Status status;
-    {
-        nb::gil_scoped_release release;
-        status = finds ? core.kernels->cholesky_qr(problem) : core.kernels->probe_errors(problem);
-    }
-    check(status);
+    run([&] { return finds ? core.kernels->cholesky_qr(problem) : core.kernels->probe_errors(problem); });
     return Errors(memory.data, {NUMBERS, size_t(batch)}, memory.owner, {1, int64_t(NUMBERS)});
 }
 

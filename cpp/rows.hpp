@@ -20,6 +20,14 @@ inline Index padded(Index n)
     return (n + PADDED - 1) & -PADDED;
 }
 
+inline bool is_zero(Index count, const double *x)
+{
+    for (Index i = 0; i < count; i++)
+        if (x[i] != 0.0)
+            return false;
+    return true;
+}
+
 inline double norm(Index n, const double *x)
 {
     double sum = 0.0;

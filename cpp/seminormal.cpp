@@ -9,14 +9,6 @@
 
 NEULA_BEGIN
 
-static bool is_zero(Index count, const double *x)
-{
-    for (Index i = 0; i < count; i++)
-        if (x[i] != 0.0)
-            return false;
-    return true;
-}
-
 void measure_gradient(
     const Problem &p, const FactorQuality &quality, double gradient_norm, double projected_norm, SeminormalNumbers &found)
 {

@@ -49,7 +49,7 @@ template <typename T> ALWAYS_INLINE Index read_squares(const T *a, Index apart, 
             Vec square[WIDTH];
 #pragma GCC unroll 8
             for (int l = 0; l < WIDTH; l++)
-                square[l] = load_as_doubles(a + (i + l) * apart + j);
+                square[l] = load(a + (i + l) * apart + j);
             transpose(square);
 #pragma GCC unroll 8
             for (int l = 0; l < WIDTH; l++)

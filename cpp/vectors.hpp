@@ -57,18 +57,13 @@ inline void store(double *x, Vec a)
     *reinterpret_cast<UnalignedVec *>(x) = a;
 }
 
-inline Vec load_floats(const float *x)
+inline Vec load(const float *x)
 {
 #if defined(__AVX512F__) && !defined(__clang__)  // GCC converts the halves one after the other
     return Vec(_mm512_cvtps_pd(_mm256_loadu_ps(x)));
 #else
     return __builtin_convertvector(*reinterpret_cast<const UnalignedNarrow *>(x), Vec);
 #endif
-}
-
-inline Vec load(const float *x)
-{
-    return load_floats(x);
 }
 
 inline void store_floats(float *x, Vec a)
@@ -84,12 +79,6 @@ inline void copy_floats(float *to, const float *from)
 {
     *reinterpret_cast<UnalignedNarrow *>(to) = *reinterpret_cast<const UnalignedNarrow *>(from);
 }
-
-// The same for templates over float and double.
-inline Vec load_as_doubles(const double *x) { return load(x); }
-inline Vec load_as_doubles(const float *x) { return load_floats(x); }
-inline void store_rounded(double *x, Vec a) { store(x, a); }
-inline void store_rounded(float *x, Vec a) { store_floats(x, a); }
 
 // c + a b, with one rounding or with two.
 inline Vec plus_product(Vec c, Vec a, Vec b)

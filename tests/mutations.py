@@ -98,13 +98,13 @@ _CERTIFICATES = [
     ),
     Mutation(
         "estimate of the 2-norm without its margin", "certificates/orthogonality.py",
-        "0.5 * QUANTILES[vectors] ** -0.5", "0.5",
+        "else QUANTILES[vectors] ** -0.5", "else 1.0",
         "random vectors underestimate the norm", "certificates/test_orthogonality.py",
     ),
     Mutation(
         "too few power iterations", "certificates/orthogonality.py",
-        "for _ in range(products_needed(n) - 1):", "for _ in range(1):",
-        "the estimate is to be right within a factor of 2", "certificates/test_orthogonality.py",
+        "return float(t**-0.5)", "return 1.0",
+        "a power method that ends early shows less than the norm", "certificates/test_orthogonality.py",
     ),
     Mutation(
         "scale of the columns not undone", "certificates/backward_error.py",

@@ -72,13 +72,13 @@ def orthogonality_2norm(q: np.ndarray) -> float:
 
 
 def _certified_2norm(q: np.ndarray, found: QRCertificate, rounding: float, measured_with: float) -> float:
-    """Test ratio of the true ``||I - Q^H Q||_2`` to twice the number in the certificate.
+    """Test ratio of the true ``||I - Q^H Q||_2`` to the number in the certificate.
 
     Rounding Q to its dtype and measuring it adds ``2 sqrt(n) u`` and ``2 sqrt(m) u``, each with its u.
     """
     m, n = q.shape
     added = 2 * (n**0.5 * rounding + m**0.5 * measured_with)
-    return THRESHOLD * orthogonality_2norm(q) / (2 * found.orthogonality_2norm + added)
+    return THRESHOLD * orthogonality_2norm(q) / (found.orthogonality_2norm + added)
 
 
 def certified_2norms(result: QRResult, q: np.ndarray, u: float) -> float:

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from neula.kernels import ahead, tensor_map, triton_source
-from neula.kernels.tensor_map import Tiles
-from neula.kernels.triton_source import TritonKernel, jit, tl
+from neula.kernels import ahead, triton_source
+from neula.kernels.triton_source import Tiles, TritonKernel, jit, tl
 
 FACTOR = 3
 
@@ -138,7 +137,7 @@ def test_tiles_are_encoded_from_the_last_dimension_on() -> None:
         [1] * 3,
     )
     assert rest == [0, 2, 2, 0]
-    tensor_map._encoded.cache_clear()
+    triton_source._encoded.cache_clear()
     with pytest.raises(RuntimeError, match=r"cannot be moved in tiles of \(1, 16, 32\)"):
         tiles.words(2, (1, 16, 32), Driver(result=1))
 

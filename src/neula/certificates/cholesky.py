@@ -9,7 +9,7 @@ import torch
 from neula.certificates.bounds import measurement_error, residual_bound
 from neula.certificates.orthogonality import gaussian_probes
 from neula.engines import Format
-from neula.kernels.few_vectors.symmetric_residual import factor_residuals
+from neula.kernels.few_vectors.triangle import factor_residuals
 
 
 @lru_cache(maxsize=256)

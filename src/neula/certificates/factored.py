@@ -16,24 +16,6 @@ import torch
 from neula.certificates.forward_error import ESTIMATED, enlarged, where
 from neula.certificates.orthogonality import DIRECTIONS, FAILURE, margin
 
-DEVIATIONS = -math.log(FAILURE / 2)
-"""x of Laurent and Massart, for a failure on either side with the probability of the other estimates."""
-
-
-def norm_margin(n: int) -> float:
-    """The factor by which ``||E G||_F`` bounds ``||E||_F``, for the Gaussian vectors of
-    :func:`~neula.certificates.orthogonality.directions`.
-
-    ``||E G||_F^2`` is a sum of the squares of the singular values of E times chi-squared numbers; it is the
-    least likely to be large where one singular value dominates.
-
-    Examples
-    --------
-    >>> round(norm_margin(8), 3), round(norm_margin(1000), 3)
-    (0.354, 2.897)
-    """
-    return margin(n, DIRECTIONS) * (1 if n <= DIRECTIONS else 2)
-
 
 def shown_norm(image: torch.Tensor) -> torch.Tensor:
     """``||B||_2`` from above, shape (..., 1), from ``B G`` for the same vectors: three times an estimate.
@@ -65,10 +47,12 @@ def logdet_error(image: Any, vectors: Any) -> Any:
     ``sqrt(n) ||E||_F``. For complex vectors the deviations of both parts together are no larger.
     """
     n, m = vectors.shape[-2:]
-    norm = norm_margin(n) * (image * image.conj()).real.sum((-2, -1)) ** 0.5
+    # A sum of squares of the singular values of E times chi-squared numbers: it is the least likely to be too
+    # small where one singular value dominates.
+    norm = margin(n, DIRECTIONS) * (image * image.conj()).real.sum((-2, -1)) ** 0.5
     trace = abs((vectors.conj() * image).sum((-2, -1))) / m
     if n > m:  # else no trace is estimated
-        x = DEVIATIONS / m
+        x = -math.log(FAILURE / 2) / m  # with the probability of the other estimates on either side
         likely, always = trace + 2 * norm * (x**0.5 + x), n**0.5 * norm
         trace = where(likely < always, likely, always)
     return trace + enlarged(norm * norm / 2, norm)

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import (
-    CONSTANT,
     measurement_error,
     orthogonality_2norm_bound,
     orthogonality_bound,
@@ -25,7 +24,7 @@ from neula.certificates.bounds import (
 from neula.certificates.orthogonality import PROBES, directions, gaussian_probes, margin, measured_again
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.certificates.verdict import within
-from neula.engines import BF16, FP16, FP64, Format
+from neula.engines import BF16, FP16, Format
 from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian, remembered
 from neula.engines.reduction import HERE, Reduction
@@ -67,7 +66,7 @@ def single_qr_measures(
     one process has of them.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
-    return image_measures(image, q, r, scales, target, over_rows)
+    return image_measures(image, q, r, scales, over_rows)
 
 
 def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -85,18 +84,14 @@ def image_measures(
     q: torch.Tensor,
     r: torch.Tensor,
     scales: torch.Tensor,
-    target: Format,
     over_rows: Reduction = HERE,
 ) -> torch.Tensor:
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
     high, k = image.dtype, len(r)
     rg = thin_product(r, _scaled_probes(scales, high))
-    if low_accuracy(target, k):  # more vectors than the kernel takes at a time
-        h = directions(k, q.device, high).to(high)
-        qrg, qh = thin_product(q, rg), thin_product(q, h)
-    else:
-        h = gaussian_probes(k, q.device, high).to(high)
-        qrg, qh = thin_product(q, torch.cat([rg, h], 1)).split(PROBES, dim=1)
+    # Eight vectors, as many as the kernel takes at a time: four would cost a pass less, and tell an eighth.
+    h = directions(k, q.device, high).to(high)
+    qrg, qh = thin_product(q, rg), thin_product(q, h)
     # Few launches, since they take a part of the time of small factorizations, and one message.
     sums = squares(torch.stack([image - qrg, image])).sum((1, 2))
     sums, qqh = over_rows.totals(sums, thin_product(q.mH, qh))
@@ -105,11 +100,6 @@ def image_measures(
     last = torch.linalg.vector_norm(products)
     found = torch.stack([*sums.unbind(), products.trace().real, last]).sqrt()
     return found * units(k, h.shape[1], high, q.device)
-
-
-def low_accuracy(target: Format, k: int) -> bool:
-    """Whether the bound on ``||I - Q^H Q||_2`` is 0.1, and not k u: an estimate has to be closer then."""
-    return orthogonality_2norm_bound(target, k) < CONSTANT * k * target.u
 
 
 def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -168,7 +158,7 @@ def qr_measures(
     if over_rows.spread:
         wide = double_of(a.dtype)
         found = [
-            image_measures(image_of(*one[:2], wide), one[2], one[3], one[1], FP64, over_rows)
+            image_measures(image_of(*one[:2], wide), one[2], one[3], one[1], over_rows)
             for one in zip(a, scales, q, r, strict=True)
         ]
         return over_rows.agree(torch.stack(found, 1))

@@ -31,9 +31,9 @@ class QRCertificate:
     orthogonality_2norm_bound : float
         The largest accepted value, at most 0.1.
     orthogonality_2norm : float
-        Estimate of ``||I - Q^H Q||_2`` from above, possibly ten times ``sqrt(n)`` too large; it is less than
-        half the norm with a probability below 1e-6. A closer estimate replaces it if it alone exceeds its
-        bound.
+        Estimate of ``||I - Q^H Q||_2`` from above: it is less than the norm with a probability below 1e-6. It
+        may be twenty times ``sqrt(n)`` too large; if it alone exceeds its bound, one within a factor of 2
+        replaces it.
     """
 
     residual: float
@@ -54,7 +54,7 @@ class QRCertificate:
 
     @property
     def doubtful(self) -> bool:
-        """Whether only ``orthogonality_2norm``, which may be an upper estimate, exceeds its bound."""
+        """Whether only ``orthogonality_2norm``, which may be far too large, exceeds its bound."""
         return self._in_usual_norms and not self.accepted
 
     @property
@@ -109,7 +109,7 @@ class QRCertificates(Sequence[QRCertificate]):
 
     @property
     def doubtful(self) -> np.ndarray:
-        """Mask where only ``orthogonality_2norm``, which may be an upper estimate, exceeds its bound."""
+        """Mask where only ``orthogonality_2norm``, which may be far too large, exceeds its bound."""
         return self._in_usual_norms & ~self.accepted
 
     @cached_property

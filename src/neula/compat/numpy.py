@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any, Literal, cast
 
 import numpy as np
-import torch
 from numpy import linalg
 
 import neula
@@ -32,7 +31,6 @@ from neula.compat.spectra import (
     mirrored,
     need_finite_triangle,
 )
-from neula.pipeline.inputs import take
 from neula.problems.signatures import QRMode
 
 LinAlgError = linalg.LinAlgError
@@ -151,7 +149,7 @@ def slogdet(a: Any) -> Any:
     (-1.0, 0.693147)
     """
     found = _determinants(a)
-    return _SlogdetResult(_as_number(found.sign), _as_number(found.logabsdet))
+    return _SlogdetResult(found.sign, found.logabsdet)
 
 
 @drop_in(linalg, UNSURE)
@@ -165,7 +163,7 @@ def det(a: Any) -> Any:
     >>> float(la.det(np.array([[1.0, 2.0], [3.0, 4.0]])).round(12))
     -2.0
     """
-    return _as_number(_determinants(a).product)
+    return _determinants(a).product
 
 
 @drop_in(linalg)
@@ -307,13 +305,7 @@ if hasattr(linalg, "svdvals"):  # since NumPy 2
 
 def _determinants(a: Any) -> Determinants:
     work = np.ascontiguousarray(_numbers(a))
-    work = work if work.dtype.kind in "fc" else work.astype(np.float64)
-    return measured_determinants(take(work, "a", or_complex=True).tensor)
-
-
-def _as_number(x: torch.Tensor) -> Any:
-    """An array, or a number of NumPy where there is one."""
-    return x.numpy()[()]
+    return measured_determinants(work if work.dtype.kind in "fc" else work.astype(np.float64))
 
 
 def _numbers(x: Any) -> np.ndarray:

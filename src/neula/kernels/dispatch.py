@@ -151,22 +151,12 @@ def kernel(
     when: Callable[..., bool] | None = None,
     variant: Callable[..., int] | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]:
-    """Let a kernel take the place of the decorated function on GPUs.
+    """Let a kernel take the place of the decorated function on GPUs; that of the first tensor counts.
 
-    The device is that of the first tensor among the arguments.
-
-    Parameters
-    ----------
-    where : str
-        Name, in the same module, of the function that launches the kernel; of the same parameters. It ends
-        with ``_triton`` or ``_cuda``.
-    trial : Trial
-        Shows whether it runs; functions whose kernels are tried together share one.
-    when : callable, optional
-        Whether the kernel is made for these arguments; by default for all of them. It is asked for tensors on
-        a GPU only.
-    variant : callable, optional
-        Which of several variants of the kernel the arguments need, where each is tried by itself.
+    ``where`` is the name, in the same module, of the function that launches the kernel, with the same
+    parameters; it ends with ``_triton`` or ``_cuda``. The trial, which several may share, shows whether it
+    runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments. ``variant``
+    says which of several variants of the kernel they need, where each is tried by itself.
     """
     return lambda reference: Kernel(reference, where, trial, when, variant)
 

@@ -104,9 +104,7 @@ def _tried(device: torch.device) -> None:
 
 
 @kernel(
-    "magnitudes_triton",
-    trial=_tried,
-    when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4,
+    "magnitudes_triton", trial=_tried, when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4
 )
 def magnitudes(a: torch.Tensor) -> Magnitudes:
     """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU, and of one matrix on a GPU.
@@ -180,16 +178,14 @@ TOGETHER = 1024
 """Sizes that one thread block compares at a time."""
 
 
-def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
+def magnitudes_triton(a):
     _, m, n = a.shape
     tiles = FEW_TILES if n <= SHORT else TILES
     strips, pieces = ceil_div(m, ROWS), ceil_div(n, COLUMNS * tiles)
     parts = a.new_empty(2 * pieces * m + 2 * strips * n)
     found = a.new_empty(2 * (m + n))
     _sizes_kernel[(strips, pieces)](
-        *(a, *a.stride()[1:], parts, m, n, strips, pieces),
-        *(ROWS, COLUMNS, tiles),
-        num_warps=WARPS,
+        *(a, *a.stride()[1:], parts, m, n, strips, pieces), *(ROWS, COLUMNS, tiles), num_warps=WARPS
     )
     _gathered[(ceil_div(max(m, n), GATHERED),)](
         *(parts, found, m, n, strips, pieces, GATHERED), num_warps=GATHERED // 32
@@ -198,7 +194,7 @@ def magnitudes_triton(a: torch.Tensor) -> Magnitudes:
     return Magnitudes(rows[None, :, None], columns[None, None], sums[None], norms[None, :, None])
 
 
-def ends_of_triton(sizes: Magnitudes, b: torch.Tensor) -> Ends:
+def ends_of_triton(sizes, b):
     _, n, k = b.shape
     found = b.new_empty(8 + k)
     _ends_kernel[(1,)](

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 
-from neula.kernels.solvers import load_solvers
+from neula.kernels.dispatch import refuse_capture
 
 
 class _NoTF32(NamedTuple):
@@ -125,3 +126,22 @@ class plain_arithmetic:
         torch.set_grad_enabled(self._gradients)
         if self._current is not None:
             self._current.__exit__(*error)
+
+
+_loading = threading.Lock()
+
+
+def load_solvers() -> None:
+    """Let torch load its solvers, which fails where several threads ask for the first time at once.
+
+    Source: issue 90613 of PyTorch, "lazy wrapper should be called at most once".
+    """
+    with _loading:
+        if not _loaded.cache_info().currsize:
+            refuse_capture("the library's solvers")
+        _loaded()
+
+
+@cache
+def _loaded() -> None:
+    torch.linalg.inv_ex(torch.ones(1, 1, dtype=torch.float32, device="cuda"))

@@ -66,9 +66,7 @@ def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
 TILE, WARPS = 64, 4
 
 
-def transposed_copy_triton(
-    out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None
-) -> torch.Tensor:
+def transposed_copy_triton(out, a, scales=None):
     m, n = a.shape
     grid = (ceil_div(m, TILE) * ceil_div(n, TILE),)
     _copy_kernel[grid](
@@ -79,7 +77,7 @@ def transposed_copy_triton(
     return out
 
 
-def transpose_in_place_triton(a: torch.Tensor) -> torch.Tensor:
+def transpose_in_place_triton(a):
     tiles = ceil_div(len(a), TILE)
     _exchange_kernel[(tiles, tiles)](a, len(a), *a.stride(), TILE, num_warps=WARPS)
     return a.T

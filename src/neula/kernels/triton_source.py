@@ -4,10 +4,15 @@ To import Triton and to let it find what it has kept takes 0.9 s in each process
 kernel up to 1.5 s. So machine code is looked for in the package, filled by :mod:`neula.kernels.ahead`, and in
 the user's cache folder, and Triton is imported where neither has it. Its interpreter and GPUs of others than
 NVIDIA go Triton's own way.
+
+Tiles of a tensor are moved by GPUs from compute capability 9.0 on by themselves (TMA): the driver encodes
+where the tensor lies and how large a tile is (``cuTensorMapEncodeTiled``), and a kernel gets the 128 bytes by
+value, and behind them the sizes and strides.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import struct
@@ -24,7 +29,6 @@ from typing import Any
 import torch
 
 from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
-from neula.kernels.tensor_map import OLDEST, Tiles
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
@@ -323,3 +327,87 @@ def _of_triton(x: Any) -> Any:
 def _bits(form: str, whole: str, x: float) -> int:
     found: int = struct.unpack(whole, struct.pack(form, x))[0]
     return found
+
+
+OLDEST = (9, 0)
+"""Compute capability."""
+
+_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64"}
+_KINDS = {torch.float16: 6, torch.float32: 7, torch.float64: 8, torch.bfloat16: 9}
+_BYTES, _ALIGNED = 128, 64
+_NOT_INTERLEAVED, _PROMOTED_TO_128_BYTES, _ZEROS_OUTSIDE = 0, 2, 0
+
+
+@dataclass(frozen=True, eq=False)
+class Tiles:
+    """A tensor that a kernel reads or writes in tiles."""
+
+    # Begins at a multiple of 16 bytes, as does each row; its last dimension is contiguous.
+    tensor: torch.Tensor
+    block: tuple[int, ...]  # sizes of a tile, one for each dimension
+
+    @property
+    def type(self) -> str:
+        """The type of the argument in the signature of a Triton kernel."""
+        return _type(self.tensor.dtype, self.block)
+
+    @property
+    def for_triton(self) -> Any:
+        """Triton's own form."""
+        from triton.tools.tensor_descriptor import TensorDescriptor
+
+        return TensorDescriptor.from_tensor(self.tensor, list(self.block))
+
+    def words(self, swizzle: int, box: tuple[int, ...], library: Any) -> tuple[int, ...]:
+        """The words that a kernel reads, eight bytes each: the descriptor, sizes and strides.
+
+        ``swizzle``, the layout of a tile in shared memory, and ``box``, the shape of one copy, are by the
+        compiler; ``library`` is CUDA's driver.
+        """
+        x = self.tensor
+        return _encoded(x.data_ptr(), x.dtype, x.shape, x.stride(), swizzle, box, library)
+
+    def begins(self, start: int) -> Iterator[int]:
+        """Where what :meth:`words` returns begins, in bytes: the descriptor, each size and each stride."""
+        yield start
+        yield from range(start + _BYTES, start + _BYTES + 16 * self.tensor.ndim, 8)
+
+
+@lru_cache
+def _type(dtype: torch.dtype, block: tuple[int, ...]) -> str:
+    return f"tensordesc<{_NAMES[dtype]}{list(block)}>"
+
+
+@lru_cache(maxsize=1024)
+def _encoded(
+    address: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    swizzle: int,
+    box: tuple[int, ...],
+    library: Any,
+) -> tuple[int, ...]:
+    """Encode a tensor map. Dimensions are counted from the last one."""
+    rank = len(shape)
+    room = ctypes.create_string_buffer(_BYTES + _ALIGNED)
+    place = -(-ctypes.addressof(room) // _ALIGNED) * _ALIGNED
+    failed = library.cuTensorMapEncodeTiled(
+        ctypes.c_void_p(place),
+        _KINDS[dtype],
+        rank,
+        ctypes.c_void_p(address),
+        (ctypes.c_uint64 * rank)(*reversed(shape)),
+        (ctypes.c_uint64 * rank)(*(dtype.itemsize * stride for stride in reversed(strides[:-1]))),
+        (ctypes.c_uint32 * rank)(*reversed(box)),
+        (ctypes.c_uint32 * rank)(*[1] * rank),
+        _NOT_INTERLEAVED,
+        swizzle,
+        _PROMOTED_TO_128_BYTES,
+        _ZEROS_OUTSIDE,
+    )
+    if failed:
+        raise RuntimeError(
+            f"a tensor of shape {shape} and strides {strides} cannot be moved in tiles of {box}"
+        )
+    return (*(ctypes.c_int64 * (_BYTES // 8)).from_address(place), *shape, *strides)

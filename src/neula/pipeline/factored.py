@@ -16,9 +16,9 @@ import torch
 
 from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS
 from neula.algorithms.scaling import power_of_two_scales
-from neula.certificates.factored import logdet_error, norm_margin, shown_norm
+from neula.certificates.factored import logdet_error, shown_norm
 from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update, where
-from neula.certificates.orthogonality import DIRECTIONS, directions
+from neula.certificates.orthogonality import DIRECTIONS, directions, margin
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.engines.formats import in_double
@@ -155,7 +155,7 @@ class FactoredMatrix:
         norm, g = torch.linalg.vector_norm, directions(self.a.shape[-1], self.a.device, self.a.dtype)
         image = self.scaled @ g
         lost = norm(image - self.left @ (self.right @ g), dim=(-2, -1))
-        bound *= DIRECTIONS**0.5 * norm_margin(len(g))  # which was that of an estimate
+        bound *= DIRECTIONS**0.5 * margin(len(g), DIRECTIONS)  # which was that of an estimate
         if bound < torch.inf and not bool((lost <= bound * norm(image, dim=(-2, -1))).all()):
             raise ValueError(
                 "A was changed since it was factorized: factorize it again, or a copy that nobody changes"

@@ -17,8 +17,7 @@ from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL, normal
 
 from neula.kernels.dispatch import runs
 from neula.kernels.doubled import doubled, doubled_cuda
-from neula.kernels.doubled.doubled import Doubled
-from neula.kernels.doubled.slices import bits_of
+from neula.kernels.doubled.doubled import Doubled, bits_of
 
 HAS_UNITS = HAS_GPU and torch.cuda.get_device_capability() >= doubled.FP64_UNITS
 UNITS = [*GPU, pytest.mark.skipif(HAS_GPU and not HAS_UNITS, reason="no matrix units for float64")]

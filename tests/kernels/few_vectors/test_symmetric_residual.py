@@ -9,7 +9,7 @@ import torch
 from tests.devices import DEVICE, HAS_GPU, KERNEL
 
 from neula.kernels.few_vectors import triangle
-from neula.kernels.few_vectors.symmetric_residual import diagonal_scales, factor_residuals
+from neula.kernels.few_vectors.triangle import diagonal_scales, factor_residuals
 
 BY = ["reference", KERNEL]
 
@@ -18,7 +18,7 @@ BY = ["reference", KERNEL]
 def of_this_device(monkeypatch: pytest.MonkeyPatch) -> None:
     if not HAS_GPU:
         pytest.importorskip("triton")
-        from neula.kernels.few_vectors import symmetric_residual as module
+        from neula.kernels.few_vectors import triangle as module
 
         monkeypatch.setattr(module, "SPAN", 64)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.devices import DEVICE, KERNEL
 
-from neula.kernels.lu.panel_end import end_panel
+from neula.kernels.lu.calu import end_panel
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors
 
 Way = Callable[[torch.Tensor, torch.Tensor, PanelFactors], tuple[torch.Tensor, torch.Tensor]]
@@ -20,7 +20,7 @@ def way(request: pytest.FixtureRequest) -> Way:
     if request.param == "reference":
         return end_panel.reference
     pytest.importorskip("triton")
-    from neula.kernels.lu import panel_end as module
+    from neula.kernels.lu import calu as module
 
     return module.end_panel_triton
 

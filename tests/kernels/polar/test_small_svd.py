@@ -14,8 +14,8 @@ import torch
 from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
-from neula.kernels.polar import small_svd as module
-from neula.kernels.polar.small_svd import MAX_ORDER, small_svd
+from neula.kernels.polar import svd as module
+from neula.kernels.polar.svd import MAX_ORDER, small_svd
 
 U = 2.0**-53
 

@@ -253,14 +253,6 @@ def test_gpu_tensors_go_to_the_kernel(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("num_warps", [1, 2, 4, 8, 16])
-def test_any_number_of_warps(num_warps: int, dtype: torch.dtype) -> None:
-    tiles = normal(200, 256, 32, dtype=dtype)
-    check(tiles, *kernel()(tiles, num_warps=num_warps))
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize(("m", "n"), [(256, 32), (300, 40)])
 def test_float32_is_float32(m: int, n: int) -> None:
     """Whatever the user's own products may be."""

@@ -17,9 +17,8 @@ from torch.nn.functional import pad
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import Engine
-from neula.kernels.lu.calu import eliminate, move_rows, rows_of_u, update
+from neula.kernels.lu.calu import eliminate, end_panel, move_rows, rows_of_u, update
 from neula.kernels.lu.lu_block import solve_upper
-from neula.kernels.lu.panel_end import end_panel
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
 

@@ -165,10 +165,16 @@ class HeldSums:
         (n, k), updates = self.products.shape, self.updates + len(gathered.parts)
         stacked = torch.cat([functional.pad(self.r, (0, 1)), *gathered.parts])
         a, b, w = stacked[n + k :].tensor_split([n, n + k], 1)
-        rows, right, units = scaled_rows(a, b, [w[:, 0].real] if gathered.weighted else [], exponents)
-        if rows is a and right is b and units.of_a == self.of_a and torch.equal(units.of_b, self.of_b):
-            r = torch.linalg.qr(stacked[:, :-1], mode="r")[1]  # which is right below R already
-            return self._with(r, _seen(a, b, vectors), len(a), len(gathered.parts))
+        apart, units = _units(a, b, exponents)
+        same = units.of_a == self.of_a and torch.equal(units.of_b, self.of_b) and not bool(units.of_b.any())
+        if same and not gathered.weighted and bool((apart.abs() <= ROOM).all()):
+            # Reflections and products err alike for columns that are divided by powers of two afterwards.
+            both = functional.pad(apart, (0, k))[None]
+            stacked[: n + k, :-1] = shift(self.r, -both)
+            r = shift(torch.linalg.qr(stacked[:, :-1], mode="r")[1], both)
+            return self._with(r, _seen(a, b, vectors, apart[:, None]), len(a), len(gathered.parts))
+        weights = [w[:, 0].real] if gathered.weighted else []
+        rows, right, units = scaled_rows(a, b, weights, exponents)
         return replace(self.plus_rows(rows, right, vectors, units), updates=updates)
 
     def _rows_in_units(
@@ -268,10 +274,13 @@ def normal_product(
     return two_sum(*doubled_normal(a, negative, low, right)[1])
 
 
-def _seen(a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor) -> HeldSums:
-    """Products of some rows, without their R."""
+def _seen(
+    a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, apart: torch.Tensor | None = None
+) -> HeldSums:
+    """Products of some rows, without their R; ``apart``, shape (n, 1): exponents to scale columns of A by."""
     units = torch.zeros(b.shape[1], dtype=torch.int64, device=b.device)
-    found = normal_product(a, vectors, b=b)
+    found = normal_product(a, vectors if apart is None else shift(vectors, apart), b=b)
+    found = found if apart is None else (shift(found[0], apart), shift(found[1], apart))
     (high, products), (low, products_low) = (x.tensor_split([PROBES], 1) for x in found)
     return HeldSums(a, high, low, products, products_low, of_b=units)
 
@@ -300,6 +309,13 @@ def _times(pair: Pair, number: float) -> Pair:
     return two_sum(high, error + number * pair[1])
 
 
+def _units(a: torch.Tensor, b: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, HeldSums]:
+    """Exponents to scale columns of A by, shape (n,), and sums over no rows in the units of rows."""
+    units = HeldSums.begin(a.shape[1], b.shape[1], a.device)
+    of_a = int(_far_from_one((_exponents(a) - exponents).amax())) or units.of_a
+    return -exponents - of_a, replace(units, of_a=of_a, of_b=_far_from_one(_exponents(b)))
+
+
 def scaled_rows(
     a: torch.Tensor, b: torch.Tensor, weights: list[torch.Tensor], exponents: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, HeldSums]:
@@ -308,10 +324,8 @@ def scaled_rows(
     There is one tensor of weights at most, shape (rows,). Columns are divided by powers of two with the
     ``exponents``, shape (n,), before all of A is.
     """
-    of_b, of_a = _far_from_one(_exponents(b)), int(_far_from_one((_exponents(a) - exponents).amax()))
-    units = HeldSums.begin(a.shape[1], b.shape[1], a.device)
-    of_a = of_a or units.of_a
-    apart = -exponents - of_a
+    apart, units = _units(a, b, exponents)
+    of_a, of_b = units.of_a, units.of_b
     a = shift(a, apart[None]) if bool(apart.any()) else a
     b = shift(b, -of_b[None]) if bool(of_b.any()) else b
     for w in weights:

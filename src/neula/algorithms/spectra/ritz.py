@@ -16,7 +16,7 @@ from neula.certificates.low_rank import beside
 from neula.engines import Engine
 from neula.engines.formats import double_gram, in_double
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS
-from neula.kernels.polar.small_svd import small_svd
+from neula.kernels.polar.svd import small_svd
 from neula.kernels.precision import exact_matmul
 
 ROUNDING = 8

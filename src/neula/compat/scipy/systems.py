@@ -14,7 +14,6 @@ from neula.compat.scipy.inputs import lapack_arrays, solved_in
 from neula.compat.spectra import mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
-from neula.pipeline.inputs import take
 from neula.problems.signatures import Structure
 
 GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")
@@ -83,8 +82,7 @@ def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """
     (A,) = lapack_arrays(a)
     work = np.ascontiguousarray(A, dtype=np.result_type(A, np.float64))
-    found = measured_determinants(take(work, "a", or_complex=True).tensor)
-    return found.product.numpy()[()]
+    return measured_determinants(work).product
 
 
 @drop_in(linalg)

@@ -47,13 +47,16 @@ class Seen:
     def plus(self, data: TrainingData) -> Seen:
         """Add rows."""
         held, total = copy(self.held), self.weight + data.total
-        held.update(data.x, data.y, weights=data.weights)
         if not self.centred:
+            held.update(data.x, data.y, weights=data.weights)
             return replace(self, held=held, weight=total)
         part = data.total / total if total else 0.0
         parts = zip(self.origin, self.apart, data.means, data.left, strict=True)
         steps = [(mean - old.to(mean)) + (left - far.to(left)) for old, far, mean, left in parts]
-        held.update(*(((1 - part) * data.total) ** 0.5 * step[None] for step in steps))
+        last = (((1 - part) * data.total) ** 0.5 * step[None] for step in steps)
+        weights = None if data.weights is None else torch.cat([data.weights, data.weights.new_ones(1)])
+        joined: Any = zip((data.x, data.y), last, strict=True)
+        held.update(*map(torch.cat, joined), weights=weights)
         x, y = (far.to(step) + part * step for far, step in zip(self.apart, steps, strict=True))
         return replace(self, held=held, weight=total, apart=(x, y))
 

@@ -46,11 +46,7 @@ def _tried(device: torch.device) -> None:
     cholesky_apart.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
 
 
-@kernel(
-    "cholesky_inverse_cuda",
-    trial=_tried,
-    when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS,
-)
+@kernel("cholesky_inverse_cuda", trial=_tried, when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS)
 def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
     """Factor of a Gram matrix, float64, of which only the symmetric part counts, and the inverse of the
     factor.
@@ -145,7 +141,7 @@ def shared_bytes(width: int) -> int:
 SHARED_BYTES = shared_bytes(MAX_COLUMNS)
 
 
-def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
+def cholesky_inverse_cuda(gram, out=None):
     n = len(gram)
     # One allocation for all of it: in a graph, and without one, they are what takes time here.
     room = torch.empty(2 * n + 1, n, dtype=torch.float32, device=gram.device)
@@ -156,12 +152,12 @@ def cholesky_inverse_cuda(gram: torch.Tensor, out: torch.Tensor | None = None) -
     return CholeskyFactors(r, inverse, norms)
 
 
-def cholesky_lower_cuda(a: torch.Tensor) -> LowerFactors:
+def cholesky_lower_cuda(a):
     inverse = torch.empty(a.shape, dtype=torch.float32, device=a.device)
     return LowerFactors(inverse, _factor(a, a, inverse, MAX_COLUMNS))
 
 
-def cholesky_apart_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cholesky_apart_cuda(a):
     lower, width = torch.empty(a.shape, dtype=torch.float32, device=a.device), NARROWEST
     while width < a.shape[1]:
         width *= 2

@@ -102,9 +102,7 @@ def _tried_on_batch(device: torch.device) -> None:
 
 
 @kernel(
-    "factor_batch_cuda",
-    trial=_tried_on_batch,
-    when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
+    "factor_batch_cuda", trial=_tried_on_batch, when=lambda a: a.dtype != torch.float64 and 0 not in a.shape
 )
 def factor_batch(a: torch.Tensor) -> BatchFactors:
     """Cholesky factors of a batch of any floating dtype, in products as accurate as float32, without
@@ -143,13 +141,13 @@ def shared_bytes(itemsize: int) -> int:
     return itemsize * (stages + tile + TILE * SIDE) + 32
 
 
-def factor_inverted_cuda(a: torch.Tensor, width: int) -> InvertedFactor:
+def factor_inverted_cuda(a, width):
     per_block = -(-min(width, a.shape[-1]) // TILE)
     lower, order, inverses = _factor(a, per_block)
     return InvertedFactor(lower, inverses.mT[:, None], order)
 
 
-def factor_batch_cuda(a: torch.Tensor) -> BatchFactors:
+def factor_batch_cuda(a):
     a = a.float()
     if a.shape[-1] <= MAX_COLUMNS and cholesky_apart.takes(a):
         return BatchFactors(*cholesky_apart.kernel(a))

@@ -88,7 +88,7 @@ def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tens
     return Steps(inverse, r @ factor, torch.stack(failed).int())
 
 
-def orthonormalizing_triton(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tensor) -> Steps:
+def orthonormalizing_triton(gram, factor, least):
     k = len(gram)
     found = gram.new_empty(2, k, k)
     fails = torch.empty(k, dtype=torch.int32, device=gram.device)

@@ -84,20 +84,14 @@ def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     return PivotedFactors(r, pivots[:rank], float(left.amax().clamp_min(0.0)) if len(left) else 0.0)
 
 
-def _begun(
-    gram: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _begun(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Workspaces before the first pivot."""
     n = len(gram)
     pivots = torch.zeros(n, dtype=torch.int32, device=gram.device)
     return gram, gram.diagonal().real.clone(), torch.zeros_like(gram), pivots, pivots.new_zeros(1)
 
 
-@kernel(
-    "eliminate_panel_triton",
-    trial=_tried,
-    when=lambda gram, *_: gram.shape[0] <= MOST,
-)
+@kernel("eliminate_panel_triton", trial=_tried, when=lambda gram, *_: gram.shape[0] <= MOST)
 def eliminate_panel(
     gram: torch.Tensor,
     diagonal: torch.Tensor,
@@ -129,15 +123,7 @@ LOADED = 16384
 """Numbers of rows of R that are under way at a time."""
 
 
-def eliminate_panel_triton(
-    gram: torch.Tensor,
-    diagonal: torch.Tensor,
-    r: torch.Tensor,
-    pivots: torch.Tensor,
-    count: torch.Tensor,
-    start: int,
-    tolerance: float,
-) -> None:
+def eliminate_panel_triton(gram, diagonal, r, pivots, count, start, tolerance):
     n = len(gram)
     block = max(32, next_power_of_2(n))
     _panel_kernel[(1,)](

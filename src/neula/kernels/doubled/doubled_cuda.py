@@ -42,14 +42,7 @@ LEAST = (1024, 16)
 """Elements of a row that are not divided any further, where rows are contiguous and where columns are."""
 
 
-def doubled_product_cuda(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    x_low: torch.Tensor | None = None,
-    b: torch.Tensor | None = None,
-    *,
-    least: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def doubled_product_cuda(a, x, x_low=None, b=None, *, least=None):
     """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, as a sum that is not evaluated.
 
     Tensors have any strides. Rows are not divided into pieces of fewer than ``least`` elements, :data:`LEAST`
@@ -111,15 +104,7 @@ def tiles_of(k: int) -> int:
     return ceil_div(tiles, ceil_div(tiles, TILES))
 
 
-def sliced_product_cuda(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    x_low: torch.Tensor | None = None,
-    b: torch.Tensor | None = None,
-    columns: torch.Tensor | None = None,
-    *,
-    least: int = SLICED_LEAST,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sliced_product_cuda(a, x, x_low=None, b=None, columns=None, *, least=SLICED_LEAST):
     (batch, m, n), k = a.shape, x.shape[2]
     result = torch.empty(2, batch, k, m, dtype=a.dtype, device=a.device)
     high, low = result.mT.unbind(0)

@@ -20,9 +20,7 @@ from neula.kernels.doubled.doubled import (
     of_adjoint,
     real_vectors,
 )
-from neula.kernels.doubled.doubled import (
-    two_sum as renormalized,
-)
+from neula.kernels.doubled.doubled import two_sum as renormalized
 from neula.kernels.doubled.doubled_triton import add_pairs, product_error, two_sum
 from neula.kernels.few_vectors.normal_product import ONE_WARP, ROWS, fits
 from neula.kernels.few_vectors.one_pass_host import EACH
@@ -99,14 +97,7 @@ def config(width: int) -> tuple[int, int, int, int]:
     return (2048, 4, 3, 3) if width == 1024 else (4096, 8, 3, 1)
 
 
-def doubled_normal_triton(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    x_low: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    given: tuple[int, int, int, int] | None = None,
-) -> tuple[Pair, Pair]:
+def doubled_normal_triton(a, x, x_low, b, *, given=None):
     m, n = a.shape
     width = max(32, next_power_of_2(n))
     tile, warps, stages, blocks = given or config(width)

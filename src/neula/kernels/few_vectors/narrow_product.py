@@ -74,12 +74,10 @@ LEAST = 16
 """Columns of the smallest product of the unit."""
 
 
-def narrow_product_triton(
-    a: torch.Tensor, x: torch.Tensor, *, config: NarrowProductConfig | None = None
-) -> torch.Tensor:
+def narrow_product_triton(a, x):
     (m, n), k = a.shape, x.shape[1]
     by_rows = a.stride(1) == 1
-    rows, terms, warps, stages, blocks = config or (BY_ROWS if by_rows else BY_COLUMNS)
+    rows, terms, warps, stages, blocks = BY_ROWS if by_rows else BY_COLUMNS
     width = max(LEAST, next_power_of_2(k))
     x = functional.pad(x, (0, width - k)).contiguous()
     down = ceil_div(m, rows)

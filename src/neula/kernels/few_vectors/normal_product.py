@@ -14,7 +14,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.few_vectors.mixed_product import subtract_product
-from neula.kernels.few_vectors.one_pass_host import OnePass, pays
+from neula.kernels.few_vectors.one_pass_host import one_pass, pays
 from neula.kernels.few_vectors.vectors_triton import load_vectors, store_vectors
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.precision import adjoint_times
@@ -78,8 +78,7 @@ def normal_product(
             [34.]]))
     """
     if a.dtype != x.dtype and pays(a):
-        found = OnePass(a.numpy()).residual(None if b is None else b.numpy(), x.numpy())
-        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+        return one_pass(a, x, b)
     y = product(a, x)
     if b is not None:
         y = b - y
@@ -89,24 +88,20 @@ def normal_product(
 def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X``. MKL takes two thirds of the time where the columns of X are contiguous."""
     if a.dtype != x.dtype and pays(a):
-        return torch.from_numpy(OnePass(a.numpy()).times(x.numpy()))
+        return one_pass(a, x, back=False)[0]
     if a.dtype != x.dtype:
         return subtract_product(a, -x, x.new_zeros(len(a), x.shape[1]))
     return a @ x.T.contiguous().T
 
 
-@kernel(
-    "transposed_product_triton",
-    trial=_tried,
-    when=_in_one_pass,
-)
+@kernel("transposed_product_triton", trial=_tried, when=_in_one_pass)
 def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``A^H Y``, by the same kernel: cuBLAS takes several times as long as memory does for tall A.
 
     ``Y^T A`` reads row-major A along its rows; MKL takes eight times as long for ``A^T Y`` with two columns.
     """
     if a.dtype != y.dtype and pays(a):
-        return torch.from_numpy(OnePass(a.numpy()).transposed_times(y.numpy()))
+        return one_pass(a, None, y, image=False)[1]
     if a.dtype != y.dtype:
         return product(a.mH, y)
     if a.is_complex():
@@ -131,34 +126,23 @@ def config(width: int, vectors: int) -> tuple[int, int, int, int]:
     return (2048, 4, 2, 4) if width <= 1024 else (4096, 8, 1, 3)
 
 
-def normal_product_triton(
-    a: torch.Tensor,
-    x: torch.Tensor,
-    b: torch.Tensor | None = None,
-    *,
-    given: tuple[int, int, int, int] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def normal_product_triton(a, x, b=None):
     k = x.shape[1]
     y = torch.empty(k, a.shape[0], dtype=a.dtype, device=a.device)
-    return y.T, _launched(k, a, x.T.contiguous(), b, y, given)
+    return y.T, _launched(k, a, x.T.contiguous(), b, y)
 
 
-def transposed_product_triton(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+def transposed_product_triton(a, y):
     return _launched(y.shape[1], a, None, y, None)
 
 
 def _launched(
-    k: int,
-    a: torch.Tensor,
-    x: torch.Tensor | None,
-    b: torch.Tensor | None,
-    y: torch.Tensor | None,
-    given: tuple[int, int, int, int] | None = None,
+    k: int, a: torch.Tensor, x: torch.Tensor | None, b: torch.Tensor | None, y: torch.Tensor | None
 ) -> torch.Tensor:
     """``A^T Y``, shape (n, k), for the Y that X and B make, or that B is; vectors in X and in Y are rows."""
     m, n = a.shape
     width = max(32, next_power_of_2(n))
-    tile, warps, blocks, stages = given or config(width, k)
+    tile, warps, blocks, stages = config(width, k)
     rows = max(1, tile // width)
     programs = min(blocks * multiprocessors(a.device), ceil_div(m, rows))
     sums = torch.empty(programs, k, n, dtype=a.dtype, device=a.device)

@@ -50,12 +50,7 @@ def _tried(device: torch.device) -> None:
 
 @kernel("probe_errors_triton", trial=_tried)
 def probe_errors(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, g: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Residual and orthogonality of factorizations A (batch, m, n) = Q (batch, m, k) R along random vectors.
 
@@ -84,12 +79,7 @@ def probe_errors(
 
 
 def _errors_of_some(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, g: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Errors along the probes for a few matrices, by blocks of rows.
 
@@ -138,14 +128,7 @@ TALL_BLOCK, TALL_WARPS = 4096, 8
 one: 4194304 x 128 take 1.0 ms, with blocks of half the size 1.2."""
 
 
-def probe_errors_triton(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def probe_errors_triton(a, q, r, scales, g, h):
     count, m, n = a.shape
     k = q.shape[2]
     precision = torch.float64 if torch.float64 in (a.dtype, q.dtype, r.dtype) else torch.float32

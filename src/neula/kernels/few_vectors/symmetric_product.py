@@ -68,12 +68,12 @@ MACROS = "".join(
 )
 
 
-def symmetric_product_cuda(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def symmetric_product_cuda(a, x):
     n, k = x.shape
     return _summed("symmetric_product", a, [x], [k], [*x.stride()])[:n, :k]
 
 
-def symmetric_sizes_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def symmetric_sizes_cuda(a):
     sums, squares = _summed("symmetric_sizes", a, [], [], [])[: len(a)].unbind(1)
     return sums, squares.sqrt()
 

@@ -30,11 +30,7 @@ def _tried(device: torch.device) -> None:
     thin_product.kernel(one, one.double())
 
 
-@kernel(
-    "thin_product_triton",
-    trial=_tried,
-    when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape,
-)
+@kernel("thin_product_triton", trial=_tried, when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape)
 def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X`` in the precision of X, float32 or float64, complex if A is, for A (m, n) of any dtype and
     strides.
@@ -90,7 +86,7 @@ STAGES = 3
 """Loads in flight."""
 
 
-def thin_product_triton(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def thin_product_triton(a, x):
     m, n = a.shape
     vectors = x.shape[1]
     k = 4 if vectors <= 4 else 8

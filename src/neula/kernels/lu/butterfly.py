@@ -28,12 +28,7 @@ def _exact(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> bool:
     return x.dtype == out.dtype and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
 
 
-@kernel(
-    "mixed_triton",
-    trial=_tried,
-    when=_exact,
-    variant=lambda out, x, weights: x.dtype.itemsize,
-)
+@kernel("mixed_triton", trial=_tried, when=_exact, variant=lambda out, x, weights: x.dtype.itemsize)
 def mixed(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """``out[q h + i] = sum_p weights[q, p, i] x[p h + i]`` for rows of x, of which there are up to ``4 h``.
 
@@ -63,7 +58,7 @@ LONG, SHORT, WARPS = 128, 4, 4
 """Elements of a tile along memory, and across."""
 
 
-def mixed_triton(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+def mixed_triton(out, x, weights):
     h, k = weights.shape[-1], x.shape[1]
     rows, columns = (LONG, SHORT) if x.stride(0) == 1 or k <= SHORT else (SHORT, LONG)
     grid = (ceil_div(h, rows) * ceil_div(k, columns),)

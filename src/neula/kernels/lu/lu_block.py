@@ -180,9 +180,7 @@ SHARED_BYTES = 4 * (128 * 132 + 128 * 20 + 16 * 132 + 16 * 20 + 4 * 64)
 """The block, what a step of 16 columns computes, and rows on their way."""
 
 
-def factor_diagonal_cuda(
-    work: torch.Tensor, out: torch.Tensor, l_inverse: torch.Tensor, u_inverse: torch.Tensor
-) -> None:
+def factor_diagonal_cuda(work, out, l_inverse, u_inverse):
     macros = "#define BFLOAT16\n" if out.dtype == torch.bfloat16 else ""
     kernel = compiled("lu_block", "lu_block", work.device, macros, shared_bytes=SHARED_BYTES)
     arguments = [work, out, l_inverse, u_inverse, len(out), *out.stride()]
@@ -208,7 +206,7 @@ precision."""
 FACTOR_WARPS, SOLVE_WARPS, STAGES = 4, 8, 3
 
 
-def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+def factor_block_triton(block, width):
     r = block.shape[0]
     # Column-major.
     inverses = block.new_empty(2, ceil_div(r, width), width, width, dtype=torch.float32).mT
@@ -218,8 +216,7 @@ def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, 
     for index, start in enumerate(range(0, r, width)):
         k, (l_inverse, u_inverse) = slice(start, start + width), inverses[:, index : index + 1]
         _diagonal_kernel[(width // TILE, width // TILE)](
-            *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES),
-            num_warps=FACTOR_WARPS,
+            *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES), num_warps=FACTOR_WARPS
         )
         factor(work, block[k, k], l_inverse[0], u_inverse[0])
         if start + width < r:
@@ -227,9 +224,7 @@ def factor_block_triton(block: torch.Tensor, width: int) -> tuple[torch.Tensor, 
     return inverses[0], inverses[1]
 
 
-def solve_beside_triton(
-    a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor
-) -> torch.Tensor:
+def solve_beside_triton(a, r, l_inverses, u_inverses):
     _solve_beside(a, 0, r, l_inverses, u_inverses, ROWS)
     return a
 
@@ -246,7 +241,7 @@ def _solve_beside(
     )
 
 
-def solve_upper_triton(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) -> torch.Tensor:
+def solve_upper_triton(b, upper, inverses):
     (m, r), width = b.shape, inverses.shape[-1]
     _solve_kernel[(ceil_div(m, ROWS),)](
         *(b, *b.stride(), upper, *upper.stride(), inverses, *inverses.stride(), m, r),

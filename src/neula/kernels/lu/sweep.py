@@ -71,7 +71,7 @@ BLOCKS = 2
 """Thread blocks for each multiprocessor: while one waits, the other multiplies."""
 
 
-def sweep_cuda(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
+def sweep_cuda(t, inverses, b, *, upper):
     arguments, x = prepared(t, inverses, b, upper=upper)
     shared_bytes = 4 * (VECTORS * PIECE + THREADS // 32 * ROWS * VECTORS + 4)
     bfloat = "#define BFLOAT16\n" if t.dtype == torch.bfloat16 else ""

@@ -140,7 +140,7 @@ def _eliminate(x: torch.Tensor, active: torch.Tensor, count: int) -> tuple[torch
 MACROS = f"#define TILE {TILE}\n"
 
 
-def play_cuda(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
+def play_cuda(block, found, start, count):
     tensors, numbers = arguments(block, found, start)
     kernel = compiled("tournament", "tournament", block.device, MACROS)
     kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])

@@ -17,8 +17,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
-from neula.kernels.tensor_map import Tiles
-from neula.kernels.triton_source import jit, tl
+from neula.kernels.triton_source import Tiles, jit, tl
 
 SHIFT = 11
 """The second part of an operand is stored times ``2^11``, which keeps it from underflow."""
@@ -33,11 +32,7 @@ def _tried(device: torch.device) -> None:
     joined.kernel(batched_product.kernel(one, one.mT, symmetric=True))
 
 
-@kernel(
-    "batched_product_triton",
-    trial=_tried,
-    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
-)
+@kernel("batched_product_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def batched_product(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -139,19 +134,9 @@ SMALL = BatchedProductConfig(32, 32, 32, 4, 2)
 TINY = 64
 
 
-def batched_product_triton(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
-    factor: float = 1.0,
-    shift: float = 0.0,
-    scales: torch.Tensor | None = None,
-    symmetric: bool = False,
-    wide: bool = False,
-    config: BatchedProductConfig | None = None,
-) -> torch.Tensor:
+def batched_product_triton(a, b, *, factor=1.0, shift=0.0, scales=None, symmetric=False, wide=False):
     (parts, batch, m, k), n = a.shape, b.shape[3]
-    config = config or _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
+    config = _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
     out = room(1 if wide else parts, batch, m, n, dtype=torch.float32 if wide else a.dtype, device=a.device)
     by_columns = b.stride(2) == 1 and b.stride(3) != 1
     b_block = [config.columns, config.run] if by_columns else [config.run, config.columns]
@@ -281,13 +266,7 @@ def _load_b(
 TILE = 64
 
 
-def split_triton(
-    x: torch.Tensor,
-    dtype: torch.dtype,
-    parts: int = 1,
-    scales: torch.Tensor | None = None,
-    factor: float = 1.0,
-) -> torch.Tensor:
+def split_triton(x, dtype, parts=1, scales=None, factor=1.0):
     batch, m, n = x.shape
     out = room(parts, batch, m, n, dtype=dtype, device=x.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
@@ -300,7 +279,7 @@ def split_triton(
     return out
 
 
-def joined_triton(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def joined_triton(parts, dtype=torch.float32):
     _, batch, m, n = parts.shape
     out = torch.empty(batch, m, n, dtype=dtype, device=parts.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
@@ -308,18 +287,21 @@ def joined_triton(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> to
     return out
 
 
+@jit
+def place_of_tile(m, n, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Which matrix this thread block has, rows and columns of its tile, and which of them there are."""
+    batch, tile = (tl.program_id(0) // (down * across)).to(tl.int64), tl.program_id(0) % (down * across)
+    i = ((tile // across) * ROWS + tl.arange(0, ROWS))[:, None]
+    j = ((tile % across) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    return batch, i.to(tl.int64), j.to(tl.int64), (i < m) & (j < n)
+
+
 @jit(do_not_specialize=["m", "n", "down", "across", "x_batch", "out_part", "out_batch", "out_row"])
 def _split_kernel(
     x, scales, out, factor, m, n, down, across, x_batch, x_row, x_column, out_part, out_batch, out_row,
     SHIFT: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    tile = place % (down * across)
-    batch = (place // (down * across)).to(tl.int64)
-    i = (tile // across) * TILE + tl.arange(0, TILE)[:, None]
-    j = (tile % across) * TILE + tl.arange(0, TILE)[None, :]
-    inside = (i < m) & (j < n)
-    i, j = i.to(tl.int64), j.to(tl.int64)
+    batch, i, j, inside = place_of_tile(m, n, down, across, TILE, TILE)
     value = tl.load(x + batch * x_batch + i * x_row + j * x_column, mask=inside, other=0.0)
     value = value.to(tl.float64 if DOUBLE else tl.float32)
     if SCALED:
@@ -338,13 +320,7 @@ def _split_kernel(
 def _joined_kernel(
     parts, out, m, n, down, across, part, batch_step, row, column, SHIFT: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    place = tl.program_id(0)
-    tile = place % (down * across)
-    batch = (place // (down * across)).to(tl.int64)
-    i = (tile // across) * TILE + tl.arange(0, TILE)[:, None]
-    j = (tile % across) * TILE + tl.arange(0, TILE)[None, :]
-    inside = (i < m) & (j < n)
-    i, j = i.to(tl.int64), j.to(tl.int64)
+    batch, i, j, inside = place_of_tile(m, n, down, across, TILE, TILE)
     source = parts + batch * batch_step + i * row + j * column
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     rest = tl.load(source + part, mask=inside, other=0.0).to(tl.float32)

@@ -58,11 +58,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     return diagonal, beside
 
 
-@kernel(
-    "extreme_values_triton",
-    trial=_tried,
-    when=lambda diagonal, beside: diagonal.numel() > 0,
-)
+@kernel("extreme_values_triton", trial=_tried, when=lambda diagonal, beside: diagonal.numel() > 0)
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
     last element beside the diagonal is not read.
@@ -86,7 +82,7 @@ ROUNDS = 12
 """Rounds of multisection: each divides an interval by 33, and float64 has at most 2^53 of them."""
 
 
-def advance_triton(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def advance_triton(image, basis, step):
     batch, steps, k = basis.shape
     found = image.new_empty(2, batch)
     _advance[(batch,)](
@@ -145,7 +141,7 @@ def _advance(
             tl.store(basis + (step + 1) * k + i, x * inverse, mask=i < k)
 
 
-def extreme_values_triton(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def extreme_values_triton(diagonal, beside):
     d, b = diagonal.double().contiguous(), beside.double().contiguous()
     batch, n = d.shape
     found = d.new_empty(2, batch)

@@ -166,21 +166,12 @@ DROPPED = {torch.float16: 0, torch.bfloat16: 16, torch.float32: 13}
 """Bits of fp32 that rounding to a format drops; fp16, which has fewer exponents, is a conversion."""
 
 
-def truncated_sums_triton(
-    a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int
-) -> torch.Tensor:
+def truncated_sums_triton(a, b, block, ulp, min_exponent):
     start = a.new_zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float64)
     return _launch(_truncated, start, a, b, block, ulp, 2.0**min_exponent, SMALLEST[a.dtype])
 
 
-def narrowed_sums_triton(
-    start: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    block: int,
-    dtype: torch.dtype,
-    narrow: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
+def narrowed_sums_triton(start, a, b, block, dtype, narrow):
     return _launch(_narrowed, start.to(torch.float64, copy=True), a, b, block, DROPPED[dtype])
 
 

@@ -33,8 +33,7 @@ from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.products.gemm_split_triton import PAD, GemmConfig, Parts, configs, split
 from neula.kernels.products.parts import SCHEMES, Scheme, split_reference, unbalanced
 from neula.kernels.products.parts_triton import exponents_of, times_power_of_two
-from neula.kernels.tensor_map import Tiles
-from neula.kernels.triton_source import jit, tl
+from neula.kernels.triton_source import Tiles, jit, tl
 
 Total = Callable[[torch.Tensor], object]
 """Adds to a product, in place, what rows that are elsewhere contribute to it."""
@@ -52,11 +51,7 @@ def _tried(device: torch.device) -> None:
     corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
 
 
-@kernel(
-    "gemm_triton",
-    trial=_tried,
-    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
-)
+@kernel("gemm_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -88,9 +83,7 @@ def corrected_gemm(
 
 
 @kernel(
-    "corrected_projection_triton",
-    trial=_tried,
-    when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape),
+    "corrected_projection_triton", trial=_tried, when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape)
 )
 def corrected_projection(
     q: torch.Tensor,
@@ -123,11 +116,7 @@ def corrected_projection(
         corrected_gemm_reference(q, r_part, scheme, alpha=-1.0, beta=1.0, c=part)
 
 
-@kernel(
-    "gram_triton",
-    trial=_tried,
-    when=lambda a, *_, **__: 0 not in a.shape,
-)
+@kernel("gram_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
 def corrected_gram(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -207,34 +196,16 @@ MIN_PIECE = 1024
 
 
 def gemm_triton(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scheme: Scheme = SCHEMES["fp16_cor"],
-    *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    c: torch.Tensor | None = None,
-    config: GemmConfig | None = None,
-    pieces: int | None = None,
-    bound: float | torch.Tensor | None = None,
-    triangular: bool = False,
-) -> torch.Tensor:
+    a, b, scheme=SCHEMES["fp16_cor"], alpha=1.0, beta=0.0, c=None, config=None, pieces=None, bound=None,
+    triangular=False,
+):  # fmt: skip
     product = SplitProduct(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
     config = config or _filling(product)
     target = a.new_empty(product.shape) if c is None else c
     return product(target, alpha, beta, config, pieces or product.pieces(config))
 
 
-def corrected_projection_triton(
-    q: torch.Tensor,
-    a: torch.Tensor,
-    r: torch.Tensor,
-    total: Total | None = None,
-    *,
-    bound: float,
-    columns: int,
-    scheme: Scheme = SCHEMES["fp16_cor"],
-) -> None:
+def corrected_projection_triton(q, a, r, total=None, *, bound, columns, scheme=SCHEMES["fp16_cor"]):
     across = split(q.T, scheme, bound)
     along = across.transposed(len(q))
     for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
@@ -247,9 +218,7 @@ def corrected_projection_triton(
         SplitProduct(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
 
 
-def gram_triton(
-    a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
-) -> torch.Tensor:
+def gram_triton(a, scheme=SCHEMES["fp16_cor"], *, scales=None):
     g = empty_gram(a)
     fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
     for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):

@@ -81,11 +81,7 @@ def keep(x: torch.Tensor, into: Kept) -> None:
         room.copy_(part)
 
 
-@kernel(
-    "multiply_kept_triton",
-    trial=_tried,
-    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
-)
+@kernel("multiply_kept_triton", trial=_tried, when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
 def multiply_kept(
     c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
 ) -> torch.Tensor:
@@ -104,13 +100,11 @@ def multiply_kept(
     return combine(unbalanced(product, x.exponents, y.exponents), alpha, beta, c)
 
 
-def keep_triton(x: torch.Tensor, into: Kept) -> None:
+def keep_triton(x, into):
     split_into(into.parts, x, into.largest, into.scheme)
 
 
-def multiply_kept_triton(
-    c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
-) -> torch.Tensor:
+def multiply_kept_triton(c, x, y, *, alpha, beta, spare=0):
     product = SplitProduct(Parts(x.parts, x.largest), Parts(y.parts, y.largest), x.scheme)
     config = first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
     return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)

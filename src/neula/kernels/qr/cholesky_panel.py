@@ -11,8 +11,6 @@ after the other, for which Triton, which has no lanes, takes several times as lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from neula.kernels.cuda_source import compiled
@@ -99,8 +97,6 @@ THREADS = 64
 """Of a thread block that finds R: one warp does, the other one helps to add up. With more of them a
 multiprocessor has no room for five."""
 
-Factorize = Callable[..., None]
-
 
 def factorize_cuda(*arguments: torch.Tensor | int) -> None:
     parts, kept = arguments[:2]
@@ -110,13 +106,7 @@ def factorize_cuda(*arguments: torch.Tensor | int) -> None:
     kernel((len(kept), 1, 1), (THREADS, 1, 1), list(arguments))
 
 
-def cholesky_panel_triton(
-    a: torch.Tensor,
-    r: torch.Tensor,
-    narrow: torch.Tensor | None = None,
-    *,
-    factorize: Factorize = factorize_cuda,
-) -> None:
+def cholesky_panel_triton(a, r, narrow=None, *, factorize=factorize_cuda):
     count, m, n = a.shape
     among = min(PARTS, max(1, EACH * multiprocessors(a.device) // count))
     chunk = share(m, among, ROWS)

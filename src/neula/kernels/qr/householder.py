@@ -218,48 +218,36 @@ COLUMNS = 32
 """Columns of Q that a thread block computes."""
 
 
-def factor_tiles_triton(
-    a: torch.Tensor, height: int, product: str, *, num_warps: int | None = None
-) -> tuple[TileReflectors, torch.Tensor]:
+def factor_tiles_triton(a, height, product):
     batch, m, n = a.shape
     blocks, panels = ceil_div(m, height), ceil_div(n, WIDTH)
     v = torch.empty((batch, m, n), dtype=a.dtype, device=a.device)
     t = a.new_empty(batch, blocks, panels, WIDTH, WIDTH)
     r = a.new_empty(batch, blocks * n, n)
-    _factor(a, v, t, r, height, product, num_warps)
+    _factor(a, v, t, r, height, product)
     return TileReflectors(v, t, height), r
 
 
-def reflect_columns_triton(
-    panel: torch.Tensor, *, num_warps: int | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def reflect_columns_triton(panel):
     batch, m, n = panel.shape
     t, r = panel.new_empty(batch, WIDTH, WIDTH), panel.new_empty(batch, n, n)
-    _factor(panel, panel, t, r, m, "", num_warps)
+    _factor(panel, panel, t, r, m, "")
     return t[:, :n, :n], r
 
 
 def _factor(
-    a: torch.Tensor,
-    v: torch.Tensor,
-    t: torch.Tensor,
-    r: torch.Tensor,
-    height: int,
-    product: str,
-    num_warps: int | None,
+    a: torch.Tensor, v: torch.Tensor, t: torch.Tensor, r: torch.Tensor, height: int, product: str
 ) -> None:
     batch, m, n = a.shape
     rows, blocks = _padded(height), ceil_div(m, height)
     _factor_kernel[(batch * blocks,)](
         *(a, v, t, r, m, n, height, blocks, *a.stride(), *v.stride()),
         *(rows, WIDTH, product, n <= WIDTH, negligible_square(a.dtype)),
-        num_warps=num_warps or _warps(rows, a),
+        num_warps=_warps(rows, a),
     )
 
 
-def apply_tiles_triton(
-    reflectors: TileReflectors, c: torch.Tensor, product: str, *, num_warps: int | None = None
-) -> torch.Tensor:
+def apply_tiles_triton(reflectors, c, product):
     v, t = reflectors.v, reflectors.t
     batch, m, n = v.shape
     q = torch.empty_like(v)
@@ -267,7 +255,7 @@ def apply_tiles_triton(
     _apply_kernel[(batch * t.shape[1], ceil_div(n, COLUMNS))](
         *(v, t, c, q, m, n, reflectors.height, t.shape[1], *c.stride()),
         *(rows, WIDTH, COLUMNS, product),
-        num_warps=num_warps or _warps(rows, v),
+        num_warps=_warps(rows, v),
     )
     return q
 

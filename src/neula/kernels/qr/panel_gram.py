@@ -97,7 +97,7 @@ TILE = 32
 """Order of the tiles of a product of blocks."""
 
 
-def panel_gram_triton(a: torch.Tensor) -> PanelGram:
+def panel_gram_triton(a):
     m, n = a.shape
     pairs = 1 if n <= WIDTH else 3
     rows, warps, stages, blocks = GRAM
@@ -117,9 +117,7 @@ def panel_gram_triton(a: torch.Tensor) -> PanelGram:
     return PanelGram(first[:k, :k], across[:k, :rest], second[:rest, :rest])
 
 
-def eliminate_triton(
-    inverse: torch.Tensor, across: torch.Tensor, second: torch.Tensor, r: torch.Tensor
-) -> torch.Tensor:
+def eliminate_triton(inverse, across, second, r):
     rest = torch.empty(second.shape, dtype=torch.float64, device=r.device)
     _multiply(inverse, across, None, r)
     _multiply(r, r, second, rest)

@@ -64,7 +64,7 @@ Q_SCALE, A_SCALE = 2.0**14, 2.0**6
 """Elements of A and R may be up to 1023: more than the norm of a column of 2^19 rows."""
 
 
-def project_out_triton(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> None:
+def project_out_triton(q, a, r, total=None):
     (m, k), n = q.shape, a.shape[1]
     vector = min(elements_at_a_time(q), elements_at_a_time(a))
     tiles = (ceil_div(k, WIDTH), ceil_div(n, WIDTH))

@@ -155,15 +155,15 @@ GRAM_TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
 
 
-def tall_gram_triton(a: torch.Tensor, *, config: TallGramConfig | None = None) -> torch.Tensor:
-    total = tall_half_gram_triton(a, config=config)
+def tall_gram_triton(a):
+    total = tall_half_gram_triton(a)
     return total.add(total.mT).mul_(0.5)
 
 
-def tall_half_gram_triton(a: torch.Tensor, *, config: TallGramConfig | None = None) -> torch.Tensor:
+def tall_half_gram_triton(a):
     m, n = a.shape
     width = width_of(n)
-    rows, warps, stages, blocks = config or config_for(GRAM, n)
+    rows, warps, stages, blocks = config_for(GRAM, n)
     chunk = share(m, blocks * multiprocessors(a.device), max(rows, ACROSS.rows))
     parts = torch.empty(ceil_div(m, chunk), n, n, dtype=a.dtype, device=a.device)
     arguments = (a, parts, m, n, chunk, samples_of(chunk, rows), *a.stride())
@@ -314,13 +314,11 @@ LARGEST = 126
 ``2^-112`` are scaled to less than the top and have less than the accuracy of float32."""
 
 
-def tall_product_triton(
-    a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, *, config: TallGramConfig | None = None
-) -> torch.Tensor:
+def tall_product_triton(a, w, sizes):
     m, n = a.shape
     if a.stride(0) == 1 and n <= BLOCK_COLUMNS:
         q = a.new_empty(n, m).mT
-        _multiply_columns(a, w.float(), sizes.float(), q, None, config)
+        _multiply_columns(a, w.float(), sizes.float(), q, None)
         return q
     exponents = (TOP - torch.frexp(sizes).exponent).clamp_(-LARGEST, LARGEST)
     scaled = torch.ldexp(w, -exponents[:, None])
@@ -330,13 +328,12 @@ def tall_product_triton(
     high = scaled.half()
     low = (scaled - high).half()
     q = a.new_empty(m, n)
-    rows, warps, stages, blocks = config or config_for(PRODUCT, n)
+    rows, warps, stages, blocks = config_for(PRODUCT, n)
     chunk = share(m, blocks * multiprocessors(a.device), rows)
     arguments = (a, high, low, exponents, back, q, m, n)
     vector = 1 if a.stride(0) == 1 else elements_at_a_time(a)
     _product_kernel[(ceil_div(m, chunk),)](
-        *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector),
-        num_warps=warps,
+        *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector), num_warps=warps
     )
     if n > BLOCK_COLUMNS:
         rows, warps, stages, blocks = BEYOND
@@ -347,28 +344,16 @@ def tall_product_triton(
     return q
 
 
-def multiply_panel_triton(
-    a: torch.Tensor,
-    w: torch.Tensor,
-    norms: torch.Tensor,
-    low: torch.Tensor | None = None,
-    *,
-    config: TallGramConfig | None = None,
-) -> None:
-    _multiply_columns(a, w, norms, a, low, config)
+def multiply_panel_triton(a, w, norms, low=None):
+    _multiply_columns(a, w, norms, a, low)
 
 
 def _multiply_columns(
-    a: torch.Tensor,
-    w: torch.Tensor,
-    sizes: torch.Tensor,
-    q: torch.Tensor,
-    low: torch.Tensor | None,
-    config: TallGramConfig | None,
+    a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, q: torch.Tensor, low: torch.Tensor | None
 ) -> None:
     """``Q = A W`` for column-major A and Q, which may be one."""
     m, n = a.shape
-    rows, warps, stages, blocks = config or config_for(NARROW_PANEL if a.itemsize == 2 else PANEL, n)
+    rows, warps, stages, blocks = config_for(NARROW_PANEL if a.itemsize == 2 else PANEL, n)
     chunk = share(m, blocks * multiprocessors(a.device), rows)
     vector = min(elements_at_a_time(x) for x in (a, q, low) if x is not None)
     rounded = q if low is None else low

@@ -173,63 +173,34 @@ def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
 THREADS = 256
 
 
-def added_cuda(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
+def added_cuda(high, low, update, active):
     found = [_like(high) for _ in range(3)]
     _launch("added", high.numel(), active, high, low, update, *found, high[0].numel(), high.shape[2])
     return found[0], found[1], found[2]
 
 
-def progress_cuda(
-    active: torch.Tensor,
-    left: torch.Tensor,
-    before: torch.Tensor,
-    floor: torch.Tensor,
-    size: torch.Tensor,
-    tolerance: float,
-    stagnation: float,
-    least: float,
-) -> Two:
+def progress_cuda(active, left, before, floor, size, tolerance, stagnation, least):
     found, goes_on = _like(left), _like(active)
     numbers = (tolerance, stagnation, least)
     _launch("progress", left.numel(), active, left, before, floor, size, found, goes_on, *numbers)
     return found, goes_on
 
 
-def uncertainty_cuda(
-    norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
-    rate: torch.Tensor,
-    norm: torch.Tensor,
-    inverse_norm: torch.Tensor,
-    noise: float,
-) -> Two:
+def uncertainty_cuda(norms, rate, norm, inverse_norm, noise):
     left, floor = _like(norms[2]), _like(norms[2])
     given = (*norms, rate, norm, inverse_norm, left, floor, noise)
     _launch("uncertainty", left.numel(), *given, left.shape[1])
     return left, floor
 
 
-def relative_error_cuda(
-    left: torch.Tensor,
-    size: torch.Tensor,
-    low: torch.Tensor,
-    rate: torch.Tensor,
-    max_rate: float,
-    computed: float,
-) -> torch.Tensor:
+def relative_error_cuda(left, size, low, rate, max_rate, computed):
     found = _like(left)
     given = (left, size, low, rate, found, max_rate, computed)
     _launch("relative_error", left.numel(), *given, left.shape[1])
     return found
 
 
-def perturbations_cuda(
-    gradient: torch.Tensor,
-    residual: torch.Tensor,
-    projected: torch.Tensor,
-    image: torch.Tensor,
-    b: torch.Tensor,
-    norm: torch.Tensor,
-) -> Two:
+def perturbations_cuda(gradient, residual, projected, image, b, norm):
     error, optimality = _like(b), _like(b)
     given = (gradient, residual, projected, image, b, norm, error, optimality)
     _launch("perturbations", b.numel(), *given, b.shape[1])

@@ -44,12 +44,7 @@ def _pays(a: torch.Tensor, enough: float) -> bool:
     return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
 
 
-@kernel(
-    "small_qr_cuda",
-    trial=_tried,
-    when=_pays,
-    variant=lambda a, enough: a.dtype.itemsize,
-)
+@kernel("small_qr_cuda", trial=_tried, when=_pays, variant=lambda a, enough: a.dtype.itemsize)
 def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
     """Cholesky QR of A (batch, m, n), m >= n, in double precision, repeated until ``||I - Q^T Q||_F`` is
     ``enough``; factors are rounded to the dtype of A, float32 or float64.
@@ -99,7 +94,7 @@ def macros_of(dtype: torch.dtype) -> str:
     return f"#define REAL {'double' if dtype == torch.float64 else 'float'}\n"
 
 
-def small_qr_cuda(a: torch.Tensor, enough: float) -> SmallQR:
+def small_qr_cuda(a, enough):
     (count, m, n), device = a.shape, a.device
     q, r = (torch.empty(count, rows, n, dtype=a.dtype, device=device) for rows in (m, n))
     measures = torch.empty(count, 3, dtype=torch.float64, device=device)

@@ -113,11 +113,7 @@ class Margins:
     left: float  # by how much more than random vectors show a solve may leave
 
 
-@kernel(
-    "trusted_triton",
-    trial=_tried,
-    when=lambda sizes, *_: _single(sizes),
-)
+@kernel("trusted_triton", trial=_tried, when=lambda sizes, *_: _single(sizes))
 def trusted(
     sizes: torch.Tensor,
     norm: torch.Tensor,
@@ -222,21 +218,14 @@ NARROW, FEW_WARPS = 64, 1
 """Elements at a time of shorter vectors."""
 
 
-def turned_triton(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def turned_triton(x, sizes):
     count, n, _ = x.shape
     x, found = x.contiguous(), torch.empty_like(sizes, memory_format=torch.contiguous_format)
     _turned[(count,)](x, sizes.contiguous(), found, n, *_block(n), num_warps=_warps(n))
     return found
 
 
-def trusted_triton(
-    sizes: torch.Tensor,
-    norm: torch.Tensor,
-    scaled_norm: torch.Tensor,
-    inverse_norm: torch.Tensor,
-    left: torch.Tensor,
-    margins: Margins,
-) -> tuple[torch.Tensor, torch.Tensor]:
+def trusted_triton(sizes, norm, scaled_norm, inverse_norm, left, margins):
     count, n, _ = sizes.shape
     found = sizes.new_empty(2, count)
     given = [x.contiguous() for x in (sizes, norm, scaled_norm, inverse_norm, left)]
@@ -248,17 +237,7 @@ def trusted_triton(
     return found[0], found[1, :, None]
 
 
-def stepped_triton(
-    high: torch.Tensor,
-    low: torch.Tensor,
-    update: torch.Tensor,
-    active: torch.Tensor,
-    before: torch.Tensor,
-    trust: Trust,
-    tolerance: float,
-    stagnation: float,
-    least: float,
-) -> Stepped:
+def stepped_triton(high, low, update, active, before, trust, tolerance, stagnation, least):
     count, n, k = high.shape
     vectors = [x.contiguous() for x in (high, low, update)]
     room = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (*vectors, before, active)]
@@ -276,19 +255,8 @@ def stepped_triton(
 
 
 def measured_systems_triton(
-    high: torch.Tensor,
-    low: torch.Tensor,
-    sizes: torch.Tensor,
-    residual: torch.Tensor,
-    b: torch.Tensor,
-    left: torch.Tensor,
-    unfinished: torch.Tensor,
-    size_of_a: torch.Tensor,
-    size_of_b: torch.Tensor,
-    rate: torch.Tensor,
-    condition: torch.Tensor,
-    margins: EvidenceMargins,
-) -> MeasuredSystems:
+    high, low, sizes, residual, b, left, unfinished, size_of_a, size_of_b, rate, condition, margins
+):
     count, n, k = high.shape
     found = MeasuredSystems(high.new_empty(count, k), high.new_empty(9, count))
     given = [x.contiguous() for x in (high, low, sizes, residual, b, left, size_of_a, size_of_b)]

@@ -62,7 +62,7 @@ def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def small_eigh_cuda(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def small_eigh_cuda(a):
     a, n = a.contiguous(), a.shape[-1]
     count, w, v = a.numel() // n**2, a.new_empty(a.shape[:-1]), torch.empty_like(a)
     macros = macros_for(n, a.dtype)

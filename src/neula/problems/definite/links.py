@@ -19,7 +19,7 @@ from neula.engines.formats import in_double as wider
 from neula.engines.formats import matching_dtype
 from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
-from neula.kernels.few_vectors.symmetric_residual import diagonal_scales
+from neula.kernels.few_vectors.triangle import diagonal_scales
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.progress import stage
 from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way

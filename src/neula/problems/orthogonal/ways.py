@@ -293,6 +293,9 @@ def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Te
     """Factors of the matrix as given, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
     r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
+    returned = torch.promote_types(matrix.a.dtype, torch.float32)
+    if torch.promote_types(q.dtype, returned) != returned:  # what is measured is what is returned
+        q = q.to(returned)
     measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
     measures = options.over_rows.agree(measures)
     q = options.low_engine.widened(q)
@@ -387,7 +390,7 @@ def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.
     engine.fill(r, r, matrix.scales.reciprocal())
     if matrix.zero is not None:
         r[:, matrix.zero] = 0
-    measures = image_measures(matrix.image, q, r, matrix.scales, options.target)
+    measures = image_measures(matrix.image, q, r, matrix.scales)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")
 
 

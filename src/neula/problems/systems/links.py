@@ -133,7 +133,7 @@ _not_replayed = _when(
 
 _begun = _when("below order 6000 on a CPU (definite: 4500), and after a launch", lambda case: case.begun)
 
-_in_core = _when("on a CPU, up to 32 right-hand sides", lambda case: is_for_core(case.n, case.options))
+_in_core = _when("on a CPU, up to 32768 numbers in x", lambda case: is_for_core(case.n, case.options))
 
 _not_begun = _when("larger systems, and those whose format is named", lambda case: not case.begun)
 
