@@ -82,13 +82,7 @@ class Core:
         """Make R's diagonal nonnegative, in place: ``probes_host.reflected_errors``."""
 
     def cholesky_qr(
-        self,
-        a: np.ndarray,
-        q: np.ndarray,
-        r: np.ndarray,
-        probes: np.ndarray,
-        loss: float,
-        threads: int,
+        self, a: np.ndarray, q: np.ndarray, r: np.ndarray, probes: np.ndarray, loss: float, threads: int
     ) -> np.ndarray:
         """Factorize A, overwriting Q and R: :func:`neula.kernels.qr.cholesky_qr_host.cholesky_qr`."""
 
@@ -103,7 +97,7 @@ class Core:
     ) -> None:
         """``R = A X``, ``B - A X`` or B to image, and ``A^T R`` to back, for vectors as rows.
 
-        A (m, n) has rows without gaps: :class:`neula.kernels.few_vectors.one_pass_host.OnePass`.
+        A (m, n) has rows without gaps: :func:`neula.kernels.few_vectors.one_pass_host.one_pass`.
 
         Raises
         ------

@@ -10,9 +10,4 @@ without.
 from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.qr.mgs import mgs, mgs_into, tallest_tile
 
-__all__ = [
-    "mgs",
-    "mgs_into",
-    "probe_errors",
-    "tallest_tile",
-]
+__all__ = ["mgs", "mgs_into", "probe_errors", "tallest_tile"]

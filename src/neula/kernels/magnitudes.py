@@ -104,9 +104,7 @@ def _tried(device: torch.device) -> None:
 
 
 @kernel(
-    "magnitudes_triton",
-    trial=_tried,
-    when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4,
+    "magnitudes_triton", trial=_tried, when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4
 )
 def magnitudes(a: torch.Tensor) -> Magnitudes:
     """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU, and of one matrix on a GPU.
@@ -187,9 +185,7 @@ def magnitudes_triton(a):
     parts = a.new_empty(2 * pieces * m + 2 * strips * n)
     found = a.new_empty(2 * (m + n))
     _sizes_kernel[(strips, pieces)](
-        *(a, *a.stride()[1:], parts, m, n, strips, pieces),
-        *(ROWS, COLUMNS, tiles),
-        num_warps=WARPS,
+        *(a, *a.stride()[1:], parts, m, n, strips, pieces), *(ROWS, COLUMNS, tiles), num_warps=WARPS
     )
     _gathered[(ceil_div(max(m, n), GATHERED),)](
         *(parts, found, m, n, strips, pieces, GATHERED), num_warps=GATHERED // 32

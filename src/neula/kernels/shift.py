@@ -10,6 +10,7 @@ from torch.autograd import forward_ad
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
+from neula.kernels.products.parts import times_power_of_two
 
 LIMIT = 2044
 """Exponents beyond this shift any float64 number out of its range."""
@@ -46,14 +47,7 @@ def shift(x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """
     if x.is_complex():  # products of complex numbers would make NaN of Inf
         return torch.view_as_complex(shift(torch.view_as_real(x.resolve_conj()), exponents[..., None]))
-    exponents = exponents.clamp(-LIMIT, LIMIT).long()
-    half = exponents.bitwise_right_shift(1)
-    return x * _power_of_two(half) * _power_of_two(exponents - half)
-
-
-def _power_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """``2^e`` for int64 exponents of normal float64 numbers, by their bits."""
-    return (exponents + 1023).bitwise_left_shift(52).view(torch.float64)
+    return times_power_of_two(x.double(), exponents)
 
 
 THREADS = 256

@@ -14,7 +14,7 @@ from capabilities import LEVELS, core_of
 from neula import _core
 from neula.kernels import core as core_module
 from neula.kernels.few_vectors import one_pass_host
-from neula.kernels.few_vectors.one_pass_host import OnePass, takes
+from neula.kernels.few_vectors.one_pass_host import takes
 
 U = 2.0**-53
 SHAPES = [(1, 1), (9, 8), (7, 17), (257, 100), (40, 300)]
@@ -38,6 +38,15 @@ def numbers(*shape: int, dtype: type[np.floating] = np.float64, seed: int = 0) -
     return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
 
 
+def products(a: np.ndarray, *given: np.ndarray | None, **which: bool) -> list[np.ndarray]:
+    a, *given = (None if x is None else torch.from_numpy(x) for x in (a, *given))
+    return [np.asarray(x) for x in one_pass_host.one_pass(a, *given, **which)]
+
+
+def gram_times(a: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return products(a, x, image=False)[1]
+
+
 def close(found: np.ndarray, a: np.ndarray, x: np.ndarray, b: np.ndarray | float = 0.0) -> bool:
     """Whether it is ``b - A x`` up to rounding errors of sums: ``(n + 2) u`` times their terms, twice since
     the comparison has errors, too.
@@ -54,15 +63,14 @@ def close(found: np.ndarray, a: np.ndarray, x: np.ndarray, b: np.ndarray | float
 def test_products(shape: tuple[int, int], dtype: type[np.floating], k: int | None) -> None:
     a, several = numbers(*shape, dtype=dtype), () if k is None else (k,)
     x, b = numbers(shape[1], *several, seed=1), numbers(shape[0], *several, seed=2)
-    kernel = OnePass(a)
-    image, (residual, back) = kernel.times(x), kernel.residual(b, x)
+    (image, _), (residual, back) = products(a, x, back=False), products(a, x, b)
     assert image.shape == residual.shape == b.shape
     assert close(-image, a, x)
     assert close(residual, a, x, b)
     assert back.shape == x.shape
     assert close(-back, a.T, residual)
-    assert close(-kernel.transposed_times(b), a.T, b)
-    assert close(-kernel.gram_times(x), a.T, image)
+    assert close(-products(a, None, b, image=False)[1], a.T, b)
+    assert close(-gram_times(a, x), a.T, image)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -72,7 +80,7 @@ def test_rows_apart_are_read_as_they_are(dtype: type[np.floating]) -> None:
     a[:] = numbers(*a.shape, dtype=dtype)
     x = numbers(13)
     assert takes(a)
-    assert np.array_equal(OnePass(a).gram_times(x), OnePass(a.copy()).gram_times(x))
+    assert np.array_equal(gram_times(a, x), gram_times(a.copy(), x))
 
 
 @pytest.mark.parametrize("where", [(0, 0), (5, 9), (8, 9)])
@@ -80,10 +88,10 @@ def test_rows_apart_are_read_as_they_are(dtype: type[np.floating]) -> None:
 def test_what_is_not_finite_is_seen_there_alone(where: tuple[int, int], what: float) -> None:
     a = numbers(9, 10)
     a[where] = what
-    residual, back = OnePass(a).residual(np.ones(9), np.ones(10))
+    residual, back = products(a, np.ones(10), np.ones(9))
     assert (~np.isfinite(residual)).nonzero()[0].tolist() == [where[0]]
     assert not np.isfinite(back).any()  # that residual counts in all of them
-    back = OnePass(a).transposed_times(np.ones(9))
+    back = products(a, None, np.ones(9), image=False)[1]
     assert (~np.isfinite(back)).nonzero()[0].tolist() == [where[1]]
 
 
@@ -105,8 +113,7 @@ def _own_threads() -> Iterator[None]:
 def test_threads_of_a_pool() -> None:
     """All of its threads are asked, if there are several parts; without a pool threads are started."""
     a, x = numbers(1030, 13), numbers(13, seed=1)
-    kernel, calls = OnePass(a), []
-    shared = kernel.gram_times(x)
+    shared, calls = gram_times(a, x), []
 
     @ctypes.CFUNCTYPE(
         None, ctypes.CFUNCTYPE(None, ctypes.c_void_p), ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint
@@ -117,10 +124,10 @@ def test_threads_of_a_pool() -> None:
         function(given)  # of a second thread, to which nothing is left
 
     _core.share_threads(ctypes.cast(pool, ctypes.c_void_p).value)
-    pooled = kernel.gram_times(x)
+    pooled = gram_times(a, x)
     _core.share_threads(0)
     assert np.array_equal(pooled, shared)
-    assert np.array_equal(kernel.gram_times(x), shared)
+    assert np.array_equal(gram_times(a, x), shared)
     assert calls == [0] * (torch.get_num_threads() > 1)
 
 
@@ -156,4 +163,4 @@ def test_no_memory_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(one_pass_host, "core", Full)
     with pytest.raises(MemoryError, match="sums of 3 vectors of 4 numbers"):
-        OnePass(numbers(6, 4)).times(np.ones((4, 3)))
+        products(numbers(6, 4), np.ones((4, 3)))

@@ -19,6 +19,7 @@ import torch
 from tests.devices import DEVICE, HAS_GPU
 
 import neula
+from by_seminormal import solved
 from campaign.oracle import LeastSquares
 from capabilities import LEVELS, core_of
 from neula.algorithms.krylov.batched_lstsq import limits_of
@@ -79,7 +80,7 @@ def by_core(
     """The compiled core, which has neither systems nor half precision."""
     if square is not None or dtype.itemsize < 4:
         pytest.skip("not for this kernel")
-    found = seminormal_host.solved(a, b, dtype, LIMITS)
+    found = solved(a, b, dtype, LIMITS)
     assert found is not None
     rank = torch.full((len(a),), a.shape[2], dtype=torch.int64)
     numbers = torch.from_numpy(found.numbers).view(-1, len(a))[: len(NAMES)]

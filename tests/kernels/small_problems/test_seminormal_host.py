@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from by_seminormal import solved
 from capabilities import LEVELS, core_of
 from neula import _core
 from neula.algorithms.krylov.batched_lstsq import limits_of
 from neula.kernels.small_problems import seminormal_host
-from neula.kernels.small_problems.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions, solved
+from neula.kernels.small_problems.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions
 
 U = 2.0**-53
 LIMITS = limits_of(U / 2, 5)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import neula
+from by_seminormal import solved
 from capabilities import LEVELS, core_of
 from exact_solutions import error_of
 from neula.algorithms.krylov.batched_lstsq import limits_of
@@ -44,7 +45,7 @@ def by_kernel(
     rcond = max(m, n) * 2 * U if rcond is None else rcond
     vectors = np.random.default_rng(1).standard_normal((n, count)) / count**0.5
     limits = Limits.for_shape((m, n), 8 * min(m, n) ** 0.5 * U, SURE, rcond)
-    found = seminormal_host.solved(
+    found = solved(
         *(torch.from_numpy(x) for x in (a, b)),
         torch.float64,
         LIMITS,
@@ -192,7 +193,7 @@ def test_rates_are_measured(rng: np.random.Generator) -> None:
     (one, of_one), (other, of_other) = (by_kernel(a, b, count=count) for count in (8, 4))
     assert of_one["accepted"] == of_other["accepted"] == 1
     assert np.linalg.norm(one.x - other.x) <= 4 * U * np.linalg.norm(one.x)
-    blind = seminormal_host.solved(
+    blind = solved(
         torch.from_numpy(a),
         torch.from_numpy(b),
         torch.float64,

@@ -52,7 +52,8 @@ def qr(
         if trace:
             from neula.cli import tracing
 
-            run.steps = tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff)
+            accuracy = None if algorithm is None else result.accuracy  # a named algorithm is the one shown
+            run.steps = tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff, accuracy)
         _write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
     run.finish(show.qr(result), reached=reached)

@@ -46,11 +46,7 @@ def _tried(device: torch.device) -> None:
     cholesky_apart.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
 
 
-@kernel(
-    "cholesky_inverse_cuda",
-    trial=_tried,
-    when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS,
-)
+@kernel("cholesky_inverse_cuda", trial=_tried, when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS)
 def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
     """Factor of a Gram matrix, float64, of which only the symmetric part counts, and the inverse of the
     factor.

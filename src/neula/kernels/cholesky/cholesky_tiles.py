@@ -102,9 +102,7 @@ def _tried_on_batch(device: torch.device) -> None:
 
 
 @kernel(
-    "factor_batch_cuda",
-    trial=_tried_on_batch,
-    when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
+    "factor_batch_cuda", trial=_tried_on_batch, when=lambda a: a.dtype != torch.float64 and 0 not in a.shape
 )
 def factor_batch(a: torch.Tensor) -> BatchFactors:
     """Cholesky factors of a batch of any floating dtype, in products as accurate as float32, without

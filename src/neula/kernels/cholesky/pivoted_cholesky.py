@@ -84,20 +84,14 @@ def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
     return PivotedFactors(r, pivots[:rank], float(left.amax().clamp_min(0.0)) if len(left) else 0.0)
 
 
-def _begun(
-    gram: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def _begun(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Workspaces before the first pivot."""
     n = len(gram)
     pivots = torch.zeros(n, dtype=torch.int32, device=gram.device)
     return gram, gram.diagonal().real.clone(), torch.zeros_like(gram), pivots, pivots.new_zeros(1)
 
 
-@kernel(
-    "eliminate_panel_triton",
-    trial=_tried,
-    when=lambda gram, *_: gram.shape[0] <= MOST,
-)
+@kernel("eliminate_panel_triton", trial=_tried, when=lambda gram, *_: gram.shape[0] <= MOST)
 def eliminate_panel(
     gram: torch.Tensor,
     diagonal: torch.Tensor,

@@ -37,11 +37,7 @@ def _tried(device: torch.device) -> None:
     unscaled_triangle.kernel(symmetric_copy.kernel(a, scales), scales, a.dtype)
 
 
-@kernel(
-    "symmetric_copy_triton",
-    trial=_tried,
-    when=lambda a, *_, **__: 0 not in a.shape,
-)
+@kernel("symmetric_copy_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
 def symmetric_copy(
     a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
 ) -> torch.Tensor:
@@ -65,11 +61,7 @@ def symmetric_copy(
     return torch.add(lower, lower.tril(-1).mH, out=out)
 
 
-@kernel(
-    "unscaled_triangle_triton",
-    trial=_tried,
-    when=lambda t, *_: 0 not in t.shape,
-)
+@kernel("unscaled_triangle_triton", trial=_tried, when=lambda t, *_: 0 not in t.shape)
 def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal, in another dtype or in
     their place.

@@ -20,9 +20,7 @@ from neula.kernels.doubled.doubled import (
     of_adjoint,
     real_vectors,
 )
-from neula.kernels.doubled.doubled import (
-    two_sum as renormalized,
-)
+from neula.kernels.doubled.doubled import two_sum as renormalized
 from neula.kernels.doubled.doubled_triton import add_pairs, product_error, two_sum
 from neula.kernels.few_vectors.normal_product import ONE_WARP, ROWS, fits
 from neula.kernels.few_vectors.one_pass_host import EACH

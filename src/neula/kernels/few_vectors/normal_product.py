@@ -14,7 +14,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.few_vectors.mixed_product import subtract_product
-from neula.kernels.few_vectors.one_pass_host import OnePass, pays
+from neula.kernels.few_vectors.one_pass_host import one_pass, pays
 from neula.kernels.few_vectors.vectors_triton import load_vectors, store_vectors
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.precision import adjoint_times
@@ -78,8 +78,7 @@ def normal_product(
             [34.]]))
     """
     if a.dtype != x.dtype and pays(a):
-        found = OnePass(a.numpy()).residual(None if b is None else b.numpy(), x.numpy())
-        return torch.from_numpy(found[0]), torch.from_numpy(found[1])
+        return one_pass(a, x, b)
     y = product(a, x)
     if b is not None:
         y = b - y
@@ -89,24 +88,20 @@ def normal_product(
 def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X``. MKL takes two thirds of the time where the columns of X are contiguous."""
     if a.dtype != x.dtype and pays(a):
-        return torch.from_numpy(OnePass(a.numpy()).times(x.numpy()))
+        return one_pass(a, x, back=False)[0]
     if a.dtype != x.dtype:
         return subtract_product(a, -x, x.new_zeros(len(a), x.shape[1]))
     return a @ x.T.contiguous().T
 
 
-@kernel(
-    "transposed_product_triton",
-    trial=_tried,
-    when=_in_one_pass,
-)
+@kernel("transposed_product_triton", trial=_tried, when=_in_one_pass)
 def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``A^H Y``, by the same kernel: cuBLAS takes several times as long as memory does for tall A.
 
     ``Y^T A`` reads row-major A along its rows; MKL takes eight times as long for ``A^T Y`` with two columns.
     """
     if a.dtype != y.dtype and pays(a):
-        return torch.from_numpy(OnePass(a.numpy()).transposed_times(y.numpy()))
+        return one_pass(a, None, y, image=False)[1]
     if a.dtype != y.dtype:
         return product(a.mH, y)
     if a.is_complex():

@@ -7,6 +7,9 @@ once, and widened in registers.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -33,66 +36,38 @@ def takes(a: np.ndarray) -> bool:
     return rows and a.dtype in (np.float32, np.float64) and a.size > 0 and core() is not None
 
 
-class OnePass:
-    """A matrix that the kernel takes (:func:`takes`) and that may not change, and products with it in double
-    precision.
+def one_pass(
+    a: torch.Tensor,
+    x: torch.Tensor | None,
+    b: torch.Tensor | None = None,
+    *,
+    image: bool = True,
+    back: bool = True,
+) -> tuple[Any, Any]:
+    """``R = A X``, or ``B - A X``, or B without X, and ``A^T R``, those of them that are asked for, of one
+    vector or of a few, in double precision.
 
-    Sums are those of rows, and of multiples of 256 rows each, which are added up. Methods raise MemoryError
-    if there is no room for some vectors.
+    The kernel takes A (:func:`takes`). Sums are those of rows, and of multiples of 256 rows each, which are
+    added up. MemoryError if there is no room for some vectors.
 
     Examples
     --------
-    >>> import numpy as np
-    >>> a = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], np.float32)
-    >>> found = OnePass(a).gram_times(np.ones(2)) if takes(a) else a.T @ (a @ np.ones(2))
+    >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    >>> found = one_pass(a, torch.ones(2))[1] if takes(a.numpy()) else a.T @ (a @ torch.ones(2))
     >>> found.tolist()
     [79.0, 100.0]
     """
-
-    def __init__(self, a: np.ndarray) -> None:
-        self._a = a
-
-    def times(self, x: np.ndarray) -> np.ndarray:
-        """``A x``, of one vector or of a few."""
-        image = np.empty((*x.shape[1:], len(self._a)))
-        self._pass(x=x, image=image)
-        return image.T
-
-    def transposed_times(self, y: np.ndarray) -> np.ndarray:
-        """``A^T y``, likewise."""
-        back = np.empty((*y.shape[1:], self._a.shape[1]))
-        self._pass(b=y, back=back)
-        return back.T
-
-    def gram_times(self, x: np.ndarray) -> np.ndarray:
-        """``A^T A x``, likewise."""
-        back = np.empty((*x.shape[1:], self._a.shape[1]))
-        self._pass(x=x, back=back)
-        return back.T
-
-    def residual(self, b: np.ndarray | None, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """``r = b - A x``, or ``A x`` without b, and ``A^T r``."""
-        (m, n), several = self._a.shape, x.shape[1:]
-        image, back = np.empty((*several, m)), np.empty((*several, n))
-        self._pass(x=x, b=b, image=image, back=back)
-        return image.T, back.T
-
-    def _pass(
-        self,
-        *,
-        x: np.ndarray | None = None,
-        b: np.ndarray | None = None,
-        image: np.ndarray | None = None,
-        back: np.ndarray | None = None,
-    ) -> None:
-        """``R = A X``, or ``B - A X``, or B, and ``A^T R``, to the arrays that there are, by rows."""
-        compiled, a = core(), self._a
-        assert compiled is not None
-        x, b = (None if y is None else np.ascontiguousarray(y.T, np.float64) for y in (x, b))
-        threads = min(torch.get_num_threads(), a.size // EACH) or 1
-        try:
-            compiled.one_pass(a, x, b, image, back, threads)
-        except MemoryError:
-            k = next(1 if y.ndim == 1 else len(y) for y in (x, b) if y is not None)
-            needed = f"for sums of {k} vectors of {a.shape[1]} numbers in {threads} threads"
-            raise MemoryError(needed) from None
+    compiled, threads = core(), min(torch.get_num_threads(), a.numel() // EACH) or 1
+    assert compiled is not None
+    x_rows, b_rows = (None if y is None else np.ascontiguousarray(y.numpy().T, np.float64) for y in (x, b))
+    several = next(y for y in (x_rows, b_rows) if y is not None).shape[:-1]
+    r, of_r = (
+        np.empty((*several, size)) if wanted else None
+        for size, wanted in zip(a.shape, (image, back), strict=True)
+    )
+    try:
+        compiled.one_pass(a.numpy(), x_rows, b_rows, r, of_r, threads)
+    except MemoryError:
+        needed = f"for sums of {math.prod(several)} vectors of {a.shape[1]} numbers in {threads} threads"
+        raise MemoryError(needed) from None
+    return None if r is None else torch.from_numpy(r.T), None if of_r is None else torch.from_numpy(of_r.T)

@@ -50,12 +50,7 @@ def _tried(device: torch.device) -> None:
 
 @kernel("probe_errors_triton", trial=_tried)
 def probe_errors(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, g: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Residual and orthogonality of factorizations A (batch, m, n) = Q (batch, m, k) R along random vectors.
 
@@ -84,12 +79,7 @@ def probe_errors(
 
 
 def _errors_of_some(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    g: torch.Tensor,
-    h: torch.Tensor,
+    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, g: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Errors along the probes for a few matrices, by blocks of rows.
 

@@ -30,11 +30,7 @@ def _tried(device: torch.device) -> None:
     thin_product.kernel(one, one.double())
 
 
-@kernel(
-    "thin_product_triton",
-    trial=_tried,
-    when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape,
-)
+@kernel("thin_product_triton", trial=_tried, when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape)
 def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X`` in the precision of X, float32 or float64, complex if A is, for A (m, n) of any dtype and
     strides.

@@ -28,12 +28,7 @@ def _exact(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> bool:
     return x.dtype == out.dtype and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
 
 
-@kernel(
-    "mixed_triton",
-    trial=_tried,
-    when=_exact,
-    variant=lambda out, x, weights: x.dtype.itemsize,
-)
+@kernel("mixed_triton", trial=_tried, when=_exact, variant=lambda out, x, weights: x.dtype.itemsize)
 def mixed(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """``out[q h + i] = sum_p weights[q, p, i] x[p h + i]`` for rows of x, of which there are up to ``4 h``.
 

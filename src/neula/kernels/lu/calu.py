@@ -41,11 +41,7 @@ def _tried(device: torch.device) -> None:
     end_panel.kernel(square, square.clone(), PanelFactors.for_panel(square.float(), torch.float16))
 
 
-@kernel(
-    "rows_of_u_triton",
-    trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
-)
+@kernel("rows_of_u_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
@@ -61,11 +57,7 @@ def rows_of_u(
     upper[k, right] = _rows_of_upper(rest, found, start, upper.dtype)
 
 
-@kernel(
-    "update_triton",
-    trial=_tried,
-    when=lambda panel, lower, *_: lower.dtype.itemsize == 2,
-)
+@kernel("update_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def update(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
 ) -> None:
@@ -81,11 +73,7 @@ def update(
     out.zero_()[:, : beside.shape[1]] = beside - known
 
 
-@kernel(
-    "eliminate_triton",
-    trial=_tried,
-    when=lambda block, following, lower, *_: lower.dtype.itemsize == 2,
-)
+@kernel("eliminate_triton", trial=_tried, when=lambda block, following, lower, *_: lower.dtype.itemsize == 2)
 def eliminate(
     block: torch.Tensor,
     following: torch.Tensor,
@@ -195,9 +183,7 @@ def _rows_of(x: torch.Tensor) -> int:
 def move_rows_triton(matrix, to, origin):
     n, count = matrix.shape[1], len(to)
     _move_kernel[(ceil_div(n, MOVED),)](
-        *(matrix, *matrix.stride(), n, to, origin, count),
-        *(MOVED, next_power_of_2(count)),
-        num_warps=8,
+        *(matrix, *matrix.stride(), n, to, origin, count), *(MOVED, next_power_of_2(count)), num_warps=8
     )
 
 

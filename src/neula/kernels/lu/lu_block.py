@@ -216,8 +216,7 @@ def factor_block_triton(block, width):
     for index, start in enumerate(range(0, r, width)):
         k, (l_inverse, u_inverse) = slice(start, start + width), inverses[:, index : index + 1]
         _diagonal_kernel[(width // TILE, width // TILE)](
-            *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES),
-            num_warps=FACTOR_WARPS,
+            *(block, *block.stride(), work, start, r, TILE, width, DEPTH, STAGES), num_warps=FACTOR_WARPS
         )
         factor(work, block[k, k], l_inverse[0], u_inverse[0])
         if start + width < r:

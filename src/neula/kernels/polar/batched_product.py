@@ -32,11 +32,7 @@ def _tried(device: torch.device) -> None:
     joined.kernel(batched_product.kernel(one, one.mT, symmetric=True))
 
 
-@kernel(
-    "batched_product_triton",
-    trial=_tried,
-    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
-)
+@kernel("batched_product_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def batched_product(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -291,18 +287,21 @@ def joined_triton(parts, dtype=torch.float32):
     return out
 
 
+@jit
+def place_of_tile(m, n, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """Which matrix this thread block has, rows and columns of its tile, and which of them there are."""
+    batch, tile = (tl.program_id(0) // (down * across)).to(tl.int64), tl.program_id(0) % (down * across)
+    i = ((tile // across) * ROWS + tl.arange(0, ROWS))[:, None]
+    j = ((tile % across) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
+    return batch, i.to(tl.int64), j.to(tl.int64), (i < m) & (j < n)
+
+
 @jit(do_not_specialize=["m", "n", "down", "across", "x_batch", "out_part", "out_batch", "out_row"])
 def _split_kernel(
     x, scales, out, factor, m, n, down, across, x_batch, x_row, x_column, out_part, out_batch, out_row,
     SHIFT: tl.constexpr, PARTS: tl.constexpr, SCALED: tl.constexpr, DOUBLE: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    place = tl.program_id(0)
-    tile = place % (down * across)
-    batch = (place // (down * across)).to(tl.int64)
-    i = (tile // across) * TILE + tl.arange(0, TILE)[:, None]
-    j = (tile % across) * TILE + tl.arange(0, TILE)[None, :]
-    inside = (i < m) & (j < n)
-    i, j = i.to(tl.int64), j.to(tl.int64)
+    batch, i, j, inside = place_of_tile(m, n, down, across, TILE, TILE)
     value = tl.load(x + batch * x_batch + i * x_row + j * x_column, mask=inside, other=0.0)
     value = value.to(tl.float64 if DOUBLE else tl.float32)
     if SCALED:
@@ -321,13 +320,7 @@ def _split_kernel(
 def _joined_kernel(
     parts, out, m, n, down, across, part, batch_step, row, column, SHIFT: tl.constexpr, TILE: tl.constexpr
 ):  # fmt: skip
-    place = tl.program_id(0)
-    tile = place % (down * across)
-    batch = (place // (down * across)).to(tl.int64)
-    i = (tile // across) * TILE + tl.arange(0, TILE)[:, None]
-    j = (tile % across) * TILE + tl.arange(0, TILE)[None, :]
-    inside = (i < m) & (j < n)
-    i, j = i.to(tl.int64), j.to(tl.int64)
+    batch, i, j, inside = place_of_tile(m, n, down, across, TILE, TILE)
     source = parts + batch * batch_step + i * row + j * column
     first = tl.load(source, mask=inside, other=0.0).to(tl.float32)
     rest = tl.load(source + part, mask=inside, other=0.0).to(tl.float32)

@@ -58,11 +58,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     return diagonal, beside
 
 
-@kernel(
-    "extreme_values_triton",
-    trial=_tried,
-    when=lambda diagonal, beside: diagonal.numel() > 0,
-)
+@kernel("extreme_values_triton", trial=_tried, when=lambda diagonal, beside: diagonal.numel() > 0)
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
     last element beside the diagonal is not read.

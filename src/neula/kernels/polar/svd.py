@@ -161,11 +161,7 @@ def _tried(device: torch.device) -> None:
     small_svd.kernel(torch.eye(1, dtype=torch.float64, device=device))
 
 
-@kernel(
-    "small_svd_cuda",
-    trial=_tried,
-    when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64,
-)
+@kernel("small_svd_cuda", trial=_tried, when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64)
 def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``R = W diag(s) X^H``, s descending, for R (n, n) in double precision; on a GPU by a kernel, elsewhere
     by LAPACK.

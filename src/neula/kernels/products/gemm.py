@@ -51,11 +51,7 @@ def _tried(device: torch.device) -> None:
     corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
 
 
-@kernel(
-    "gemm_triton",
-    trial=_tried,
-    when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape),
-)
+@kernel("gemm_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -87,9 +83,7 @@ def corrected_gemm(
 
 
 @kernel(
-    "corrected_projection_triton",
-    trial=_tried,
-    when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape),
+    "corrected_projection_triton", trial=_tried, when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape)
 )
 def corrected_projection(
     q: torch.Tensor,
@@ -122,11 +116,7 @@ def corrected_projection(
         corrected_gemm_reference(q, r_part, scheme, alpha=-1.0, beta=1.0, c=part)
 
 
-@kernel(
-    "gram_triton",
-    trial=_tried,
-    when=lambda a, *_, **__: 0 not in a.shape,
-)
+@kernel("gram_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
 def corrected_gram(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:

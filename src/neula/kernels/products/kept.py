@@ -81,11 +81,7 @@ def keep(x: torch.Tensor, into: Kept) -> None:
         room.copy_(part)
 
 
-@kernel(
-    "multiply_kept_triton",
-    trial=_tried,
-    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
-)
+@kernel("multiply_kept_triton", trial=_tried, when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
 def multiply_kept(
     c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
 ) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
-from neula.kernels.polar.batched_product import ALIGNED
+from neula.kernels.polar.batched_product import ALIGNED, place_of_tile
 from neula.kernels.products.gemm import combine
 from neula.kernels.triton_source import jit, tl
 
@@ -49,11 +49,7 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
     return out
 
 
-@kernel(
-    "interleave_triton",
-    trial=_tried,
-    when=lambda products, c, *_: is_dense(c),
-)
+@kernel("interleave_triton", trial=_tried, when=lambda products, c, *_: is_dense(c))
 def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
     """``C = alpha ((P - Q) + i (S - P - Q)) + beta C`` by one pass; P, Q and S, the products (3, batch, m,
     n), are overwritten.
@@ -148,7 +144,7 @@ def _planes_kernel(
     x, out, sign, m, n, down, across, x_batch, x_row, plane, batch_stride, row, column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    batch, i, j, inside = _place(m, n, down, across, ROWS, COLUMNS)
+    batch, i, j, inside = place_of_tile(m, n, down, across, ROWS, COLUMNS)
     wide, within = _place_of_pairs(m, n, down, across, ROWS, COLUMNS)
     pairs = tl.load(x + batch * x_batch + i * x_row + wide, mask=within, other=0.0)
     first, second = tl.split(pairs.reshape(ROWS, COLUMNS, 2))
@@ -164,7 +160,7 @@ def _interleave_kernel(
     c, products, alpha: tl.float64, beta: tl.float64, m, n, down, across, c_batch, c_row, plane, batch_stride,
     row, column, ADDS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    batch, i, j, inside = _place(m, n, down, across, ROWS, COLUMNS)
+    batch, i, j, inside = place_of_tile(m, n, down, across, ROWS, COLUMNS)
     source = products + batch * batch_stride + i * row + j * column
     p = tl.load(source, mask=inside, other=0.0)
     q = tl.load(source + plane, mask=inside, other=0.0)
@@ -182,7 +178,7 @@ def _planes_of_product_kernel(
     products, scales, factor: tl.float64, shift: tl.float64, m, n, down, across, plane, batch_stride, row,
     SCALED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    batch, i, j, inside = _place(m, n, down, across, ROWS, COLUMNS)
+    batch, i, j, inside = place_of_tile(m, n, down, across, ROWS, COLUMNS)
     place = products + batch * batch_stride + i * row + j
     p = tl.load(place, mask=inside, other=0.0)
     q = tl.load(place + plane, mask=inside, other=0.0)
@@ -195,15 +191,6 @@ def _planes_of_product_kernel(
     tl.store(place, real, mask=inside)
     tl.store(place + plane, imaginary, mask=inside)
     tl.store(place + 2 * plane, real + imaginary, mask=inside)
-
-
-@jit
-def _place(m, n, down, across, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Which matrix this thread block has, rows and columns of its tile, and which of them there are."""
-    batch, tile = (tl.program_id(0) // (down * across)).to(tl.int64), tl.program_id(0) % (down * across)
-    i = ((tile // across) * ROWS + tl.arange(0, ROWS))[:, None]
-    j = ((tile % across) * COLUMNS + tl.arange(0, COLUMNS))[None, :]
-    return batch, i.to(tl.int64), j.to(tl.int64), (i < m) & (j < n)
 
 
 @jit

@@ -11,8 +11,6 @@ after the other, for which Triton, which has no lanes, takes several times as lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
 from neula.kernels.cuda_source import compiled
@@ -98,8 +96,6 @@ PARTS = 16
 THREADS = 64
 """Of a thread block that finds R: one warp does, the other one helps to add up. With more of them a
 multiprocessor has no room for five."""
-
-Factorize = Callable[..., None]
 
 
 def factorize_cuda(*arguments: torch.Tensor | int) -> None:

@@ -15,6 +15,7 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
 from neula.kernels.magnitudes import squares
+from neula.kernels.polar.batched_product import place_of_tile
 from neula.kernels.triton_source import jit, tl
 
 
@@ -151,14 +152,11 @@ def _without(
 @jit(do_not_specialize=["n", "blocks"])
 def _with(r, multiples, vanished, out, n, blocks, SIDE: tl.constexpr):
     """A block of R; those below the diagonal are not read."""
-    matrix, place = (tl.program_id(0) // (blocks * blocks)).to(tl.int64), tl.program_id(0) % (blocks * blocks)
-    i = place // blocks * SIDE + tl.arange(0, SIDE)[:, None]
-    j = place % blocks * SIDE + tl.arange(0, SIDE)[None, :]
-    inside = (i < n) & (j < n)
+    matrix, i, j, inside = place_of_tile(n, n, blocks, blocks, SIDE, SIDE)
     here = (matrix * n + i) * n + j
     empty = tl.load(vanished + matrix * n + j, mask=j < n, other=0) != 0
     x = tl.load(r + here, mask=inside & (i <= j) & ~empty, other=0.0)
-    if place // blocks == 0:
+    if tl.program_id(0) % (blocks * blocks) < blocks:
         corner = tl.load(r + matrix * n * n)
         multiple = tl.load(multiples + matrix * n + j, mask=(j < n) & ~empty, other=0.0)
         x += tl.where(i == 0, multiple * corner, 0.0)

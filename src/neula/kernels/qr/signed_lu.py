@@ -22,11 +22,7 @@ def _tried(device: torch.device) -> None:
     signed_lu.kernel(torch.zeros(1, WIDTH, WIDTH, dtype=torch.float32, device=device))
 
 
-@kernel(
-    "signed_lu_triton",
-    trial=_tried,
-    when=lambda block: block.shape[-1] <= WIDTH,
-)
+@kernel("signed_lu_triton", trial=_tried, when=lambda block: block.shape[-1] <= WIDTH)
 def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Overwrite square blocks B (batch, n, n) with the factors of ``B - S = L U``, S diagonal with elements 1
     and -1.

@@ -333,8 +333,7 @@ def tall_product_triton(a, w, sizes):
     arguments = (a, high, low, exponents, back, q, m, n)
     vector = 1 if a.stride(0) == 1 else elements_at_a_time(a)
     _product_kernel[(ceil_div(m, chunk),)](
-        *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector),
-        num_warps=warps,
+        *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector), num_warps=warps
     )
     if n > BLOCK_COLUMNS:
         rows, warps, stages, blocks = BEYOND

@@ -65,43 +65,6 @@ def available() -> bool:
     return core() is not None
 
 
-def solved(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    dtype: torch.dtype,
-    limits: RefinementLimits,
-    backward: float = np.inf,
-    condition: float = np.inf,
-    *,
-    rcond: float = 0.0,
-    rounding: float = np.inf,
-    probes: Probes | None = None,
-) -> SeminormalHostSolutions | None:
-    """Solve, refine and measure problems A (batch, m, n) or (m, n), B likewise; None if there is too little
-    memory, or no compiled core.
-
-    ``backward`` and ``condition`` are limits of the verdict: problems with few rows are refined until they
-    reach the first, and factors beyond the second are not used, unless columns are dependent. With columns of
-    norm 1, singular values below ``rcond`` times the largest do not count; if that is in doubt, or dependent
-    columns leave more than ``rounding`` of others, there is no solution. Without probes no columns are taken
-    to be dependent.
-
-    Examples
-    --------
-    >>> from neula.kernels.small_problems.seminormal import RefinementLimits
-    >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
-    >>> found = solved(torch.tensor([[3.0], [4.0]]), torch.tensor([[6.0], [8.0]]), torch.float64, limits)
-    >>> found is None or found.x.item()
-    2.0
-    """
-    solve = prepared(dtype, limits, backward, condition, rcond=rcond, rounding=rounding, probes=probes)
-    if solve is None:
-        return None
-    n, k, count = a.shape[-1], b.shape[-1], len(a) if a.ndim == 3 else 1
-    written = np.empty(size_of(count, n, k))
-    return SeminormalHostSolutions(written, count, n, k) if solve(a.numpy(), b.numpy(), written) else None
-
-
 def size_of(count: int, n: int, k: int) -> int:
     """Numbers that are written for problems of n unknowns with k right-hand sides."""
     return (len(NUMBERS) + (2 + n) * k) * count
@@ -117,9 +80,21 @@ def prepared(
     rounding: float = np.inf,
     probes: Probes | None = None,
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
-    """The kernel with its limits, as :func:`solved` takes them; None without the compiled core.
+    """The kernel, which takes problems A (batch, m, n) or (m, n), B likewise, and the memory of
+    :class:`SeminormalHostSolutions`, and says whether there is enough memory; None without the compiled core.
 
-    It takes A, b and the memory of :class:`SeminormalHostSolutions`, and says whether there is enough memory.
+    ``backward`` and ``condition`` are limits of the verdict: problems with few rows are refined until they
+    reach the first, and factors beyond the second are not used, unless columns are dependent. With columns of
+    norm 1, singular values below ``rcond`` times the largest do not count; if that is in doubt, or dependent
+    columns leave more than ``rounding`` of others, there is no solution. Without probes no columns are taken
+    to be dependent.
+
+    Examples
+    --------
+    >>> limits = RefinementLimits(2.0**-54, 3, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
+    >>> solve, written = prepared(torch.float64, limits), np.empty(size_of(1, 1, 1))
+    >>> solve is None or solve(np.array([[3.0], [4.0]]), np.array([[6.0], [8.0]]), written)
+    True
     """
     compiled = core()
     if compiled is None:
@@ -128,18 +103,11 @@ def prepared(
     return partial(
         compiled.seminormal,
         probes=vectors,
-        tolerance=limits.tolerance,
-        max_steps=limits.max_steps,
-        max_rate=limits.max_rate,
-        noise=limits.noise,
-        floor=limits.floor,
-        stagnation=limits.stagnation,
-        computed=limits.computed,
+        **(vars(limits) | {"rounding": rounding}),
         in_safe_range=MODERATE,
         backward_error=backward,
         condition=condition,
         rcond=rcond,
-        rounding=rounding,
         probe_margin=margin,
         probe_rounding=of_probes,
         single=dtype == torch.float32,

@@ -44,12 +44,7 @@ def _pays(a: torch.Tensor, enough: float) -> bool:
     return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
 
 
-@kernel(
-    "small_qr_cuda",
-    trial=_tried,
-    when=_pays,
-    variant=lambda a, enough: a.dtype.itemsize,
-)
+@kernel("small_qr_cuda", trial=_tried, when=_pays, variant=lambda a, enough: a.dtype.itemsize)
 def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
     """Cholesky QR of A (batch, m, n), m >= n, in double precision, repeated until ``||I - Q^T Q||_F`` is
     ``enough``; factors are rounded to the dtype of A, float32 or float64.

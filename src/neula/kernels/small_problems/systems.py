@@ -113,11 +113,7 @@ class Margins:
     left: float  # by how much more than random vectors show a solve may leave
 
 
-@kernel(
-    "trusted_triton",
-    trial=_tried,
-    when=lambda sizes, *_: _single(sizes),
-)
+@kernel("trusted_triton", trial=_tried, when=lambda sizes, *_: _single(sizes))
 def trusted(
     sizes: torch.Tensor,
     norm: torch.Tensor,

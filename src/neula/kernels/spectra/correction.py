@@ -8,6 +8,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
+from neula.kernels.polar.batched_product import place_of_tile
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
@@ -43,11 +44,7 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-@kernel(
-    "correction_triton",
-    trial=_tried,
-    when=lambda s, *_: s.numel() > 0,
-)
+@kernel("correction_triton", trial=_tried, when=lambda s, *_: s.numel() > 0)
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
     S (batch, n, n).
@@ -102,12 +99,8 @@ def _turned(
 
 @jit(do_not_specialize=["n", "across"])
 def _correction(s, w, apart, noise, out, n, across, TILE: tl.constexpr):
-    place = tl.program_id(0)
-    tile, batch = place % (across * across), (place // (across * across)).to(tl.int64)
-    i = tile // across * TILE + tl.arange(0, TILE)[:, None]
-    j = tile % across * TILE + tl.arange(0, TILE)[None, :]
-    inside = (i < n) & (j < n)
-    at = batch * n * n + i.to(tl.int64) * n + j
+    batch, i, j, inside = place_of_tile(n, n, across, across, TILE, TILE)
+    at = (batch * n + i) * n + j
     first = tl.load(w + batch * n + i, mask=i < n, other=0.0)
     gap = tl.load(w + batch * n + j, mask=j < n, other=0.0) - first
     x = tl.load(s + at, mask=inside, other=0.0)

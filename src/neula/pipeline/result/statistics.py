@@ -194,8 +194,8 @@ class Statistics:
         """The fit with the rows of A and b, a ``RegressionFit``."""
         if not hasattr(self._known, "robust_covariance"):
             raise ValueError(
-                "residuals and robust covariances need the rows of A and b, which this result does not keep: "
-                "solve with all rows in memory"
+                "residuals, the table of regression and robust covariances need the rows of A and b, which "
+                "this result does not keep: solve with all rows in memory, and ask before it is pickled"
             )
         return self._known
 
