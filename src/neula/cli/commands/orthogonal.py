@@ -25,7 +25,7 @@ def qr(
     mode: opt.ModeOption = opt.Mode.reduced,
     accuracy: opt.AccuracyOption = None,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
+        Algorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
     ] = None,
     panel: Annotated[
         PanelName | None, typer.Option(help="Panel at which the recursion of rgsqrf ends.")
