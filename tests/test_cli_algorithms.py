@@ -139,6 +139,15 @@ def test_json_has_each_step_with_its_numbers() -> None:
     assert "trace" not in facts("qr", "A.npy", "-o", "F.npz")
 
 
+@pytest.mark.parametrize(("accuracy", "format"), [("fp64", "fp64"), ("fp16", "fp16")])
+def test_the_trace_of_a_named_algorithm_is_that_of_its_factors(accuracy: str, format: str) -> None:
+    found = facts("qr", "A.npy", "--algorithm", "rgsqrf", "--accuracy", accuracy, "--cutoff", "8", "--trace")
+    assert [attempt["method"] for attempt in found["attempts"]] == [f"rgsqrf {format}"]
+    updates = [step["format"] for step in found["trace"] if step["kind"] == "product"]
+    assert format in updates
+    assert "fp16" not in updates or accuracy == "fp16"
+
+
 def test_trace_is_of_one_matrix() -> None:
     np.save("batch.npy", np.ones((2, 4, 3)))
     assert "--trace shows the steps of one matrix" in run("qr", "batch.npy", "--trace").stderr

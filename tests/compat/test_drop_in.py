@@ -21,6 +21,7 @@ from tests.peers import of_new_peers
 
 import neula
 import neula.compat
+from neula.algorithms.elimination.compiled import available
 from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
@@ -210,10 +211,11 @@ class TestNeulaAnswers:
         assert (
             np.abs(np.tril(lu, -1) @ np.triu(lu) + np.triu(lu) - permuted).max() < 100 * np.finfo(dtype).eps
         )
-        found = sp_compat.lu_solve(pair, (a @ x).astype(dtype))
-        assert found.dtype == dtype
-        assert close(found, x, a)
-        assert told == ["lu_solve"]
+        for _ in range(2):  # the first one is the core's, where there is one
+            found = sp_compat.lu_solve(pair, (a @ x).astype(dtype))
+            assert found.dtype == dtype
+            assert close(found, x, a)
+        assert told == [*["solve"] * available(), *["lu_solve"] * (1 if available() else 2)]
 
     @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4)])
     def test_pinv(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:

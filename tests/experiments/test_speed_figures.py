@@ -231,6 +231,7 @@ def test_every_claim_is_lied_about() -> None:
 def test_recurrence_5(m: int, n: int, cutoff: int) -> None:
     """``2 m n^2`` operations, of which the panels are the part ``cutoff / n``."""
     assert models.rgsqrf_operations(m, n, cutoff) == 2 * m * n * n
+    assert models.rgsqrf_operations(m, n + 37, cutoff) == 2 * m * (n + 37) ** 2
     equal = {2**k: 3.0 for k in range(15)}
     assert models.panel_share(m, n, cutoff, equal, equal) == pytest.approx(cutoff / n)
 

@@ -436,6 +436,19 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert neula.solve(normal(5, 5), normal(5)).converged
 
 
+@pytest.mark.parametrize(("n", "k"), [(5, 33), (5, 1000), (61, 200), (230, 64)])
+@pytest.mark.parametrize("positive", [False, True])
+def test_many_right_hand_sides(n: int, k: int, positive: bool) -> None:
+    a = normal(n, n)
+    a = a @ a.T + np.eye(n) if positive else a + 9 * np.eye(n)
+    b = normal(n, k)
+    result = neula.solve(a, b, assume_a="pos" if positive else "gen")
+    assert result.converged
+    residuals = np.linalg.norm(b - a @ result.x, axis=0)
+    size = np.linalg.norm(a) * np.linalg.norm(result.x, axis=0) + np.linalg.norm(b, axis=0)
+    assert (residuals <= n * 2.0**-52 * size).all()
+
+
 def test_what_it_is_not_for() -> None:
     called, core = [], CpuEngine("cpu").tuning[by_core.CoreTuning]
     with pytest.MonkeyPatch.context() as patch:
@@ -447,7 +460,7 @@ def test_what_it_is_not_for() -> None:
         large = np.eye(core.core_order + 1)
         neula.solve(large, large[0], assume_a="pos", certify="forward")
         neula.solve(a.astype(np.float16), b.astype(np.float16))
-        neula.solve(a, normal(5, core.core_columns + 1))
+        neula.solve(a, normal(5, core.core_numbers // 5 + 1))
         neula.solve(a[:0, :0], b[:0])
         assert not called
         neula.solve(a, b)

@@ -19,7 +19,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.orthogonal.tsqr import tsqr
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.trace import Trace, traced
-from neula.engines import select_engine
+from neula.engines import FORMATS, select_engine
 from neula.engines.formats import format_named
 from neula.problems.orthogonal.tsqr import tree_options
 
@@ -38,9 +38,14 @@ def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tu
     return torch.from_numpy(a).to(engine.device, engine.storage), engine, Trace()
 
 
-def show_qr(a: np.ndarray, engine_name: str, panel: str | None, cutoff: int | None) -> Trace:
-    """Recursive Gram-Schmidt QR of the scaled matrix."""
+def show_qr(
+    a: np.ndarray, engine_name: str, panel: str | None, cutoff: int | None, accuracy: str | None
+) -> Trace:
+    """Recursive Gram-Schmidt QR of the scaled matrix, in the arithmetic for an accuracy."""
     matrix, engine, trace = _prepared(a, engine_name)
+    if accuracy is not None:
+        compute = engine.tuning.cheapest(FORMATS[accuracy])
+        matrix, engine, trace = _prepared(a, engine_name, compute)
     scaled = matrix * power_of_two_scales(engine.column_max(matrix))
     rgsqrf(scaled, engine, panel=panel, cutoff=cutoff, trace=trace)
     return _shown(trace, f"rgsqrf {engine.format.name}")

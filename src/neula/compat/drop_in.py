@@ -186,8 +186,7 @@ def numbers_of(x: Any) -> Any:
 
 def torch_dtype(x: Any) -> torch.dtype:
     """The dtype of an array or a tensor, as torch names it."""
-    dtype: torch.dtype = x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(x[..., :0]).dtype
-    return dtype
+    return x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(np.empty(0, x.dtype)).dtype
 
 
 def probes_of(n: int, like: Any) -> Any:

@@ -119,33 +119,54 @@ class Attached(Function):
         raise NotImplementedError
 
 
-class QRFunction(Attached):
+class ByFormulas(Attached):
+    """Answers of one operand, by formulas of these and of their gradients, or of changes of the operand.
+
+    In the common dtype of all, at least float32: half precision has no triangular solves.
+    """
+
+    backward_formula: Callable[..., torch.Tensor]
+    forward_formula: Callable[..., Tensors | torch.Tensor]
+
+    @classmethod
+    def gradients(
+        cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor
+    ) -> Tensors:
+        return (cls.backward_formula(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
+
+    @classmethod
+    def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        found = cls.forward_formula(*_at_least_single(*kept, *changes))
+        return tuple(x.to(kept[0].dtype) for x in (found if isinstance(found, tuple) else (found,)))
+
+
+class QRFunction(ByFormulas):
     """Q and R."""
 
-    answers = 2
-    kept = (0, 2)
-
-    @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
-        q, r, dq, dr = _at_least_single(*kept, *gradients)
-        return (derivatives.factors_backward(q, r, dq, dr).to(kept[0].dtype),)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        found = derivatives.factors_forward(*_at_least_single(*kept, *changes))
-        return tuple(x.to(kept[0].dtype) for x in found)
+    answers, kept = 2, (0, 2)
+    backward_formula = staticmethod(derivatives.factors_backward)
+    forward_formula = staticmethod(derivatives.factors_forward)
 
 
-class CholeskyFunction(Attached):
+class CholeskyFunction(ByFormulas):
     """L."""
 
-    @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
-        return (derivatives.cholesky_backward(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
+    backward_formula = staticmethod(derivatives.cholesky_backward)
+    forward_formula = staticmethod(derivatives.cholesky_forward)
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return (derivatives.cholesky_forward(*_at_least_single(*kept, *changes)).to(kept[0].dtype),)
+
+class LUFunction(ByFormulas):
+    """L and U, without pivoting."""
+
+    answers, kept = 2, (0, 2)
+    backward_formula = staticmethod(derivatives.lu_backward)
+    forward_formula = staticmethod(derivatives.lu_forward)
+
+
+class SymmetricFunction(ByFormulas):
+    """A Hermitian matrix of which one triangle was read; its gradient is Hermitian, as that of L is."""
+
+    backward_formula = forward_formula = staticmethod(lambda _, change: (change + change.mH) / 2)
 
 
 class Polar(Attached):
@@ -252,33 +273,6 @@ def _of_full_rank(a: torch.Tensor, u: torch.Tensor, ranks: torch.Tensor) -> Tens
     return *(torch.where(deficient, instead, in_double(x)) for x in (a, u)), deficient
 
 
-class LUFunction(Attached):
-    """L and U, without pivoting."""
-
-    answers = 2
-    kept = (0, 2)
-
-    @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
-        return (derivatives.lu_backward(*kept, *gradients),)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return derivatives.lu_forward(*kept, *changes)
-
-
-class SymmetricFunction(Attached):
-    """A Hermitian matrix of which one triangle was read; its gradient is Hermitian, as that of L is."""
-
-    @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
-        return ((gradients[0] + gradients[0].mH) / 2,)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return ((changes[0] + changes[0].mH) / 2,)
-
-
 class LogDeterminant(Attached):
     """``log |det A|``, whose gradient is ``A^-H``, or ``log det A``, if the answer is complex."""
 
@@ -371,6 +365,6 @@ class ProductFunction(Attached):
 
 
 def _at_least_single(*tensors: torch.Tensor) -> Tensors:
-    """Tensors in their common dtype, at least float32: half precision has no triangular solves."""
+    """Tensors in their common dtype, at least float32."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)
     return tuple(x.to(dtype) for x in tensors)

@@ -127,7 +127,7 @@ class _BroadcastLayout:
         return 1 if self.all_own else math.prod(self.batch[i] for i in self._counting(False))
 
 
-def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> BatchedProblem:
+def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool = True) -> BatchedProblem:
     """Match the shapes of A and b in ``A x = b``, as NumPy 2 and SciPy 1.17 do.
 
     A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand sides
@@ -140,6 +140,8 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> BatchedProblem:
     b : Tensor, shape (m,) or (..., m, k)
         Until the next release also of the shape of A without its last dimension, one vector for each matrix,
         where NumPy's rules do not fit.
+    stacks_vectors : bool, optional
+        Whether that is so.
 
     Raises
     ------
@@ -172,7 +174,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor) -> BatchedProblem:
         b = b.unsqueeze(-1) if is_vector else b
         return BatchedProblem(a, b, (), is_vector, _BroadcastLayout((), (), b.shape[1]))
     batch = _batch(a.shape, b.unsqueeze(-1).shape if is_vector else b.shape)
-    if b.ndim > 1 and b.shape == a.shape[:-1]:
+    if stacks_vectors and b.ndim > 1 and b.shape == a.shape[:-1]:
         warn(_two_readings(a.shape, b.shape, fits=batch is not None), FutureWarning)
         is_vector = batch is None
         batch = tuple(a.shape[:-2]) if is_vector else batch
@@ -232,5 +234,7 @@ def _misfit(a: torch.Size, b: torch.Size) -> str:
         whole = f"{(*batch, m, 'k')}".replace("'", "")
         leading = f"leading dimensions that broadcast with {batch} before ({m}, k)"
         fitting = f"({m},), ({m}, k) or {whole}, or {leading}"
+    if b == a[:-1]:
+        why += "; only a one-dimensional b is a vector: pass b[..., None] for one vector for each matrix"
     given = f"A is {tuple(a)}, b is {tuple(b)}, and {why}"
     return f"shapes of A and b do not fit: {given}; b must have shape {fitting}"

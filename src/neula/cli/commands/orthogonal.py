@@ -25,7 +25,7 @@ def qr(
     mode: opt.ModeOption = opt.Mode.reduced,
     accuracy: opt.AccuracyOption = None,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
+        Algorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
     ] = None,
     panel: Annotated[
         PanelName | None, typer.Option(help="Panel at which the recursion of rgsqrf ends.")
@@ -52,7 +52,8 @@ def qr(
         if trace:
             from neula.cli import tracing
 
-            run.steps = tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff)
+            accuracy = None if algorithm is None else result.accuracy  # a named algorithm is the one shown
+            run.steps = tracing.show_qr(table.values, engine.value, panel and panel.value, cutoff, accuracy)
         _write_factors(run, result, table, output, q_file, r_file)
     reached = None if result.converged else show.certificate(result.certificate)
     run.finish(show.qr(result), reached=reached)
@@ -71,7 +72,7 @@ def tsqr(
         str,
         typer.Option(
             metavar="MODE",
-            help="auto: the fastest way to the accuracy of A. Or the tree of Ootomo and Yokota: fp16_cor, "
+            help="auto: the fastest for the accuracy of A. Or the tree of Ootomo and Yokota: fp16_cor, "
             "fp16_nocor, tf32_cor, tf32_nocor, fp32_notc; fp16_slides, tf32_slides: as in the slides.",
         ),
     ] = "auto",
@@ -113,7 +114,7 @@ def orth(
     missing: opt.MissingOption = opt.Missing.error,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Orthonormal basis of the columns of A; with --rcond of its numerical range."""
+    """Compute an orthonormal basis of the columns of A; with --rcond of its numerical range."""
     with running("orth", as_json) as run:
         run.check([a], (output, 1))
         matrix = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"].values

@@ -226,10 +226,15 @@ def predicted_rgsqrf(n: int, cutoff: int, panel: Rates, product: Rates) -> float
 
 # item: Q (5)
 def rgsqrf_operations(m: int, n: int, cutoff: int = 128) -> int:
-    """Recurrence (5): ``T(n) = 2 T(n/2) + m n^2`` and ``2 m n^2`` for a panel, in all ``2 m n^2``."""
+    """Recurrence (5): ``T(n) = 2 T(n/2) + m n^2`` and ``2 m n^2`` for a panel, in all ``2 m n^2``.
+
+    Halves of an odd n differ by one; the two products take ``4 m n1 n2``, which is ``m n^2`` for equal ones.
+    """
     if n <= cutoff:
         return 2 * m * n * n
-    return 2 * rgsqrf_operations(m, n // 2, cutoff) + m * n * n
+    left, right = n // 2, n - n // 2
+    halves = (rgsqrf_operations(m, half, cutoff) for half in (left, right))
+    return sum(halves) + 4 * m * left * right
 
 
 # item: V 80%

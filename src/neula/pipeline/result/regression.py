@@ -132,7 +132,7 @@ class Regression(Named, Statistics):
         return t.wrap(torch.from_numpy(np.asarray(found)).to(t.tensor.device))
 
     def summary(self, level: float = 0.95, **how: Any) -> Summary:
-        """A table of regression as text, which reads like that of statsmodels.
+        """The regression table as text, in the layout of statsmodels.
 
         Parameters
         ----------
@@ -224,11 +224,11 @@ def summarized(result: Regression, level: float, how: Mapping[str, Any]) -> Summ
     right = {
         "R-squared:": f"{result.r_squared:.3f}",
         "Adj. R-squared:": f"{result.adjusted_r_squared:.3f}",
-        "F-statistic:": f"{result.f_statistic:.4g}" if kind == "nonrobust" else "-",
-        "Prob (F-statistic):": f"{result.f_p_value:.3g}" if kind == "nonrobust" else "-",
-        "Log-Likelihood:": f"{result.log_likelihood:.5g}",
-        "AIC:": f"{result.aic:.4g}",
-        "BIC:": f"{result.bic:.4g}",
+        "F-statistic:": f"{result.f_statistic:#.4g}" if kind == "nonrobust" else "-",
+        "Prob (F-statistic):": f"{result.f_p_value:#.3g}" if kind == "nonrobust" else "-",
+        "Log-Likelihood:": f"{result.log_likelihood:#.5g}",
+        "AIC:": f"{result.aic:#.4g}",
+        "BIC:": f"{result.bic:#.4g}",
     }
     tail = (1 - level) / 2
     heads = ("coef", "std err", "t", "P>|t|", f"[{tail:.3g}", f"{1 - tail:.3g}]")

@@ -96,7 +96,7 @@ def svd_lowrank(
     accuracy : str, dtype or float, optional
         A format, as for :func:`neula.qr`: errors are small multiples of its unit roundoff,
         relative to ``||A||_F``. Or a number, the largest error of each singular value and its vectors as a
-        part of that singular value, with room for rounding errors relative to ``||A||_F``. ``1e-2`` leaves
+        part of that singular value, plus rounding errors relative to ``||A||_F``. ``1e-2`` leaves
         an approximation that is no worse than the best one in two or three digits, and takes a few products
         in half precision on a GPU.
     engine, strict, progress : optional
@@ -321,7 +321,7 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
             v, s, u = attach_triplets(graph.mH, v, s, u, errors=errors)
         else:
             u, s, v = attach_triplets(graph, u, s, v, errors=errors)
-    attempts = max((each.attempts for each in found), key=len)
+    told = call.told(max((each.attempts for each in found), key=len))
     return SVDResult(
         U=call.give_back(u),
         s=call.give_back(s, call.first.tensor.dtype.to_real()),
@@ -329,11 +329,8 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
         relative_error=max(each.relative_error for each in found),
         errors=call.give_back(errors, torch.float64),
         certificate=[x.certificate for x in found[: math.prod(batch)]] if batch else found[0].certificate,
-        attempts=tuple(attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name if options.part is None else f"{options.part:g}",
+        **(told if options.part is None else told | {"accuracy": f"{options.part:g}"}),
         converged=all(each.certificate.accepted for each in found),
-        seconds=call.seconds,
     )
 
 

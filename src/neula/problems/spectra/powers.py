@@ -50,7 +50,7 @@ def fractional_matrix_power(
 ) -> PowerResult:
     """The power ``A**p`` of a symmetric or Hermitian positive semidefinite matrix, with a bound on its error.
 
-    By inverse roots Shampoo and other optimizers precondition gradients, and statistics whiten data.
+    Inverse roots precondition gradients (Shampoo) and whiten data.
 
     Parameters
     ----------
@@ -240,9 +240,6 @@ def _collect(
         graph = call.first.graph
         x = attach_power(graph.mH if upper else graph, x, w, v, power)
 
-    def of_each(y: torch.Tensor) -> Any:
-        return call.hand_back(y.reshape(batch), y.dtype)
-
     result: PowerResult[Any] = PowerResult(
         X=call.give_back(x, call.dtype),
         power=power,
@@ -250,8 +247,8 @@ def _collect(
         residual=worst(residuals.cpu().numpy()),
         residual_bound=bound,
         eigenvalues=call.give_back(w, call.dtype.to_real()),
-        errors=of_each(errors),
-        residuals=of_each(residuals),
+        errors=call.of_members(errors),
+        residuals=call.of_members(residuals),
         **found.common_fields(call),
     )
     if not result.converged:
@@ -264,7 +261,7 @@ def _collect(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
             why,
             result,
-            np.argwhere(~run.accepted.reshape(batch)).tolist(),
+            call.missed(run.accepted),
             unsure=unsure,
         )
     return result
@@ -289,7 +286,7 @@ def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) ->
     given, enough = shift(
         torch.stack([least, 2 * (errors - least)])[:, place], found.exponents[place]
     ).tolist()
-    hint = f"; {enough:.3g} added to its diagonal makes it so" if enough else ""
+    hint = f"; add {enough:.3g} to its diagonal" if enough else ""
     raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -24,6 +24,7 @@ from neula.pipeline.inputs import check_finite, is_variable
 from neula.pipeline.operators import eager
 from neula.pipeline.result import LUFactors
 from neula.pipeline.result.lu import KeptSolvers
+from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import complex_columns, real_columns
 from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords
 from neula.problems.systems.lu import naming
@@ -130,7 +131,6 @@ def lu_solve(
     if refine and not F.keeps_a:
         raise ValueError("refine=True needs A, which these factors do not keep: factorize with keep_a=True")
     refine = F.keeps_a if refine is None else refine
-    batch, n = F.shape[:-2], F.shape[-1]
     b = call.first.tensor
     dtype = torch.promote_types(F.dtype, call.dtype)
     if dtype.is_complex and not F.dtype.is_complex:
@@ -138,16 +138,17 @@ def lu_solve(
         x = complex_columns(lu_solve(F, parts, trans=trans, refine=refine, strict=strict))
         return call.first.wrap(x.squeeze(-1) if b.ndim == 1 else x)
     target = format_of(dtype)
-    sides = RightHandSides.broadcast(b, batch, n)
+    shapes = broadcast_system(b.new_empty(()).expand(F.shape), b, stacks_vectors=False)
     work = matching_dtype(FP64.dtype if refine or target is FP64 else FP32.dtype, dtype)
     evidence: dict[tuple[int, ...], RefinedSolution] = {}
-    x = torch.empty(sides.columns.shape, dtype=work, device=device)
+    x = torch.empty(shapes.columns.shape, dtype=work, device=device)
     with call.computing():
         if x.numel():
             check_finite(b, b.abs().amax(), "b")
-            for i, (index, member) in enumerate(zip(np.ndindex(*batch), F.members or (F,), strict=True)):
+            members = zip(np.ndindex(*F.shape[:-2]), F.members or (F,), strict=True)
+            for i, (index, member) in enumerate(members):
                 with naming(index):
-                    columns = sides.of_matrix(i, device, work)
+                    columns = shapes.columns[i].to(device, work)
                     columns = columns.conj().resolve_conj() if trans == 1 else columns
                     if refine:
                         member = adjoint_of(member) if trans else member
@@ -157,10 +158,10 @@ def lu_solve(
                         solution = _substituted(member, columns, adjoint=trans > 0)
                     solution = solution.conj() if trans == 1 else solution
                     _check_solution(solution)
-                    sides.put(x, i, solution)
+                    x[i] = solution
     if refine and not trans:
         F._solvers.measured = F._solvers.measured or MeasuredSubstitution.from_used(F)
-    answer = call.give_back(x.reshape(sides.shape), dtype)
+    answer = call.give_back(shapes.solutions(x), dtype)
     report_solutions(evidence, answer, F, target, call)
     return answer
 
@@ -178,62 +179,6 @@ def _check_solution(x: torch.Tensor) -> None:
         given, wide = (str(dtype).removeprefix("torch.") for dtype in (x.dtype, double_of(x.dtype)))
         advice = "scale b down, or U is numerically singular" if given == wide else f"pass b in {wide}"
         raise OverflowError(f"the solution overflows {given}: {advice}")
-
-
-@dataclass(frozen=True)
-class RightHandSides:
-    """Right-hand sides, broadcast with a batch of matrices as NumPy and SciPy do."""
-
-    columns: torch.Tensor  # shape (count, n, k): all of them, each with its matrix
-    owners: torch.Tensor  # shape (count,): which matrix of the batch that is, counted through
-    shape: tuple[int, ...]  # shape of the solution
-
-    @classmethod
-    def broadcast(cls, b: torch.Tensor, batch: tuple[int, ...], n: int) -> RightHandSides:
-        """One vector if b is one-dimensional, which goes with every matrix; else matrices of shape (n, k).
-
-        Raises ValueError if b does not fit.
-        """
-        is_vector = b.ndim == 1
-        matrices = b[:, None] if is_vector else b
-        if matrices.ndim < 2 or matrices.shape[-2] != n:
-            raise _does_not_fit(b, batch, n)
-        k = matrices.shape[-1]
-        if not batch and matrices.ndim == 2:
-            return cls(matrices[None], torch.zeros(1, dtype=torch.int64, device="cpu"), tuple(b.shape))
-        try:
-            shape = tuple(torch.broadcast_shapes(batch, matrices.shape[:-2]))
-        except RuntimeError:
-            raise _does_not_fit(b, batch, n) from None
-        owners = torch.arange(int(np.prod(batch)), device="cpu").reshape(batch).expand(shape).flatten()
-        columns = matrices.expand(*shape, n, k).reshape(len(owners), n, k)
-        return cls(columns, owners, (*shape, n) if is_vector else (*shape, n, k))
-
-    def of_matrix(self, i: int, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
-        """The right-hand sides of one matrix beside each other, shape (n, columns)."""
-        if len(self.columns) == 1:
-            return self.columns[0].to(device, dtype)
-        mine = self.columns[(self.owners == i).to(self.columns.device)]
-        return mine.to(device, dtype).transpose(0, 1).flatten(1)
-
-    def put(self, x: torch.Tensor, i: int, solution: torch.Tensor) -> None:
-        """The solutions of one matrix, shape (n, columns), to their places in x, shape (count, n, k)."""
-        if len(self.columns) == 1:
-            x[0] = solution
-            return
-        mine = (self.owners == i).to(x.device)
-        x[mine] = solution.unflatten(1, (-1, x.shape[-1])).transpose(0, 1)
-
-
-def _does_not_fit(b: torch.Tensor, batch: tuple[int, ...], n: int) -> ValueError:
-    leading = f"{', '.join(map(str, batch))}, " if batch else "..., "
-    hint = ""
-    if b.ndim > 1 and tuple(b.shape) == (*batch, n):
-        hint = "; only a one-dimensional b is a vector: pass b[..., None] for one vector a matrix"
-    return ValueError(
-        f"b has shape {tuple(b.shape)}, and A {'x'.join(map(str, (*batch, n, n)))}: pass b of shape ({n},), "
-        f"({n}, k) or ({leading}{n}, k), whose leading dimensions are broadcast{hint}"
-    )
 
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
