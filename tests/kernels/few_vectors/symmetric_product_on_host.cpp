@@ -10,4 +10,3 @@ static double __ldcs(const double* place) { return *place; }
 #include SOURCE
 
 LAUNCHED(symmetric_product)
-LAUNCHED(symmetric_sizes)

@@ -30,16 +30,8 @@ __device__ __forceinline__ int row_of(int number) {
     return row;
 }
 
-// Contribution of an element to a sum: times that of a vector; or its magnitude to the first sum, its square to others.
-template <bool SIZES>
-__device__ __forceinline__ double with(double element, double factor, double sum, int v) {
-    if (!SIZES) return fma(element, factor, sum);
-    return v == 0 ? sum + fabs(element) : fma(element, element, sum);
-}
-
 // a: rows contiguous, pitch apart. x: k vectors. shares: V numbers for each row of a tile, for each of them.
-template <bool SIZES>
-__device__ __forceinline__ void summed(
+extern "C" __global__ void __launch_bounds__(THREADS, 2) symmetric_product(
     const double* a, const double* x, double* shares, int n, int k, int tiles, long long pitch, long long x_row,
     long long x_column
 ) {
@@ -76,8 +68,8 @@ __device__ __forceinline__ void summed(
             for (int c = 0; c < EACH; ++c)
 #pragma unroll
                 for (int v = 0; v < V; ++v) {
-                    sum[r * V + v] = with<SIZES>(element[c], known[c * V + v], sum[r * V + v], v);
-                    found[c * V + v] = with<SIZES>(element[c], right[(first + r) * V + v], found[c * V + v], v);
+                    sum[r * V + v] = fma(element[c], known[c * V + v], sum[r * V + v]);
+                    found[c * V + v] = fma(element[c], right[(first + r) * V + v], found[c * V + v]);
                 }
         }
         fold<4>(sum);
@@ -98,18 +90,4 @@ __device__ __forceinline__ void summed(
         for (int w = 0; w < WARPS; ++w) total += sums[w * TILE * V + i];
         shares[below * apart + left * V + i] = total;
     }
-}
-
-extern "C" __global__ void __launch_bounds__(THREADS, 2) symmetric_product(
-    const double* a, const double* x, double* shares, int n, int k, int tiles, long long pitch, long long x_row,
-    long long x_column
-) {
-    summed<false>(a, x, shares, n, k, tiles, pitch, x_row, x_column);
-}
-
-// Sums of the magnitudes and of the squares of each row.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) symmetric_sizes(
-    const double* a, double* shares, int n, int tiles, long long pitch
-) {
-    summed<true>(a, nullptr, shares, n, 0, tiles, pitch, 0, 0);
 }

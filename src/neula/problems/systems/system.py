@@ -21,7 +21,6 @@ from neula.engines import Engine, Format
 from neula.engines.formats import in_double
 from neula.engines.graphs import kept
 from neula.errors import of_batch
-from neula.kernels.few_vectors.symmetric_product import symmetric_sizes
 from neula.kernels.magnitudes import MODERATE, ends_of, largest_magnitude, magnitudes
 from neula.kernels.shift import LIMIT, shift
 from neula.kernels.small_problems.refining import over
@@ -285,12 +284,8 @@ class EquilibratedSystem(SingleProblem):
         not.
         """
         a, b = in_double(a), in_double(b)
-        b_max, largest = options.engine.column_max(b), None
-        if options.positive:
-            row_norms, sizes = symmetric_sizes(a)
-        else:
-            found = magnitudes(a[None])
-            row_norms, sizes, largest = found.sums[0], found.norms[0, :, 0], found.columns[0, 0]
+        found, b_max = magnitudes(a[None]), options.engine.column_max(b)
+        row_norms, sizes, largest = found.sums[0], found.norms[0, :, 0], found.columns[0, 0]
         if not bool(torch.cat([row_norms, sizes, b_max]).isfinite().all()):
             check()
         diagonal = _positive_diagonal(a) if options.positive else None
