@@ -28,7 +28,6 @@ class Line:
     problem: str
     where: Mapping[str, str]
     sizes: Sequence[tuple[int, ...]]
-    benchmark: str = "sizes"
 
 
 SPEED = (
@@ -37,8 +36,6 @@ SPEED = (
     Line("linear system", {"problem": "solve", "matrix": "normal"}, [(3000,)]),
     Line("positive definite system", {"problem": "solve definite", "matrix": "definite"}, [(3000,)]),
     Line("QR, float32", {"problem": "qr", "matrix": "float32"}, [(16384, 16384)]),
-    Line("least squares, complex", {"function": "lstsq", "dtype": "complex128"}, [(20000, 2000)], "complex"),
-    Line("linear system, complex", {"function": "solve", "dtype": "complex128"}, [(16384, 16384)], "complex"),
 )
 """Rows of the README's table: gains and losses, all from one run."""
 
@@ -47,7 +44,7 @@ def speed(folder: Path = FOLDER) -> Iterator[Sequence[str]]:
     """Times of neula and of torch."""
     yield "problem", "size", "neula, ms", "torch, ms", "times as fast"
     for line in SPEED:
-        found = {one.size: one for one in comparisons(Source(line.benchmark, line.where), folder)}
+        found = {one.size: one for one in comparisons(Source("sizes", line.where), folder)}
         for size in line.sizes:
             one = found[size]
             times = milliseconds(one.ms), milliseconds(one.peer_ms)

@@ -109,6 +109,7 @@ sphinx_gallery_conf = {
     "reset_modules": ("matplotlib", style_pictures),
     "image_srcset": ["2x"],
     "abort_on_example_error": True,
+    "within_subsection_order": "generated.ExampleOrder",
     "backreferences_dir": "api/examples",
     "doc_module": ("neula",),
     "parallel": 2,

@@ -33,7 +33,7 @@ SHOWN_AT = {
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s]+)(?=\))")
 _CODE = re.compile(r"(^```.*?^```|`[^`\n]+`)", re.M | re.S)
 _FORMULA = re.compile(r"\\\((.+?)\\\)", re.S)
-_SIGNS = re.compile(r"(?<=[( ])\*{1,2}(?=[a-z][\w.]*[,)])|(?<=[a-z])_(?=[\s*,.:;)]|$)")
+_SIGNS = re.compile(r"(?:(?<=\()|(?<=\S ))\*{1,2}(?=[a-z][\w.]*[,)])|(?<=[a-z])_(?=[\s*,.:;)]|$)")
 _DISPLAYED = re.compile(r"^( *)\\\[\n(.+?)^ *\\\]$", re.M | re.S)
 
 
@@ -166,6 +166,29 @@ def skip(_app: Any, _what: str, name: str, obj: Any, *_: Any) -> bool | None:
     """Leave out types that numpydoc takes for classes, and methods that scikit-learn generates."""
     is_type = isinstance(obj, TypeVar | ParamSpec) or get_origin(obj)
     return True if is_type or re.fullmatch(r"set_\w+_request", name) else None
+
+
+INTRODUCTIONS = (
+    "first_steps",
+    "least_squares_of_real_data",
+    "how_certificates_work",
+    "batches_and_gradients",
+)
+PAPERS = ("mixed_precision_by_hand", "the_algorithms_step_by_step", "reading_the_papers")
+
+
+class ExampleOrder:
+    """Introductions first, then applications by name, and the algorithms of the papers last."""
+
+    def __init__(self, _folder: str) -> None:
+        pass
+
+    def __call__(self, path: str) -> tuple[int, str]:
+        """Key of an example for sorting."""
+        name = Path(path).stem
+        if name in INTRODUCTIONS:
+            return INTRODUCTIONS.index(name), ""
+        return len(INTRODUCTIONS) + (1 + PAPERS.index(name) if name in PAPERS else 0), name
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -653,8 +653,8 @@ def make_bad_files() -> None:
         ("lstsq A.npy b.npy -o x.xyz", "x.xyz: unknown extension '.xyz'; .npy, .npz, .csv"),
         ("lstsq A.npy b.npy -o x.npz:x:", "x.npz:x:: the answer is written as a whole: leave out ':x:'"),
         ("lstsq A.npy b.npy -o missing/x.npy", "there is no directory missing; create it first"),
-        ("lstsq A.npy b.npy -o b.npy", "b.npy: would replace b.npy"),
-        ("lstsq problem.npz:A b.npy -o problem.npz", "problem.npz: would replace problem.npz:A"),
+        ("lstsq A.npy b.npy -o b.npy", "b.npy: would replace the input b.npy"),
+        ("lstsq problem.npz:A b.npy -o problem.npz", "problem.npz: would replace the input problem.npz:A"),
         ("qr A.npy -o qr.npy", "a .npy file holds one array, not 2; give the name of an .npz file"),
         ("qr A.npy --q a.npy --r a.npy", "a.npy: would replace another output"),
         ("qr A.npy --mode r --q q.npy", "--mode r computes no Q"),
@@ -941,7 +941,7 @@ def test_bench_draws(small_benchmarks: None) -> None:
 def test_bench_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, small_benchmarks: None) -> None:
     before = set(os.listdir())
     assert_refused(neula_cli("bench", "--data", "nowhere"), "nowhere: no bench-*.json", before)
-    assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data measures nothing", before)
+    assert_refused(neula_cli("bench", "qr", "--data", "nowhere"), "--data shows stored results", before)
     assert_refused(neula_cli("bench", "qr", "--quick"), "--quick is for sweep", before)
     assert_refused(neula_cli("bench", "qr", "--condition", "10"), "--condition is for sweep", before)
     assert_refused(neula_cli("bench", "qr", "--special"), "--special is for sweep", before)

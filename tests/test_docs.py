@@ -74,6 +74,23 @@ def test_formulas(text: str, expected: str) -> None:
     assert generated.formulas(text) == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "    **gaps, clusters** : array, shape (*batch, k)",
+            r"    **gaps, clusters** : array, shape (\*batch, k)",
+        ),
+        ("Calls fun(x, *args, **kwargs).", r"Calls fun(x, \*args, \*\*kwargs)."),
+        ("``fun(*args)`` and coef_, with *emphasis*", r"``fun(*args)`` and coef\_, with *emphasis*"),
+    ],
+)
+def test_signs_that_are_no_markup(line: str, expected: str) -> None:
+    lines = [line]
+    generated.escape_signs(None, "", "", None, None, lines)
+    assert lines == [expected]
+
+
 def test_a_name_is_found_wherever_it_is_imported_from() -> None:
     where = "neula.problems.least_squares.lstsq"
     assert generated.resolve("neula.lstsq") is generated.resolve(f"{where}.lstsq")

@@ -280,7 +280,7 @@ def test_what_keeps_no_matrix() -> None:
         neula.qr(a, pivoting=True),
     ]
     for result in results:
-        with pytest.raises(ValueError, match="nothing is left of A"):
+        with pytest.raises(ValueError, match="this result does not keep A"):
             result.logdet()
     with pytest.raises(ValueError, match="only square matrices have inverses and determinants"):
         neula.qr(np.ones((5, 2)) + np.eye(5, 2)).logdet()
@@ -310,9 +310,9 @@ def smooth_kernel(n: int, dtype: Any = np.float64) -> np.ndarray:
     ids=["float64", "float32", "negative", "tiny", "indefinite"],
 )
 def test_jitter_is_near_the_least(a: np.ndarray, upper: bool) -> None:
-    with pytest.raises(np.linalg.LinAlgError, match=r"A is not positive definite: .* makes it so") as error:
+    with pytest.raises(np.linalg.LinAlgError, match=r"not positive definite: .* to its diagonal") as error:
         neula.cholesky(a, upper=upper)
-    jitter = float(str(error.value).split("; ")[1].split()[0])
+    jitter = float(str(error.value).split("; ")[1].split()[1])
     result = neula.cholesky(a, jitter="auto", upper=upper)
     assert result.jitter == pytest.approx(jitter, rel=1e-5)
     eye = np.eye(len(a), dtype=a.dtype)
@@ -329,7 +329,7 @@ def test_jitter_is_near_the_least(a: np.ndarray, upper: bool) -> None:
     ids=["subnormal", "small", "large", "float16"],
 )
 def test_jitter_near_the_ends_of_the_range(a: np.ndarray) -> None:
-    with pytest.raises(np.linalg.LinAlgError, match="makes it so"):
+    with pytest.raises(np.linalg.LinAlgError, match="to its diagonal"):
         neula.cholesky(a)
     assert neula.cholesky(a, jitter="auto").jitter > 0
 

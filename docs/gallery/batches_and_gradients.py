@@ -1,8 +1,8 @@
 r"""Batches and gradients in PyTorch
 ================================
 
-Answers to torch tensors are torch tensors, on the same device; a leading dimension is a batch; and what comes back can be
-differentiated. Three small tasks that need that.
+Answers to torch tensors are torch tensors, on the same device; a leading dimension is a batch; and answers can be
+differentiated. Three examples use this.
 """
 
 # %%
@@ -68,8 +68,8 @@ plt.show()
 # A gradient through a solver: learning a Gaussian process
 # --------------------------------------------------------
 #
-# A Gaussian process predicts from data and a *kernel*, which says how alike the values at two places are. Its three
-# parameters (how far, how much, how noisy) are found by making the data as likely as possible:
+# A Gaussian process predicts from data and a *kernel*, the covariance of the values at two places. Its three
+# parameters (length, variance and noise) maximize the likelihood of the data:
 #
 # .. math::
 #
@@ -107,7 +107,7 @@ def unlikelihood(parameters):
 
 
 # %%
-# Never believe a gradient that has not been compared with a difference quotient:
+# Compare the gradient with a difference quotient:
 
 start = torch.tensor([-1.0, 0.0, -0.5], requires_grad=True)
 (gradient,) = torch.autograd.grad(unlikelihood(start), start)

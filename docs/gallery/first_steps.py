@@ -1,7 +1,7 @@
 r"""First steps
 ===========
 
-Fit a curve, read what the answer says about itself, and see what happens to a problem that cannot be solved well.
+Fit a curve, read the evidence in the result, and see what happens with an ill-conditioned problem.
 You need to know NumPy and what least squares is, and no GPU.
 """
 
@@ -56,24 +56,23 @@ plt.show()
 # The evidence
 # ------------
 #
-# A result knows more than the solution. In a notebook it shows itself as a table:
+# A result holds more than the solution. A notebook shows it as a table:
 
 result
 
 # %%
-# The first line is the verdict. *Certified to fp64 accuracy* means that neula did not trust its algorithm: it took this
-# very ``x``, computed the residual, and found that the answer is as good as double precision allows. The lines below are
-# the evidence.
+# The first line says whether the answer is accepted. *Certified to fp64 accuracy* means that neula computed the residual
+# of this ``x``, and found that the answer is as accurate as double precision allows. The lines below are the evidence.
 #
-# - **method**: what was computed in the end. neula tries the fastest way first and goes on if the answer is not good
-#   enough. On a large matrix and a GPU the first way is in half precision; a small problem on a CPU is in double
-#   precision from the start, because nothing is faster there.
+# - **method**: the algorithm of the answer. neula tries the fastest one first, and a more accurate one if the answer is not
+#   good enough. For a large matrix on a GPU the first one is in half precision; for a small problem on a CPU it is in
+#   double precision, because nothing is faster there.
 # - **backward error**: change A and b by this much, relative to their size, and ``x`` is *exactly* right. Here it is
 #   smaller than the rounding errors that A and b have had since they were stored.
 # - **condition number**: by how much such a change can be magnified on its way to the solution.
-# - **forward error**: a bound on what everybody wants to know, the error of ``x`` itself.
+# - **forward error**: a bound on the error of ``x`` itself.
 #
-# All of these are attributes. The number of correct decimal digits is the forward error, said in another way:
+# All of these are attributes. The number of correct digits is the negative decimal logarithm of the forward error:
 
 print(f"backward error {result.backward_error:.0e}")
 print(f"condition      {result.condition:.2f}")
@@ -83,8 +82,8 @@ assert result.converged
 assert result.digits > 12
 
 # %%
-# The error is that of the arithmetic. The effect of the *noise* on the coefficients is another matter: the first of them
-# is not 12 but a little off, and would be with exact arithmetic. SciPy, whose arithmetic is as good here, gets the same:
+# This error is that of the arithmetic. The effect of the *noise* on the coefficients is separate: the first coefficient
+# is not exactly 12, and would not be with exact arithmetic. SciPy computes the same:
 
 by_scipy = scipy.linalg.lstsq(A, b)[0]
 for name, other in (("SciPy", by_scipy), ("the truth", truth)):
@@ -92,12 +91,12 @@ for name, other in (("SciPy", by_scipy), ("the truth", truth)):
     print(f"difference to {name}: {difference:.0e}")
 
 # %%
-# A problem that cannot be solved well
-# ------------------------------------
+# An ill-conditioned problem
+# --------------------------
 #
 # Fit a polynomial to 100 points in [-1, 1]. Its coefficients can be those of the powers :math:`1, t, t^2, \dots` or those of
-# Chebyshev polynomials. In exact arithmetic both are the same curve. In floating point they are not: high powers look
-# so much alike that their coefficients can hardly be told apart, and the condition number says so.
+# Chebyshev polynomials. In exact arithmetic both are the same curve. In floating point they are not: high powers are
+# nearly dependent, which the condition number shows.
 
 u = np.linspace(-1, 1, 100)
 y = np.exp(u) * np.sin(5 * u)
@@ -124,8 +123,8 @@ plt.title("Condition number against the degree")
 plt.show()
 
 # %%
-# How many digits of the coefficients are right? neula answers for its own solution. Since that has some sixteen, it can be
-# used to count the digits of other solutions, too:
+# How many digits of the coefficients are correct? neula's solution has about sixteen, so it can be
+# used to count the digits of other solutions:
 
 print("degree   guaranteed    correct in NumPy (of the coefficients of powers)")
 for degree, fit in zip(degrees, fits["powers"], strict=True):

@@ -1,8 +1,8 @@
 r"""How certificates work
 =====================
 
-neula accepts an answer because of what it measured of that answer. This notebook does such measurements by hand, on a problem
-whose solution is known exactly, and shows why one number is not enough. :doc:`Accuracy and certificates </accuracy-and-certificates>` has the definitions.
+neula accepts an answer only after measuring that answer. This notebook computes the measurements for a problem with a known
+solution, and shows why one number is not enough. :doc:`Accuracy and certificates </accuracy-and-certificates>` has the definitions.
 
 A problem with a known solution
 -------------------------------
@@ -77,7 +77,7 @@ assert by_hand < result.tolerance
 # An error that the residual does not see
 # ---------------------------------------
 #
-# Now spoil the exact solution, by one part in a hundred million, in two directions. One is random. The other is the singular
+# Now perturb the exact solution, by one part in a hundred million, in two directions. One is random. The other is the singular
 # vector of the smallest singular value, the direction along which A hardly changes anything.
 
 U, s, Vt = np.linalg.svd(A)
@@ -93,9 +93,8 @@ for name, direction in directions.items():
     print(f"{name:8}: error 1.0e-08, backward error {norm(r) / size:.1e}")
 
 # %%
-# Both are wrong by the same amount. The second has a backward error as small as that of a good algorithm, and no look at the
-# residual could tell it from one: its digits are beyond what the problem determines in double precision. That is what the
-# condition number is about. An error in x may be larger than the backward error by
+# Both are wrong by the same amount. The second has a backward error as small as that of a good algorithm, so the
+# residual does not show the error. The condition number does. An error in x may be larger than the backward error by
 #
 # .. math::
 #
@@ -164,8 +163,7 @@ for condition in (1e2, 1e4, 1e6):
     assert result.converged
 
 # %%
-# Half precision is enough for the first problem, too coarse for the last, and nothing in the call says which: the
-# measurements do.
+# Half precision is enough for the first problem and too inaccurate for the last; the measurements decide.
 #
 # The certificate of a QR: four random vectors
 # --------------------------------------------

@@ -1,7 +1,7 @@
 r"""Least squares of real data
 ==========================
 
-Three data sets that come with neula: a calibration, a polynomial that has been breaking programs for decades, and a
+Three data sets that come with neula: a calibration, an ill-conditioned polynomial, and a
 surveying network. The first two are from NIST's Statistical Reference Datasets, with coefficients that were computed in
 arithmetic of many digits, so that every program can be compared with the truth.
 """
@@ -48,8 +48,8 @@ plt.show()
 # Ten powers of x
 # ---------------
 #
-# *Filip*: 82 points and a polynomial of degree ten, the powers of numbers between -9 and -3. Eleven columns that look so much
-# alike that the condition number is some :math:`10^9` with columns of length one, and :math:`10^{15}` without.
+# *Filip*: 82 points and a polynomial of degree ten, the powers of numbers between -9 and -3. Its eleven columns are
+# nearly dependent: the condition number is about :math:`10^9` with columns of norm one, and :math:`10^{15}` without.
 
 filip = nist("filip")
 ours = neula.lstsq(filip.A, filip.b)
@@ -74,20 +74,19 @@ plt.title("Filip's points with two fits")
 plt.show()
 
 # %%
-# NumPy takes the smallest singular value for zero, because it goes by the columns as they stand, and one in large
-# units hides the others. It returns another problem's solution, and says so in the third of four return values, at which
-# few programs look. neula scales columns first.
+# NumPy counts the smallest singular value as zero, because it does not scale the columns. It returns the solution of another
+# problem, which only the third of four return values shows. neula scales columns first.
 #
-# How right are the coefficients of neula? All digits are, says ``digits``. NIST says, eight:
+# How many digits of neula's coefficients are correct? ``digits`` says all, a comparison with NIST's values says eight:
 
 print(f"digits guaranteed {ours.digits:.1f}")
 print(f"digits of NIST's {log_relative_error(ours.x, filip.certified):.1f}")
 
 # %%
-# No contradiction. NIST solved the problem of the *decimal* numbers in its file, whose powers it formed exactly. In
-# memory there is another one: each power is rounded to a double, by a part in :math:`10^{16}`, and the condition
-# number makes eight digits of that. neula's solution is right for the matrix that it was given; what was lost was lost before. That is
-# what ``condition`` is for: **times the error of your data, it says how far they leave x open.**
+# Both are right. NIST solved the problem of the *decimal* numbers in its file, with exact powers. The problem in
+# memory is another one: each power is rounded to a double, by a part in :math:`10^{16}`, and the condition
+# number makes eight digits of that. neula's solution is correct for the matrix that it was given; the digits were lost when the
+# data were rounded. ``condition`` times the error of your data bounds the resulting error of x.
 #
 # The eleven regressions of NIST
 # ------------------------------

@@ -1,8 +1,8 @@
 r"""Mixed precision by hand
 =======================
 
-Matrix units multiply numbers of three digits, and neula's answers have sixteen. This notebook builds the bridge, step
-by step, on the *emulated engine*: it computes on any computer what a tensor core would, only slowly.
+Matrix units multiply numbers of three digits, and neula's answers have sixteen. This notebook shows how, step
+by step, on the *emulated engine*, which computes on any computer what a tensor core would, only slowly.
 
 Numbers of three digits
 -----------------------
@@ -105,7 +105,7 @@ print(f"error of R^-1 Q^T b: {norm(direct - exact) / norm(exact):.1e}")
 # R as a preconditioner
 # ---------------------
 #
-# Now the idea. R is wrong in the fourth digit, but it *knows the shape of A*. So change variables, :math:`y = R\,x`, and solve
+# R is wrong in the fourth digit, but the columns of :math:`A R^{-1}` are nearly orthonormal. So change variables, :math:`y = R\,x`, and solve
 #
 # .. math::
 #

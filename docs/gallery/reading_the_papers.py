@@ -1,7 +1,7 @@
 r"""Reading the papers with neula
 =============================
 
-neula grew out of three papers. Each has claims that take a page to prove and a minute to try, on the *emulated engine*,
+neula is based on three papers. Some of their claims can be tried in a minute, on the *emulated engine*,
 which rounds and sums as tensor cores do. This notebook tries one or two of each; all figures of the papers have been
 :doc:`measured again </experiments/index>` on a GPU.
 
@@ -66,7 +66,7 @@ axes[0].legend()
 plt.show()
 
 # %%
-# All three hold. As a program would say it:
+# All three hold:
 
 assert max(backward for backward, _ in once) < u
 assert once[-1][1] > 10 * once[0][1]

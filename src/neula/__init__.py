@@ -1,7 +1,7 @@
-"""neula: dense linear algebra on neural engines.
+"""Dense linear algebra on tensor cores and CPUs, with a measured error bound on every result.
 
-Say which accuracy you need; neula picks the cheapest arithmetic that reaches it, and the result carries
-measured evidence that it did.
+You choose the accuracy. neula tries the cheapest arithmetic that can reach it, measures the answer, and
+retries in higher precision if the measurement fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Matrices whose rows are distributed over processes: what makes them."""
+"""Matrices whose rows are distributed over processes."""
 
 from neula.pipeline.distributed import RowSharded, rows
 

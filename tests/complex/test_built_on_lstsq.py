@@ -234,7 +234,7 @@ def least_squares_by_factor(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def test_a_constraint_that_follows_from_others() -> None:
-    with pytest.warns(neula.IllConditionedWarning, match="of C counts as a combination of rows of C"):
+    with pytest.warns(neula.IllConditionedWarning, match="of C is dropped as a combination of rows of C"):
         result = neula.lstsq(A, B, constraints=DEPENDENT)
     exact = least_squares(A, B, constraints=(C, D))
     assert result.converged

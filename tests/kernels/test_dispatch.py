@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import threading
 import time
 import warnings
@@ -12,8 +14,9 @@ from operator import neg  # noqa: F401
 import pytest
 import torch
 
+import neula.kernels
 from neula.kernels import dispatch
-from neula.kernels.dispatch import OLDEST, Trial, expected, kernel, runs, trial, try_together
+from neula.kernels.dispatch import OLDEST, Kernel, Trial, expected, kernel, runs, trial, try_together
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -27,6 +30,16 @@ def never(device: torch.device) -> None:
 def negative(a: torch.Tensor) -> torch.Tensor:
     """Minus A, twice as large so that the two are told apart."""
     return -2 * a
+
+
+def test_every_kernel_has_a_launch() -> None:
+    """Names are looked up when a GPU asks for them."""
+    modules = pkgutil.walk_packages(neula.kernels.__path__, "neula.kernels.")
+    found = [x for module in modules for x in vars(importlib.import_module(module.name)).values()]
+    kernels = [x for x in found if isinstance(x, Kernel)]
+    assert len(kernels) > 50
+    for each in kernels:
+        assert callable(each.kernel)
 
 
 def test_tensors_on_a_cpu_go_to_the_reference_and_nothing_is_tried() -> None:

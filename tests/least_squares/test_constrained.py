@@ -160,8 +160,8 @@ def test_bad_input() -> None:
         ("leading minor of order 3", {"covariance": np.diag([1.0, 1, -1, 1, 1, 1, 1, 1, 1])}),
         ("lower triangular", {"covariance_factor": np.eye(9) + np.eye(9, k=1)}),
         (r"covariance_factor\[0, 0\] is zero", {"covariance_factor": np.diag(np.arange(9.0))}),
-        ("say the same", {"covariance": np.ones(9), "covariance_factor": np.eye(9)}),
-        ("say the same", {"covariance": np.ones(9), "weights": np.ones(9)}),
+        ("are the same covariance", {"covariance": np.ones(9), "covariance_factor": np.eye(9)}),
+        ("both weight the rows", {"covariance": np.ones(9), "weights": np.ones(9)}),
     ]:
         with pytest.raises(ValueError, match=message):
             neula.lstsq(A, b, **given)

@@ -218,7 +218,7 @@ def test_gradients_with_an_intercept() -> None:
         ({"sigma": -W}, r"sigma\[0\] is -.*must be positive"),
         ({"sigma": 0 * W}, "must be positive"),
         ({"sample_weight": -W}, r"sample_weight\[0\] is -.*not be negative"),
-        ({"sigma": W, "weights": W}, "weights and sigma say the same"),
+        ({"sigma": W, "weights": W}, "weights and sigma weight the rows"),
     ],
 )
 def test_weights_that_are_refused(keywords: dict[str, np.ndarray], message: str) -> None:

@@ -123,6 +123,10 @@ def test_what_is_said() -> None:
     with pytest.warns(neula.IllConditionedWarning):
         said = repr(neula.solve(np.vander(np.arange(20.0)), np.ones(20)))
     assert "NOT certified to fp64 accuracy, no digit of x is guaranteed" in said
+    batch = np.stack([A, np.full_like(A, np.nan)])
+    with pytest.warns(neula.AccuracyWarning):
+        said = repr(neula.lstsq(batch, np.ones(len(A))))
+    assert "1 of 2 accepted, no digit of x is guaranteed" in " ".join(said.split())
 
 
 @pytest.mark.parametrize(

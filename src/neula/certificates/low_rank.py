@@ -71,7 +71,7 @@ class SVDCertificate:
         return residual, orthogonality, missed
 
     def __str__(self) -> str:
-        beyond = f", missed ones exceed by {self.missed:.1e}" if self.missed else ""
+        beyond = f", error from missed singular values at most {self.missed:.1e}" if self.missed else ""
         return (
             f"residual {self.residual:.1e} (bound {self.bound:.1e}), "
             f"orthogonality {self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e})"

@@ -38,7 +38,9 @@ UsageError: Any = typer.BadParameter.__base__
 
 def _as_line(error: Any) -> str:
     """An error of Typer as all other errors are shown."""
-    text = error.format_message().replace("Value error, ", "").rstrip(".")
+    text = (
+        error.format_message().replace("Value error, ", "").replace("Input should be", "must be").rstrip(".")
+    )
     command = error.ctx.command_path if error.ctx else "neula"
     return f"neula: error: {text[:1].lower()}{text[1:]}: see '{command} --help'"
 
@@ -95,7 +97,7 @@ class Command(TyperCommand):
 app = typer.Typer(
     name="neula",
     cls=Program,
-    help="Dense linear algebra on neural engines: you choose the accuracy, and the answer is certified.\n\n"
+    help="Dense linear algebra on tensor cores and CPUs, with a measured error bound on every result.\n\n"
     "Matrices are files: .npy, .npz, .csv, .tsv, .txt (also .gz), .parquet, .h5, .mat, .mtx, or - for the "
     "standard input. A colon and a name choose a part of the file: an array (file.npz:A, file.h5:/run/A, "
     "file.mat:A) or columns (table.csv:x1,x2). Answers go to the standard output or to files, reports to the "

@@ -120,7 +120,7 @@ HeaderOption = Annotated[
     typer.Option(
         "--header/--no-header",
         rich_help_panel=FILES,
-        help="Whether the first lines of text files name the columns; by default the whole table decides.",
+        help="Whether the first lines of text files name the columns; by default the table decides.",
     ),
 ]
 MissingOption = Annotated[

@@ -129,7 +129,7 @@ class CommandRun:
         for name in files:
             if not split_key(name)[0].is_fifo():  # a pipe has no kind before it is read
                 readable_kind(split_key(name)[0])
-        taken = {split_key(name)[0].resolve(): name for name in files}
+        taken = {split_key(name)[0].resolve(): f"the input {name}" for name in files}
         for output, arrays in outputs:
             if output is None:
                 continue
@@ -229,12 +229,18 @@ class CommandRun:
         self.say(f"{argument}{reason} is read block by block")
         return self._taken("A", argument, Table(rows))
 
-    def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
-        """Call a public function of neula; importing it takes time that is not counted."""
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Import modules that load PyTorch, in time that is not counted."""
         start = time.perf_counter()
         self.progress.on_terminal("loading PyTorch")
-        call = getattr(neula, function)
+        yield
         self.progress.leave_out(time.perf_counter() - start)
+
+    def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
+        """Call a public function of neula; importing it takes time that is not counted."""
+        with self.loading():
+            call = getattr(neula, function)
         with self._timed("compute"), self._keeping_accuracy_warnings():
             self.progress("starting", 0.0)
             return call(*arrays, **{name: _plain(name, value) for name, value in options.items()})

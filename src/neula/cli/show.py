@@ -129,14 +129,14 @@ def svd(result: SVDResult) -> Shown:
     """All singular values, or a low-rank approximation."""
     facts, rows = qr(result.qr)
     rank, error = result.s.shape[-1], result.relative_error
-    facts |= {"relative_error": error, "s": result.s, "errors": result.errors}
+    facts |= {"relative_error": error, "s": result.s, "errors": result.errors, "evidence": result.evidence}
     if result.accepted is None:  # else all singular values, whatever the rank of A
         facts["rank"] = rank
         rows["rank"] = str(rank)
     rows |= {
         "relative error": f"{error:.1e}",
         "singular values": numbers(result.s),
-        "their errors": f"{max(result.errors, default=0.0):.1e} at most",
+        "their errors": f"{max(result.errors, default=0.0):.1e} at most, {result.evidence}",
     }
     return facts, rows
 
@@ -213,6 +213,7 @@ def at_shell(message: str) -> str:
         return f"--{match[1].replace('_', '-')} {match[2]}".rstrip()
 
     text = re.sub(rf"\b({KEYWORDS})='?([\w.-]*\w|)'?", option, " ".join(message.split()))
+    text = text.replace(", or pass jitter='auto'", "")
     return re.sub(r"\bneula\.(lstsq|solve|qr)\b", r"'neula \1'", text)
 
 

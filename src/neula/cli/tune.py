@@ -44,6 +44,7 @@ class Crossover:
     problem: Problem
     # Whether the threshold is the last size of the first way, and not the first of the second.
     up_to: bool = False
+    meaning: str = ""  # for a person
 
 
 def _system(dtype: torch.dtype, assume_a: Literal["gen", "pos"] = "gen") -> Problem:
@@ -68,19 +69,51 @@ def _factors(n: int, device: torch.device) -> Callable[[Engine], Any]:
     return lambda engine: neula.cholesky(a, engine=engine)
 
 
+ORDERS = (350, 500, 700, 1000, 1400, 2000, 2800)
 CPU = (
-    Crossover("direct", (350, 500, 700, 1000, 1400, 2000, 2800), _system(torch.float64)),
-    Crossover("direct_definite", (350, 500, 700, 1000, 1400, 2000, 2800), _system(torch.float64, "pos")),
-    Crossover("direct_single", (32, 64, 128, 256, 512), _system(torch.float32)),
+    Crossover("direct", ORDERS, _system(torch.float64), meaning="solve: LU in float64 below this order"),
+    Crossover(
+        "direct_definite",
+        ORDERS,
+        _system(torch.float64, "pos"),
+        meaning="solve, definite: Cholesky in float64 below this order",
+    ),
+    Crossover(
+        "direct_single",
+        (32, 64, 128, 256, 512),
+        _system(torch.float32),
+        meaning="solve, float32: LU in float32 from this order on",
+    ),
 )
 
 CUDA = (
-    Crossover("queued", (1024, 2048, 4096, 8192, 12288, 16384), _system(torch.float64), up_to=True),
     Crossover(
-        "queued_definite", (1024, 4096, 8192, 12288, 16384, 24576), _system(torch.float64, "pos"), up_to=True
+        "queued",
+        (1024, 2048, 4096, 8192, 12288, 16384),
+        _system(torch.float64),
+        up_to=True,
+        meaning="solve: LU of the mixed matrix in float64 up to this order",
     ),
-    Crossover("gram_columns", (1024, 2048, 4096, 6144, 8192), _least_squares(4), up_to=True),
-    Crossover("cholesky", (2048, 4096, 8192, 16384, 24576), _factors),
+    Crossover(
+        "queued_definite",
+        (1024, 4096, 8192, 12288, 16384, 24576),
+        _system(torch.float64, "pos"),
+        up_to=True,
+        meaning="solve, definite: Cholesky in float64 up to this order",
+    ),
+    Crossover(
+        "gram_columns",
+        (1024, 2048, 4096, 6144, 8192),
+        _least_squares(4),
+        up_to=True,
+        meaning="lstsq: R from a Gram matrix up to this number of columns",
+    ),
+    Crossover(
+        "cholesky",
+        (2048, 4096, 8192, 16384, 24576),
+        _factors,
+        meaning="cholesky, float32: recursion by blocks from this order on",
+    ),
 )
 
 
@@ -152,8 +185,10 @@ def table(device: torch.device) -> Table:
     """The thresholds in force that are measured on such a device, and where they come from."""
     machine, engine = tuned.machine_of(device), select_engine("auto", device)
     measured = tuned.read(machine)
-    shown = Table("threshold", "value", "from", title=f"{machine['device']}, {engine.name} engine")
+    shown = Table("threshold", "value", "from", "meaning", title=f"{machine['device']}, {engine.name} engine")
     tuning = engine.tuning.having(**measured)
-    for name in (crossover.name for crossover in _crossovers(device)):
-        shown.add_row(name, str(getattr(tuning, name)), "neula tune" if name in measured else "shipped")
+    for crossover in _crossovers(device):
+        name = crossover.name
+        source = "neula tune" if name in measured else "shipped"
+        shown.add_row(name, str(getattr(tuning, name)), source, crossover.meaning)
     return shown

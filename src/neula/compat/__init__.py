@@ -2,7 +2,7 @@
 
 ``import neula.compat.numpy as la`` in place of ``import numpy.linalg as la`` is all that a program needs. The
 functions of neula answer, with the return values, defaults and exceptions of the library whose place they
-take; what neula has not is that library's own. :func:`patched` and ``python -m neula.compat script.py`` put
+take; everything else is the library's own. :func:`patched` and ``python -m neula.compat script.py`` put
 them into a whole program as it is.
 """
 

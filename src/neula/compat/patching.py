@@ -42,7 +42,7 @@ _replaced: list[tuple[ModuleType, str, Any, Any]] = []
 
 @contextmanager
 def patched(*, all_threads: bool = False) -> Iterator[None]:
-    """Have neula's drop-ins answer for the functions of NumPy, SciPy and PyTorch inside a ``with`` statement.
+    """Replace functions of NumPy, SciPy and PyTorch by those of neula inside a ``with`` statement.
 
     The functions are those of :mod:`neula.compat.numpy`, :mod:`neula.compat.scipy`,
     :mod:`neula.compat.scipy.optimize` and :mod:`neula.compat.torch`, under any name by which a module has

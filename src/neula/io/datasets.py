@@ -314,7 +314,7 @@ def copy_data(name: str, folder: Path) -> list[Path]:
     key = name.lower()
     surveys, linear, _ = data_names().values()
     if not any(key in names for names in data_names().values()):
-        raise ValueError(f"unknown data set {name!r}: 'neula data' lists those that there are")
+        raise ValueError(f"unknown data set {name!r}: 'neula data' lists all of them")
     if key in surveys:
         sources = [_data() / "lsq" / f"{key}{end}.mtx.gz" for end in ("", "_rhs1")]
     else:

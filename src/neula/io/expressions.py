@@ -126,7 +126,7 @@ class Formula:
             tree = ast.parse(plain, mode="eval").body
             found = list(dict.fromkeys(_variables(tree, text)))
         except SyntaxError as error:
-            where = "" if error.offset is None else f", at character {error.offset}"
+            where = f", at character {error.offset}" if error.offset else ""
             raise ValueError(f"the formula {_short(text)} is not understood: {error.msg}{where}") from None
         except (RecursionError, MemoryError):
             raise ValueError("the formula is nested too deeply") from None

@@ -81,9 +81,9 @@ def row_blocks(x: Any, columns: Sequence[str] | str | None = None) -> Source:
     Raises
     ------
     TypeError
-        For what is neither.
+        If x is none of these.
     ValueError
-        For columns that are not there.
+        For unknown columns.
 
     Examples
     --------

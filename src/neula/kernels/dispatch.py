@@ -91,14 +91,14 @@ class Kernel(Generic[P, R]):
     def __init__(
         self,
         reference: Callable[P, R],
-        where: str,
+        launch: str | Callable[..., Any],
         tried: Trial,
         when: Callable[..., bool] | None,
         variant: Callable[..., int] | None,
     ) -> None:
         update_wrapper(self, reference)
         self.reference, self.tried = reference, tried
-        self._name, self._when, self._variant = where, when, variant
+        self._launch, self._when, self._variant = launch, when, variant
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         chosen = self.kernel if self.takes(*args, **kwargs) else self.reference
@@ -117,12 +117,15 @@ class Kernel(Generic[P, R]):
 
     def compiles(self, device: torch.device) -> bool:
         """Whether what compiles the kernel is there, and made for a GPU like this."""
-        return _compiles("cuda" if self._name.endswith("_cuda") else "triton", device)
+        name = self._launch if isinstance(self._launch, str) else self._launch.__name__
+        return _compiles("cuda" if name.endswith("_cuda") else "triton", device)
 
     @property
     def kernel(self) -> Callable[P, R]:
         """The function that launches the kernel, whatever the device."""
-        launch: Callable[P, R] = self.reference.__globals__[self._name]  # type: ignore[attr-defined]
+        if not isinstance(self._launch, str):
+            return self._launch
+        launch: Callable[P, R] = self.reference.__globals__[self._launch]  # type: ignore[attr-defined]
         return launch
 
 
@@ -145,7 +148,7 @@ def _complex_among(given: Iterable[object]) -> bool:
 
 
 def kernel(
-    where: str,
+    launch: str | Callable[..., Any],
     *,
     trial: Trial,
     when: Callable[..., bool] | None = None,
@@ -158,7 +161,7 @@ def kernel(
     runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments. ``variant``
     says which of several variants of the kernel they need, where each is tried by itself.
     """
-    return lambda reference: Kernel(reference, where, trial, when, variant)
+    return lambda reference: Kernel(reference, launch, trial, when, variant)
 
 
 def runs(function: Kernel[..., Any], device: torch.device) -> bool:

@@ -393,7 +393,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
 
 
 def finish(result: Any) -> Any:
-    """Wait for the result of a call with ``wait=False``, and solve the problems that its first link did not.
+    """Wait for the result of a call with ``wait=False``, and run the other links where it was rejected.
 
     The measured errors are read, and the problems whose answer is rejected go to the next link. A and b are
     read again: they must still hold the data of the first link, or of the last replay of your graph.

@@ -113,7 +113,7 @@ class ColumnSharded(Spread):
 
 
 def rows(local: Any, group: Any = None) -> RowSharded:
-    """The matrix that has these rows here, and others with other processes, in the order of their ranks.
+    """The distributed matrix whose rows these are on this process; processes follow in the order of ranks.
 
     To be called by all processes of the group. Nothing is copied, and only the numbers of rows are sent.
 

@@ -39,7 +39,7 @@ CORE = "compiled core"
 HOST = "host of a GPU"
 KERNEL = "GPU, one kernel"
 ANY = "any device"
-LAUNCHED = "GPU, launched before any number is read"
+LAUNCHED = "GPU, asynchronous"
 
 
 @dataclass(frozen=True)

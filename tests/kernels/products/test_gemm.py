@@ -393,12 +393,12 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
     from neula.kernels.launch import multiprocessors
-    from neula.kernels.products.gemm import _filling, _SplitProduct
+    from neula.kernels.products.gemm import SplitProduct, _filling
     from neula.kernels.products.gemm_split_triton import configs, split
 
     scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
     for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):
-        product = _SplitProduct(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
+        product = SplitProduct(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
         filling = [x for x in configs(scheme) if product.tiles(x) >= multiprocessors(device)]
         smallest = [x for x in configs(scheme) if x.rows * x.columns == 64 * 64]
         assert _filling(product) in (filling or smallest)

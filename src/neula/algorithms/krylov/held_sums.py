@@ -213,8 +213,8 @@ class HeldSums:
         left = float(1 - torch.linalg.matrix_norm(p, 2) ** 2) if known and p.numel() else float(known)
         if not left >= LEFT:
             raise ValueError(
-                f"without these {len(a)} rows {max(left, 0.0):.1e} of what is known along some direction "
-                f"would be left, and rounding errors allow for {LEFT:.1e}: begin a new fit with the others"
+                f"these {len(a)} rows hold nearly all information about some direction: {max(left, 0.0):.1e} "
+                f"of it would be left, and {LEFT:.1e} is needed: begin a new fit with the other rows"
             )
         lower = upper_cholesky(identity - p @ p.mH)[0]
         expected = b - p.mH @ z

@@ -26,11 +26,13 @@ def _figure_of(paper: str) -> Any:
 
 
 ScaleOption = Annotated[
-    ExperimentScale, typer.Option(help="small: two cores, a minute a figure; paper: its sizes, on a GPU.")
+    ExperimentScale,
+    typer.Option(help="small: a minute a figure on two cores; paper: the paper's sizes, on a GPU."),
 ]
 OutOption = Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")]
 RedrawOption = Annotated[
-    bool, typer.Option("--redraw", help="Draw and judge the data in the directory, measure nothing.")
+    bool,
+    typer.Option("--redraw", help="Draw the data in the directory and check the claims; measure nothing."),
 ]
 
 MatrixOption = Annotated[
@@ -39,7 +41,7 @@ MatrixOption = Annotated[
         metavar="FILE",
         exists=True,
         dir_okay=False,
-        help="Measure this matrix in place of the paper's; claims are not judged.",
+        help="Measure this matrix in place of the paper's; claims are not checked.",
     ),
 ]
 

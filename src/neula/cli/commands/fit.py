@@ -62,7 +62,8 @@ def fit(
             from neula.cli.bench import check_picture
 
             check_picture(plot)
-        from neula.cli import fitting
+        with run.loading():
+            from neula.cli import fitting
 
         table = run.read({"data": data}, decimal=decimal.value, header=header, missing=missing)["data"]
         wanted: Fitting = fitting.prepare(table, formula, response, sigma, p0)

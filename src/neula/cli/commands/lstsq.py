@@ -45,7 +45,7 @@ def lstsq(
     ] = False,
     rcond: opt.RcondOption = None,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
+        Algorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
     ] = None,
     max_iterations: Annotated[
         int, typer.Option(min=1, help="Largest number of refinement iterations.")

@@ -30,16 +30,16 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def tune(
-    reset: Annotated[bool, typer.Option("--reset", help="Forget the measurements of this machine.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Delete the measurements of this machine.")] = False,
     shown: Annotated[
         bool, typer.Option("--show", help="Show the thresholds in force, measure nothing.")
     ] = False,
     cpu: Annotated[bool, typer.Option("--cpu", help="Tune the CPU even if there is a GPU.")] = False,
 ) -> None:
-    """Measure for some minutes from which sizes on which way is the faster one here, and keep that.
+    """Measure, in some minutes, which algorithm is faster at which size on this machine.
 
-    Kept thresholds hold for this device, driver and number of threads, and these versions of torch and neula.
-    They do not affect accuracy.
+    The thresholds are stored in the cache folder, and hold for this device, driver and number of threads, and
+    these versions of torch and neula. They do not affect accuracy.
     """
     import torch
 
@@ -48,14 +48,22 @@ def tune(
 
     with running("tune") as run:
         if reset and shown:
-            raise ValueError("--reset forgets and --show shows: give one of them")
+            raise ValueError("--reset and --show exclude each other: give one of them")
         device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
         machine = tuned.machine_of(device)
         if reset:
-            run.say("forgotten" if tuned.reset(machine) else "nothing was kept")
+            run.say(
+                "measurements of this machine deleted"
+                if tuned.reset(machine)
+                else "there were none to delete"
+            )
         elif shown:
             kept = tuned.read(machine)
-            run.say(f"kept in {tuned.file_of(machine)}" if kept else "nothing was measured here")
+            run.say(
+                f"kept in {tuned.file_of(machine)}"
+                if kept
+                else "this machine was not measured: these are the shipped thresholds"
+            )
         else:
             run.say(f"kept in {tuned.write(machine, tuning.measure(device, run.progress))}")
         found = tuning.table(device)
@@ -66,7 +74,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("demo-output"),
     degree: Annotated[int, typer.Option(help="Degree of the gravity field.")] = 40,
 ) -> None:
-    """Run the main job on real data and on a large realistic problem, beside scipy and torch."""
+    """Solve real data and a simulated satellite mission, compared with SciPy and PyTorch."""
     from neula.cli.demo import run_demo
 
     with running("demo"):
@@ -107,26 +115,26 @@ def bench(
     ] = None,
     cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Of sweep, only cases that take less than a minute together.")
+        bool, typer.Option("--quick", help="With sweep: fewer cases, in less than a minute.")
     ] = False,
     condition: Annotated[
         float | None,
-        typer.Option(help="Of sweep, the condition number of all matrices, which are normal by default."),
+        typer.Option(help="With sweep: condition number of all matrices; random normal ones by default."),
     ] = None,
     special: Annotated[
         bool,
         typer.Option(
             "--special",
-            help="Of sweep, least squares with few rows, dependent columns, damping and weights, and "
+            help="With sweep: least squares with few rows, dependent columns, damping and weights, and "
             "definite systems.",
         ),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure neula beside the direct solvers of torch: time, rate and accuracy, on this machine.
+    """Compare neula with the direct solvers of PyTorch: time, rate and accuracy on this machine.
 
-    Without a GPU the shapes are small. sweep goes through all sizes, from 10 x 3 on, beside the fastest
-    call of torch and SciPy for each.
+    Without a GPU the shapes are small. sweep measures sizes from 10 x 3 on, compared with the fastest call of
+    PyTorch and SciPy for each.
     """
     from neula.cli import bench as benchmarks
     from neula.cli.sweep import WORST
@@ -134,7 +142,9 @@ def bench(
 
     with running("bench", as_json) as run:
         if data is not None and (problems or out):
-            raise ValueError("--data measures nothing: leave out the problems and --out")
+            raise ValueError(
+                "--data shows stored results and measures nothing: leave out the problems and --out"
+            )
         if draw is not None:
             benchmarks.check_picture(draw)
         asked = {"--quick": quick, "--condition": condition is not None, "--special": special}

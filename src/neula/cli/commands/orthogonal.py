@@ -25,7 +25,7 @@ def qr(
     mode: opt.ModeOption = opt.Mode.reduced,
     accuracy: opt.AccuracyOption = None,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Force this algorithm; no fallback. The default is a chain.")
+        Algorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
     ] = None,
     panel: Annotated[
         PanelName | None, typer.Option(help="Panel at which the recursion of rgsqrf ends.")
@@ -72,7 +72,7 @@ def tsqr(
         str,
         typer.Option(
             metavar="MODE",
-            help="auto: the fastest way to the accuracy of A. Or the tree of Ootomo and Yokota: fp16_cor, "
+            help="auto: the fastest for the accuracy of A. Or the tree of Ootomo and Yokota: fp16_cor, "
             "fp16_nocor, tf32_cor, tf32_nocor, fp32_notc; fp16_slides, tf32_slides: as in the slides.",
         ),
     ] = "auto",
@@ -114,7 +114,7 @@ def orth(
     missing: opt.MissingOption = opt.Missing.error,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Orthonormal basis of the columns of A; with --rcond of its numerical range."""
+    """Compute an orthonormal basis of the columns of A; with --rcond of its numerical range."""
     with running("orth", as_json) as run:
         run.check([a], (output, 1))
         matrix = run.read({"A": a}, decimal=decimal.value, header=header, missing=missing)["A"].values

@@ -67,7 +67,7 @@ def lu(
         ),
     ] = None,
     pivot: Annotated[
-        Pivot, typer.Option(help="none is faster, and only for matrices that need no pivots.")
+        Pivot, typer.Option(help="none is faster, but only for matrices that need no pivoting.")
     ] = Pivot.partial,
     compute: Annotated[
         str | None,
@@ -86,7 +86,7 @@ def lu(
 ) -> None:
     """Factorize A = LU with interchanges of rows, in low precision unless --compute says otherwise.
 
-    The factors are there to be studied: neula solve solves systems, to an accuracy that it certifies.
+    To solve systems, use neula solve, which certifies the solution.
     """
     import numpy as np
     import torch

@@ -49,7 +49,7 @@ class Linear(Dense):
         before: Seen | TrainingData | None = getattr(self, "_seen", None)
         first = before is None and not hasattr(self, "coef_")
         if before is None and not first:
-            raise ValueError("the rows of fit are not there any more: begin with partial_fit, on a clone")
+            raise ValueError("fit keeps no rows for partial_fit: call partial_fit for all parts, on a clone")
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept, first=first)
         if isinstance(before, TrainingData):
             before = Seen.begin(before, self.engine, centred=self.fit_intercept)

@@ -159,7 +159,7 @@ def _path_by_eigenvectors(data: TrainingData, alphas: np.ndarray, leverage: Any)
 class RidgeCV(Linear, linear_model.RidgeCV):
     """Ridge regression with the penalty chosen by leaving one out, by :func:`neula.ridge_path`.
 
-    On a CPU it is computed by eigenvectors of ``A^T A`` where half of the digits, or more, are certain then.
+    On a CPU it is computed by eigenvectors of ``A^T A`` if that guarantees at least half of the digits.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class RidgeCV(Linear, linear_model.RidgeCV):
     fit_intercept, scoring, cv, store_cv_results, alpha_per_target : optional
         As for ``sklearn.linear_model.RidgeCV``. With ``scoring`` or ``cv`` a grid search is made.
     gcv_mode : optional
-        Accepted; there is one way.
+        Accepted for compatibility; has no effect.
     accuracy, engine : optional
         As for :func:`neula.ridge_path`. By default the accuracy is that of X.
 

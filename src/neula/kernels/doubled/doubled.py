@@ -18,7 +18,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from neula.kernels.dispatch import kernel, runs, trial
-from neula.kernels.doubled.doubled_cuda import THREADS, tiles_of
+from neula.kernels.doubled.doubled_cuda import (
+    THREADS,
+    doubled_product_cuda,
+    sliced_product_cuda,
+    tiles_of,
+)
 
 KEPT = 1 << 22
 """Elements up to which slices, of four times the memory, are kept; more are sliced for each product."""
@@ -257,7 +262,7 @@ def _tiles(a: torch.Tensor, x: torch.Tensor, *_: object) -> int:
     return tiles_of(x.shape[2])
 
 
-@kernel("doubled_product_cuda", trial=_tried)
+@kernel(doubled_product_cuda, trial=_tried)
 def doubled_product(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None = None, b: torch.Tensor | None = None
 ) -> Pair:
@@ -271,7 +276,7 @@ def doubled_product(
     return _evaluated(Doubled.sliced(*_with_contiguous_rows(a))._product(x, x_low), b)
 
 
-@kernel("sliced_product_cuda", trial=_tried_on_units, when=_on_units, variant=_tiles)
+@kernel(sliced_product_cuda, trial=_tried_on_units, when=_on_units, variant=_tiles)
 def many_products(
     a: torch.Tensor,
     x: torch.Tensor,

@@ -40,7 +40,7 @@ class BoundedResult(SolutionResult[ArrayT], Named, Generic[ArrayT]):
 
     @property
     def residual_norm(self) -> Any:
-        """A number for a single problem, an array otherwise, and where somebody differentiates."""
+        """A number for a single problem, an array otherwise, or if a gradient is required."""
         of_all = self.residual_norms
         return of_all if of_all.ndim or self.is_variable else float(of_all)
 

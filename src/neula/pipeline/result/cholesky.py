@@ -76,7 +76,7 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
             "U" if self.upper else "L": shown.array(self.factor),
             "method": shown.attempted(self.attempts)
             + (f", jitter {in_words(self.jitter)}" if self._has_jitter else ""),
-            "residual": f"{self.residual:.1e}, at most {self.bound:.1e} asked for",
+            "residual": f"{self.residual:.1e} (bound {self.bound:.1e})",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()
 

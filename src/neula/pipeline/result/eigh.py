@@ -83,8 +83,8 @@ class EighResult(CertifiedResult, Unpacked, Generic[ArrayT]):
             "eigenvectors": shown.array(self.eigenvectors),
             f"errors ({self.evidence})": shown.array(self.errors),
             "method": shown.attempted(self.attempts),
-            "residual": f"{self.residual:.1e}, at most {self.residual_bound:.1e} asked for",
-            "orthogonality": f"{self.orthogonality:.1e}, at most {self.orthogonality_bound:.1e} asked for",
+            "residual": f"{self.residual:.1e} (bound {self.residual_bound:.1e})",
+            "orthogonality": f"{self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e})",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }
         if self.eigenvectors is None:
@@ -152,6 +152,6 @@ class PowerResult(CertifiedResult, Generic[ArrayT]):
             "eigenvalues": shown.array(self.eigenvalues),
             "error": f"at most {self.error:.1e} of the norm of X",
             "method": shown.attempted(self.attempts),
-            "residual": f"{self.residual:.1e}, at most {self.residual_bound:.1e} asked for",
+            "residual": f"{self.residual:.1e} (bound {self.residual_bound:.1e})",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

@@ -115,9 +115,9 @@ class Factored(Generic[ArrayT]):
     def _known(self) -> Any:
         if self._factors is None:
             raise ValueError(
-                "nothing is left of A, without which nothing is certified: neither after pickling, over "
-                "processes, with keep_a=False and overwrite_a=True, nor in graphs of torch.compile and "
-                "transforms of torch.func; ask for it where the factors were made"
+                "this result does not keep A, which its methods need to certify an answer: results that were "
+                "pickled or computed over processes, with keep_a=False, overwrite_a=True, torch.compile or "
+                "torch.func do not; call the method before that, or factorize A again"
             )
         return self._factors
 

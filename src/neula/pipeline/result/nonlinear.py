@@ -251,7 +251,7 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
             "message": self.message,
             "calls": f"{self.nfev} of fun, {self.njev} of its Jacobian",
             "cost": shown.numbers(np.atleast_1d(self.cost).ravel()),
-            "stationarity": f"{worst(self.stationarity)}, at most {self.tolerance:.1e} asked for",
+            "stationarity": f"{worst(self.stationarity)} (tolerance {self.tolerance:.1e})",
             "forward error": f"{worst(self.forward_error)}, condition number {worst(self.condition)}",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

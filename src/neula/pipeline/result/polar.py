@@ -86,7 +86,7 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
             "H": shown.array(self.H),
             "rank": str(self.rank),
             "method": shown.attempted(self.attempts),
-            "residual": f"{self.residual:.1e}, at most {self.residual_bound:.1e} asked for",
-            "orthogonality": f"{self.orthogonality:.1e}, at most {self.orthogonality_bound:.1e} asked for",
+            "residual": f"{self.residual:.1e} (bound {self.residual_bound:.1e})",
+            "orthogonality": f"{self.orthogonality:.1e} (bound {self.orthogonality_bound:.1e})",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

@@ -132,7 +132,7 @@ class Regression(Named, Statistics):
         return t.wrap(torch.from_numpy(np.asarray(found)).to(t.tensor.device))
 
     def summary(self, level: float = 0.95, **how: Any) -> Summary:
-        """A table of regression as text, which reads like that of statsmodels.
+        """The regression table as text, in the layout of statsmodels.
 
         Parameters
         ----------

@@ -98,9 +98,9 @@ class RidgePath(CertifiedResult, Named, Generic[ArrayT]):
             "damps": shown.numbers(self.damps),
             "effective dof": shown.numbers(self.effective_degrees_of_freedom),
             "method": shown.attempted(self.attempts),
-            "backward error": f"{largest(self.backward_errors):.1e}, at most {self.tolerance:.1e} asked for",
+            "backward error": f"{largest(self.backward_errors):.1e} (tolerance {self.tolerance:.1e})",
             "forward error": f"{largest(self.forward_errors):.1e}",
-            "of gcv": f"{largest(self.gcv_errors):.1e}",
-            "of leave_one_out": f"{largest(self.leave_one_out_errors):.1e}",
+            "error of gcv": f"{largest(self.gcv_errors):.1e}",
+            "error of leave_one_out": f"{largest(self.leave_one_out_errors):.1e}",
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",
         }.items()

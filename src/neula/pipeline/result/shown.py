@@ -129,7 +129,7 @@ def attempted(attempts: tuple[Any, ...], kept: str = "") -> str:
 
 def correct(digits: float) -> str:
     """How many digits of x are guaranteed to be correct: whole ones, so never more than its dtype holds."""
-    if digits < 1:
+    if not digits >= 1:  # also where a member of a batch holds NaN
         return "no digit of x is guaranteed"
     return f"{counted(int(digits), 'correct digit')} (rounding only; noise in the data is not counted)"
 

@@ -77,7 +77,7 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
             "x": shown.array(self.x),
             "method": shown.attempted(self.attempts, method),
             "iterations": f"{self.iterations}",
-            "backward error": f"{self.backward_error:.1e}, at most {self.tolerance:.1e} asked for",
+            "backward error": f"{self.backward_error:.1e} (tolerance {self.tolerance:.1e})",
             "forward error": f"{self.forward_error:.1e}, condition number {self.condition:.1e}",
             **more,
             "time": f"{shown.duration(self.seconds)}, engine {self.engine}",

@@ -153,7 +153,7 @@ class Statistics:
         return self._of_rows.robust_intervals(self.x, level, how)
 
     def leverage(self, *, samples: int | None = None) -> Any:
-        """Diagonal of the matrix that takes b to ``A x``: how much each row pulls the fit to itself.
+        """Diagonal of the matrix that maps b to ``A x``: the influence of each row on its own fit.
 
         Parameters
         ----------
@@ -203,7 +203,7 @@ class Statistics:
     def _known(self) -> Any:
         if self._fit is None:
             raise ValueError(
-                "this result knows no R that statistics could be computed from: the fit was not accepted, A "
-                "lacked full rank when it was pickled, or processes that share A had not asked together"
+                "statistics need R, which this result does not keep: the fit was not accepted, A lacked full "
+                "rank when the result was pickled, or not all processes asked before that; solve again"
             )
         return self._fit

@@ -61,6 +61,13 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     passes: int = 0
 
     @property
+    def evidence(self) -> str:
+        """``"measured"``, or ``"a priori"``: without vectors :attr:`errors` follow from the backward
+        stability of the algorithm.
+        """
+        return "measured" if self.accepted is None or self.clusters is not None else "a priori"
+
+    @property
     def qr(self) -> QRResult[Any]:
         """The orthogonality and attempts of this factorization as a :class:`QRResult` without Q and R."""
         known = {"attempts": self.attempts, "engine": self.engine, "accuracy": self.accuracy}
@@ -87,7 +94,7 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
             "U": shown.array(self.U),
             "s": shown.array(self.s),
             "Vh": shown.array(self.Vh),
-            "errors of s": shown.array(self.errors),
+            f"errors ({self.evidence})": shown.array(self.errors),
             "relative error": f"{self.relative_error:.1e}",
             "method": shown.attempted(self.attempts),
             "certificate": self._worst(),

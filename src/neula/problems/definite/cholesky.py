@@ -286,7 +286,7 @@ def _factorize(
         where = np.unravel_index(error.place, given.shape[:-2])
         which = f"A[{', '.join(map(str, where))}] of the batch" if given.ndim > 2 else "A"
         enough = least_jitter(lower[error.place])
-        advice = f'; {enough:g} added to its diagonal makes it so, as jitter="auto" does'
+        advice = f"; add {enough:g} to its diagonal, or pass jitter='auto'"
         raise np.linalg.LinAlgError(
             f"{which} is not positive definite: {error}{advice * math.isfinite(enough)}"
         ) from None

@@ -190,7 +190,7 @@ def _library(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
 _when = Rule[CholeskyCase, bool]
 
 _not_waiting = _when(
-    "``wait=False`` on a GPU where no tiles come first",
+    "``wait=False`` on a GPU, if the next links would wait",
     lambda case: not case.wait and case.launches and case.double and not case.tiled,
 )
 

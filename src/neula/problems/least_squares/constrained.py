@@ -310,8 +310,8 @@ class _Rest:
         if not of_c and not of_a:
             return "", ""
         return "", (
-            f"{which} counts as a combination of rows of C, which it is up to rounding: the forward error is "
-            f"that of unrounded rows, not of those that are stored; {advice}"
+            f"{which} is dropped as a combination of rows of C: it is one up to rounding, and the forward "
+            f"error assumes that it is one exactly; {advice}"
         )
 
 

@@ -30,8 +30,8 @@ def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> L
     formula : str
         In the notation of patsy and R, read by `formulaic <https://matthewwardrop.github.io/formulaic>`_:
         variables are columns of the table, ``a:b`` and ``a * b`` interactions, ``- 1`` leaves out the
-        intercept, ``C(x)`` a category, ``np.log(x)`` a function, ``I(x**2)`` arithmetic, and names that are
-        none of Python are quoted by backticks.
+        intercept, ``C(x)`` a category, ``np.log(x)`` a function, ``I(x**2)`` arithmetic, and backticks
+        quote names that Python does not allow.
     data : table
         Of pandas, Polars or Arrow, or a dictionary of columns.
     **keywords

@@ -54,9 +54,9 @@ def checked_general(
             "constraints and covariances are for whole matrices: pass A.full() and b.full(), or weights="
         )
     if covariance is not None and factor is not None:
-        raise ValueError("covariance and covariance_factor say the same: pass one of them")
+        raise ValueError("covariance and covariance_factor are the same covariance: pass one of them")
     if call.weights is not None and (covariance is not None or factor is not None):
-        raise ValueError("weights and a covariance say the same: pass one of them")
+        raise ValueError("weights and a covariance both weight the rows: pass one of them")
     (below, n), m = call.first.tensor.shape[-2:], rows or call.first.tensor.shape[-2]
     pair = None if constraints is None else checked_constraints(call, constraints, n, intercept=intercept)
     lower: torch.Tensor | None = None
@@ -105,8 +105,8 @@ def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
         if not bool((v > 0).all()):
             place = int((~(v > 0)).nonzero()[0])
             raise ValueError(
-                f"covariance[{place}] is {float(v[place])}: variances must be positive; what is known "
-                "exactly goes into constraints"
+                f"covariance[{place}] is {float(v[place])}: variances must be positive; pass "
+                "observations without errors as constraints"
             )
         return v.sqrt()
     if v.shape != (m, m):
@@ -122,8 +122,8 @@ def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
     lower, info = torch.linalg.cholesky_ex(v)
     if bool(info > 0):
         raise ValueError(
-            f"covariance is not positive definite: its leading minor of order {int(info)} is not; what is "
-            "known exactly goes into constraints"
+            f"covariance is not positive definite: its leading minor of order {int(info)} is not; "
+            "pass observations without errors as constraints"
         )
     return lower
 
@@ -299,7 +299,7 @@ def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
     given = {"weights": weights, "sigma": sigma, "sample_weight": sample_weight}
     named = [name for name, x in given.items() if x is not None]
     if len(named) > 1:
-        raise ValueError(f"{' and '.join(named)} say the same: pass one of them")
+        raise ValueError(f"{' and '.join(named)} weight the rows: pass one of them")
     if not named or weights is not None:
         return weights
     (name,) = named

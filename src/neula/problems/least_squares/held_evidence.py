@@ -95,7 +95,7 @@ class Held(SingleProblem):
         measures = Measures(backward[None], over(wrong, of.norm * found.residual))
         found = replace(found, measures=measures, forward_error=error)
         members = summed_members(self, system, found, options)
-        return Answer(members, "householder fp64, held open", of.doubt)
+        return Answer(members, "householder fp64, incremental", of.doubt)
 
     @cached_property
     def _columns(self) -> torch.Tensor:

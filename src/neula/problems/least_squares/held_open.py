@@ -131,7 +131,7 @@ class LeastSquares:
     # --- rows come and go ---
 
     def update(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
-        """Take new rows.
+        """Add rows.
 
         Parameters
         ----------
@@ -165,7 +165,7 @@ class LeastSquares:
         self.names = self.names or column_names(A)
 
     def forget(self, factor: float) -> None:
-        """Let what was there count for less.
+        """Multiply the weight of all earlier rows by a factor.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ class LeastSquares:
             self._merged = sums.times(math.sqrt(factor))
 
     def downdate(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
-        """Remove rows that were taken before.
+        """Remove rows that were added before.
 
         Parameters
         ----------
@@ -208,7 +208,7 @@ class LeastSquares:
         self._merged = sums
 
     def merge(self, other: LeastSquares) -> None:
-        """Take the rows of another fit, which stays as it is.
+        """Add the rows of another fit, which does not change.
 
         Parameters
         ----------
@@ -273,7 +273,9 @@ class LeastSquares:
         damp, rcond = check_damp(damp), part_of_one("rcond", rcond)
         sums = self._sums
         if sums is None or (self.rows < self.n and not damp):
-            raise ValueError(f"{self.rows} rows do not determine {self.n} columns: update, or pass damp=")
+            raise ValueError(
+                f"{self.rows} rows do not determine {self.n} columns: update with more rows, or pass damp="
+            )
         call = self._call(accuracy, strict)
         a, right = (x.tensor for x in call.operands.values())
         rcond = max(a.shape) * 2.0**-52 if rcond is None else rcond
@@ -284,7 +286,7 @@ class LeastSquares:
             held = Held(sums, self._exponents, options)
             judge = LeastSquaresJudge.for_shape(max(self.rows, self.n), self.n, options, together=False)
             judge = replace(judge, limits=replace(judge.limits, backward_error=held.bound))
-            run = run_chain([Link("householder fp64, held open", held.solved)], held, judge)
+            run = run_chain([Link("householder fp64, incremental", held.solved)], held, judge)
         shapes, values = broadcast_system(a, right), run.found
         report, fit = Report(call, shapes, options, run), None
         if bool(run.accepted.all()):

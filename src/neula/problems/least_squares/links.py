@@ -171,9 +171,9 @@ def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) ->
 
 _when = Rule[LeastSquaresCase, bool]
 
-_together = _when("all together", lambda case: case.together)
+_together = _when("whole batch", lambda case: case.together)
 
-_one_left = _when("one by one", lambda case: not case.together)
+_one_left = _when("each problem by itself", lambda case: not case.together)
 
 _small = _when("small; on a CPU all that are not wide", lambda case: case.small)
 
@@ -195,13 +195,13 @@ _in_core_if_dependent = _when(
 
 # A batch has no step together; each of its problems begins with it.
 _has_gram = _when(
-    "tall matrices that are not weighted, damped or replayed, on a GPU that is fast in fp64; real ones if "
-    "large",
+    "tall matrices beyond CUDA graphs, without weights and damping, on a GPU that is fast in fp64; real "
+    "ones if large",
     lambda case: bool(case.gram) and case.together == (case.count == 1),
 )
 
 
-@ruled("on a GPU, what launches leave, if few enough")
+@ruled("on a GPU, a few problems that asynchronous links rejected")
 def _may_go_to_host(case: LeastSquaresCase) -> bool:
     allowed = case.by_host is not None and case.options.by_host and not case.spread
     return bool(allowed and case.tuning[HostTuning].left_to_host)
@@ -259,7 +259,7 @@ _of_gram = _formats("fp16_cor; fp16 over processes", lambda case: [case.gram])
 _named_format = _formats("fp32, or ``compute``", lambda case: [case.options.compute or "fp32"])
 
 
-@ruled("cgls, craig for wide matrices, lsqr where it is named")
+@ruled("cgls, craig for wide matrices, lsqr by its name")
 def _krylov(case: LeastSquaresCase) -> str:
     if case.options.is_wide(case.m, case.n):
         return "craig"
@@ -363,7 +363,7 @@ TABLE: Table[LeastSquaresCase] = (
         _seminormal,
         _SMALL,
         "seminormal",
-        _of_small_r("cholesky", "fp64; before it fp32 where no more is asked for"),
+        _of_small_r("cholesky", "fp64, after fp32 for accuracies up to fp32"),
     ),
     Row("the host", _on_host(lambda to: to.passes), (_together, _small, _may_go_to_host), place=HOST),
     Row("shifted cholesky {}", _seminormal, _SMALL, "seminormal", _of_small_r("shifted cholesky")),

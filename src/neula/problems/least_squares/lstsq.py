@@ -165,7 +165,7 @@ def lstsq(
     wait : bool, optional
         False returns once the first link of the chain is launched, without waiting for the device.
         ``accepted`` is then an array on the device, and :func:`neula.finish` runs the rest of the chain. If
-        the first link itself reads numbers (on a CPU, for large problems, and with weights), the answer is
+        the first link waits for the device (on a CPU, for large problems, and with weights), the answer is
         complete.
 
     Returns
@@ -217,7 +217,7 @@ def lstsq(
     constraints; backward and forward error include it. With a covariance, A and b are multiplied by the
     inverse of its Cholesky factor, whose condition number enters the forward error.
 
-    Complex problems take the same ways, with conjugate transposes; small ones on a CPU, and batches of small
+    Complex problems take the same links, with conjugate transposes; small ones on a CPU, and batches of small
     ones on a GPU, are solved as real ones of twice the order.
 
     If A, b or the weights are torch tensors that require gradients, x is differentiable, to any order. The

@@ -96,7 +96,7 @@ def svd_lowrank(
     accuracy : str, dtype or float, optional
         A format, as for :func:`neula.qr`: errors are small multiples of its unit roundoff,
         relative to ``||A||_F``. Or a number, the largest error of each singular value and its vectors as a
-        part of that singular value, with room for rounding errors relative to ``||A||_F``. ``1e-2`` leaves
+        part of that singular value, plus rounding errors relative to ``||A||_F``. ``1e-2`` leaves
         an approximation that is no worse than the best one in two or three digits, and takes a few products
         in half precision on a GPU.
     engine, strict, progress : optional

@@ -108,9 +108,9 @@ def curve_fit(
     Parameters
     ----------
     f : callable
-        ``f(xdata, a, b, ...)``, of torch where ``ydata`` is a tensor. Of a batch each parameter comes with
-        shape (problems, 1), so that it is broadcast with xdata, and the model returns (problems, m). It may
-        be called for some of the problems, as others have converged.
+        ``f(xdata, a, b, ...)``, of torch where ``ydata`` is a tensor. For a batch each parameter has
+        shape (problems, 1), which is broadcast with xdata, and the model returns (problems, m). It may
+        be called for some of the problems only, when others have converged.
     xdata : object
         Argument of the model; arrays and lists must be finite. For a batch it has the shape of ``ydata``,
         with rows that belong to the problems, or any other shape, and belongs to all of them.

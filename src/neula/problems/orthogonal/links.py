@@ -219,7 +219,7 @@ _few_columns = _when(
 )
 
 _small_kernel = _when(
-    "up to 64 columns of real numbers and m n^2 = 2.5e5, no ``engine`` is named",
+    "up to 64 columns of real numbers and m n^2 = 2.5e5, without ``engine=``",
     lambda case: not case.complex and ways.is_for_kernel(case.m, case.n, case.options),
 )
 
@@ -247,12 +247,12 @@ _gram_once = _when(
 )
 
 _gram_twice = _when(
-    "fp32 with m n^2 up to 2e9, fp64 up to 1e12 (not replayed: 7e10)",
+    "fp32 with m n^2 up to 2e9, fp64 up to 1e12 (beyond CUDA graphs: 7e10)",
     lambda case: case.gram and case.target not in (FP16, BF16),
 )
 
 _gram_shifted = _when(
-    "fp64, matrices that are replayed",
+    "fp64, matrices for CUDA graphs",
     lambda case: case.gram and case.target is FP64 and case.layout.nbytes <= case.tuning.replayed_bytes,
 )
 
@@ -264,7 +264,7 @@ _corrected_at_once = _when("fp32, less than two rows a column", lambda case: cas
 _queued = _when("at least as many rows as columns", lambda case: case.queued and not case.corrected)
 
 
-@ruled("fp16 and bf16, less than two rows a column, matrices that are replayed")
+@ruled("fp16 and bf16, less than two rows a column, matrices for CUDA graphs")
 def _two_passes(case: QRCase) -> bool:
     # If launches dominate, two replayed passes take less time than one second pass that is not replayed.
     played_back = case.layout.nbytes <= case.tuning.replayed_bytes

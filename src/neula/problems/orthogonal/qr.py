@@ -107,7 +107,7 @@ def qr(
     wait : bool, optional
         False returns once the first link of the chain is launched, without waiting for the device.
         ``accepted`` is then an array on the device, and :func:`neula.finish` runs the rest of the chain. If
-        the first link itself reads numbers (LAPACK for a single matrix on a CPU), the answer is complete.
+        the first link waits for the device (a single matrix on a CPU), the answer is complete.
 
     Returns
     -------

@@ -138,7 +138,7 @@ def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
 _when = Rule[PolarOptions, bool]
 _formats = Rule[PolarOptions, Sequence[str]]
 
-_no_threshold = _when("no ``rcond`` is named", lambda options: options.rcond is None)
+_no_threshold = _when("without ``rcond=``", lambda options: options.rcond is None)
 
 _lapack = _when(
     "on a CPU, accuracies below fp64",

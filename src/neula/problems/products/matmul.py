@@ -387,7 +387,7 @@ def _product_shape(a: torch.Tensor, b: torch.Tensor, *given: torch.Size) -> tupl
         )
         raise ValueError(
             f"A has {a.shape[-1]} {columns} and B {b.shape[-2]} {rows} {shapes}: "
-            "they must be as many; pass a transposed operand, or leave rows or columns out"
+            "these must be equal; transpose an operand, or leave rows or columns out"
         )
     batch = broadcast_batch(a.shape[:-2], b.shape[:-2])
     if batch is None:

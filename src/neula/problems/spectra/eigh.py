@@ -75,7 +75,7 @@ def eigh(
     upper : bool, optional
         Whether the upper triangles are read.
     eigvals_only : bool, optional
-        Leave out the eigenvectors, in a part of the time. Bounds on errors are then *a priori*: they follow
+        Compute no eigenvectors, which takes less time. Bounds on errors are then *a priori*: they follow
         from the backward stability of the algorithm; that trace and norm of A agree is measured.
     subset_by_index : (int, int), optional
         Only the eigenvalues from the first to the second index, inclusive, as in SciPy.

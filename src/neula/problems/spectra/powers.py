@@ -50,7 +50,7 @@ def fractional_matrix_power(
 ) -> PowerResult:
     """The power ``A**p`` of a symmetric or Hermitian positive semidefinite matrix, with a bound on its error.
 
-    By inverse roots Shampoo and other optimizers precondition gradients, and statistics whiten data.
+    Inverse roots precondition gradients (Shampoo) and whiten data.
 
     Parameters
     ----------
@@ -286,7 +286,7 @@ def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) ->
     given, enough = shift(
         torch.stack([least, 2 * (errors - least)])[:, place], found.exponents[place]
     ).tolist()
-    hint = f"; {enough:.3g} added to its diagonal makes it so" if enough else ""
+    hint = f"; add {enough:.3g} to its diagonal" if enough else ""
     raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
 
 

@@ -63,7 +63,7 @@ def svd(
         Whether U and Vh are square, as in NumPy, SciPy and torch; otherwise they have ``min(m, n)`` columns
         and rows.
     compute_uv : bool, optional
-        Without, singular values alone are computed, in a part of the time. Bounds on errors are then *a
+        False computes singular values only, which takes less time. Bounds on errors are then *a
         priori*: they follow from the backward stability of the algorithm; that the norm of A agrees is
         measured.
     certify : {"a priori", "measured"}, optional
@@ -97,7 +97,7 @@ def svd(
     See Also
     --------
     svdvals : the singular values as an array.
-    svd_lowrank : the leading singular values and vectors, in a part of the time.
+    svd_lowrank : the leading singular values and vectors, in less time.
     pinv, lstsq : what a decomposition is often computed for.
 
     Notes

@@ -101,9 +101,9 @@ def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> Sequence[Sin
 
 _when = Rule[SystemsCase, bool]
 
-_together = _when("all together", lambda case: case.together)
+_together = _when("whole batch", lambda case: case.together)
 
-_one_left = _when("one by one", lambda case: not case.together)
+_one_left = _when("each problem by itself", lambda case: not case.together)
 
 _definite = _when("positive definite", lambda case: case.options.positive)
 
@@ -131,11 +131,13 @@ _not_replayed = _when(
     lambda case: case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes,
 )
 
-_begun = _when("below order 6000 on a CPU (definite: 4500), and after a launch", lambda case: case.begun)
+_begun = _when(
+    "below order 6000 on a CPU (definite: 4500), and after asynchronous links", lambda case: case.begun
+)
 
 _in_core = _when("on a CPU, up to 32768 numbers in x", lambda case: is_for_core(case.n, case.options))
 
-_not_begun = _when("larger systems, and those whose format is named", lambda case: not case.begun)
+_not_begun = _when("larger systems, and with ``compute=``", lambda case: not case.begun)
 
 
 _without_pivots = _when("where interchanges cost time, ``pivot='none'``", lambda case: case.avoids("none"))
@@ -144,7 +146,7 @@ _butterflies = _when("where interchanges cost time, ``pivot='rbt'``", lambda cas
 
 _pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.pivot in (None, "partial"))
 
-_default = _when("no ``pivot`` is named", lambda case: not case.options.named)
+_default = _when("without ``pivot=``", lambda case: not case.options.named)
 
 _unmixed = _when("if no link has solved it, unless it was tried above", lambda case: not case.mixed)
 
@@ -197,7 +199,7 @@ _definite_formats = _formats(
 )
 
 
-@ruled("fp64; before it fp32 on a CPU where no more is asked for, from order 400 on")
+@ruled("fp64; on a CPU from order 400 on after fp32, for accuracies up to fp32")
 def _library(case: SystemsCase) -> Sequence[str]:
     options, tuning = case.options, case.tuning
     enough = options.target is not FP64 and case.n >= tuning[DirectTuning].direct_single

@@ -115,7 +115,7 @@ def solve(
     wait : bool, optional
         False returns once the first link of the chain is launched, without waiting for the device.
         ``accepted`` is then an array on the device, and :func:`neula.finish` runs the rest of the chain. If
-        the first link itself reads numbers (on a CPU, and for large systems), the answer is complete.
+        the first link waits for the device (on a CPU, and for large systems), the answer is complete.
 
     Returns
     -------
