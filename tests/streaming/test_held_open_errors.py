@@ -101,7 +101,7 @@ def test_rows_that_are_far_larger_than_those_before() -> None:
 def test_a_fit_of_dependent_columns_keeps_its_rows() -> None:
     fit = neula.LeastSquares(2)
     fit.update([[1.0, 0.0], [2.0, 0.0]], [1.0, 1.0])
-    with pytest.raises(ValueError, match="begin a new fit with the others"):
+    with pytest.raises(ValueError, match="begin a new fit with the other rows"):
         fit.downdate([[2.0, 0.0]], [1.0])
     assert fit.rows == 2
     assert np.allclose(fit.solve().x, [0.6, 0.0])

@@ -32,17 +32,9 @@ DEFAULT_UNIT = UNITS["a100"]
 class EmulatedEngine(Engine):
     """Reproduces the numerics of tensor cores; every numerical test runs on it.
 
-    Parameters
-    ----------
-    device : torch.device or str
-    format : Arithmetic, Format or str, optional
-        Low format, ``"fp16"`` by default.
-    unit : Unit or str
-        Whose sums: ``"v100"``, ``"a100"``, ``"h100"``, or ``"ideal"``, which rounds to nearest.
-    block : int, optional
-        Products that are added at a time instead of the unit's own number, t in the papers.
-    accumulate : {"fp32", "fp16"}
-        Format of the sums.
+    ``format``: low format, ``"fp16"`` by default. ``unit``: whose sums: ``"v100"``, ``"a100"``, ``"h100"``,
+    or ``"ideal"``, which rounds to nearest. ``block``: products that are added at a time instead of the
+    unit's own number, t in the papers. ``accumulate``, one of {"fp32", "fp16"}: format of the sums.
     """
 
     name = "emulated"

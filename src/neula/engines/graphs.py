@@ -229,16 +229,10 @@ def replay(
 ) -> Tensors:
     """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like these.
 
-    Parameters
-    ----------
-    function : callable
-        Takes tensors and returns some. Launches must not depend on the numbers; nothing may synchronize.
-    inputs : tuple of Tensor, or Written
-        On one GPU.
-    key : hashable
-        Says what function does: another function for the same key would not be called.
-    out : tuple of Tensor, optional
-        Room for the results. Then the function may overwrite its inputs, some of which may be in ``out``.
+    ``function``: takes tensors and returns some. Launches must not depend on the numbers; nothing may
+    synchronize. ``inputs``: on one GPU. ``key``: says what function does: another function for the same key
+    would not be called. ``out``: room for the results. Then the function may overwrite its inputs, some of
+    which may be in ``out``.
     """
     device = device_of(inputs)
     if is_recording():

@@ -46,19 +46,8 @@ class RowsOfGroup(Reduction):
     All methods are to be called by all processes of the group, with tensors of the same shapes except for
     rows.
 
-    Parameters
-    ----------
-    counts : sequence of int
-        Rows of each process.
-    group : ProcessGroup or None
-        None for all processes.
-
-    Attributes
-    ----------
-    counts : tuple of int
-    group : ProcessGroup or None
-    rank, size : int
-        Place of this process in the group, and how many there are.
+    ``counts``: rows of each process. ``group``: None for all processes. ``rank``, ``size``: place of this
+    process in the group, and how many there are.
     """
 
     spread = True

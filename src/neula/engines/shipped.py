@@ -58,16 +58,9 @@ def cuda_tuning(
 ) -> Tuning:
     """Numbers of a GPU.
 
-    Parameters
-    ----------
-    capability : (int, int)
-        Compute capability, ``(9, 0)`` for H100 and H200.
-    replayed_bytes : int
-        Largest inputs of CUDA graphs, in bytes.
-    corrected : bool
-        Whether the kernel for products with error correction runs.
-    tournament_width : int
-        Columns of a panel of the kernels for tournament pivoting; 0 where they do not run.
+    ``capability``: compute capability, ``(9, 0)`` for H100 and H200. ``replayed_bytes``: largest inputs of
+    CUDA graphs, in bytes. ``corrected``: whether the kernel for products with error correction runs.
+    ``tournament_width``: columns of a panel of the kernels for tournament pivoting; 0 where they do not run.
     """
     fast = "{}.{}".format(*capability) in read("h200")["machine"]["capabilities"]
     found = machine("h200" if fast else "gpu").having(replayed_bytes=replayed_bytes)

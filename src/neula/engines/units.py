@@ -32,14 +32,9 @@ from neula.errors import check_name
 class Unit:
     """How a matrix unit sums products.
 
-    Attributes
-    ----------
-    name : str
-    block : int
-        t: products of numbers of 16 bits that are added at a time.
-    extra_bits : int or None
-        Bits of aligned significands beyond the 24 of fp32. None for an ideal unit, whose sums are rounded to
-        nearest as those of fp32 arithmetic are.
+    ``block``: t: products of numbers of 16 bits that are added at a time. ``extra_bits``: bits of aligned
+    significands beyond the 24 of fp32. None for an ideal unit, whose sums are rounded to nearest as those of
+    fp32 arithmetic are.
     """
 
     name: str

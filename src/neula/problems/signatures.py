@@ -1,6 +1,7 @@
 """Types of the public functions for type checkers: keywords, and NumPy arrays for NumPy arrays.
 
-The functions say the same, with defaults; a test compares the two.
+The functions say the same, with defaults; a test compares the two. Each class has the keywords of the
+function that it is named after, but for what can be given by place.
 """
 
 from __future__ import annotations
@@ -34,8 +35,6 @@ QRMode = Literal["reduced", "r", "complete", "raw"]
 
 
 class Common(TypedDict, total=False):
-    """Keywords of nearly every function."""
-
     accuracy: Accuracy | None
     engine: EngineName | Engine
     strict: bool
@@ -43,14 +42,10 @@ class Common(TypedDict, total=False):
 
 
 class Waiting(Common, total=False):
-    """Keyword of functions that need not wait."""
-
     wait: bool
 
 
 class LstsqKeywords(Waiting, total=False):
-    """Keywords of :func:`neula.lstsq`."""
-
     algorithm: Literal["cgls", "lsqr", "direct", "normal", "householder", "svd"] | None
     compute: ArithmeticName | None
     damp: float
@@ -67,28 +62,20 @@ class LstsqKeywords(Waiting, total=False):
 
 
 class RidgeKeywords(Common, total=False):
-    """Keywords of :func:`neula.ridge_path`."""
-
     leverage: Any
 
 
 class NNLSKeywords(Common, total=False):
-    """Keywords of :func:`neula.nnls`."""
-
     maxiter: int | None
     sum_to: float | None
 
 
 class LsqLinearKeywords(Common, total=False):
-    """Keywords of :func:`neula.lsq_linear`, without what can be given by place."""
-
     lsmr_maxiter: int | None
     constraints: Any
 
 
 class FitKeywords(TypedDict, total=False):
-    """Keywords of :func:`neula.least_squares` and :func:`neula.curve_fit`."""
-
     ftol: float | None
     xtol: float | None
     gtol: float | None
@@ -105,24 +92,18 @@ class FitKeywords(TypedDict, total=False):
 
 
 class LeastSquaresKeywords(FitKeywords, total=False):
-    """Keywords of :func:`neula.least_squares`, after the method."""
-
     args: Iterable[Any]
     kwargs: Mapping[str, Any] | None
     blocks: Sequence[Any] | None
 
 
 class CurveFitKeywords(FitKeywords, total=False):
-    """Keywords of :func:`neula.curve_fit`, after the Jacobian."""
-
     full_output: bool
     nan_policy: Literal["raise", "omit"] | None
     maxfev: int | None
 
 
 class SolveKeywords(Waiting, total=False):
-    """Keywords of :func:`neula.solve`."""
-
     assume_a: Structure
     pivot: Pivoting | None
     compute: FormatName | None
@@ -131,8 +112,6 @@ class SolveKeywords(Waiting, total=False):
 
 
 class QRKeywords(Waiting, total=False):
-    """Keywords of :func:`neula.qr`, without the mode."""
-
     pivoting: bool
     algorithm: Literal["rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"] | None
     compute: ArithmeticName | None
@@ -142,37 +121,27 @@ class QRKeywords(Waiting, total=False):
 
 
 class TsqrKeywords(TypedDict, total=False):
-    """Keywords of :func:`neula.tsqr`, without the mode."""
-
     compute: str
     engine: EngineName | Engine
     strict: bool
 
 
 class OrthKeywords(Waiting, total=False):
-    """Keywords of :func:`neula.orth`, without ``rcond``."""
-
     method: Literal["qr", "polar"]
 
 
 class PolarKeywords(Waiting, total=False):
-    """Keywords of :func:`neula.polar`."""
-
     side: Literal["right", "left"] | None
     rcond: float | None
     completion: bool
 
 
 class CholeskyKeywords(Waiting, total=False):
-    """Keywords of :func:`neula.cholesky`."""
-
     upper: bool
     jitter: Literal["auto"] | None
 
 
 class EigvalshKeywords(Common, total=False):
-    """Of :func:`neula.eigvalsh`."""
-
     upper: bool
     subset_by_index: tuple[int, int] | None
     subset_by_value: tuple[float, float] | None
@@ -180,41 +149,29 @@ class EigvalshKeywords(Common, total=False):
 
 
 class EighKeywords(EigvalshKeywords, total=False):
-    """Of :func:`neula.eigh`."""
-
     eigvals_only: bool
     algorithm: Literal["divide"] | None
 
 
 class SvdvalsKeywords(Common, total=False):
-    """Of :func:`neula.svdvals`."""
-
     certify: Literal["a priori", "measured"] | None
 
 
 class FullSVDKeywords(SvdvalsKeywords, total=False):
-    """Of :func:`neula.svd`."""
-
     full_matrices: bool
     compute_uv: bool
 
 
 class PowerKeywords(Common, total=False):
-    """Of :func:`neula.fractional_matrix_power` and the square roots."""
-
     upper: bool
 
 
-class SVDKeywords(Common, total=False):
-    """Keywords of :func:`neula.svd_lowrank`, without the rank."""
-
+class SVDKeywords(Common, total=False):  # of svd_lowrank
     tol: float | None
     algorithm: Literal["iteration", "gram-svd", "qr-svd"] | None
 
 
 class LUKeywords(TypedDict, total=False):
-    """Keywords of :func:`neula.lu_factor`, without the variant."""
-
     panel: int | None
     inner_panel: int | tuple[int, ...] | None
     pivot: Pivoting
@@ -226,16 +183,12 @@ class LUKeywords(TypedDict, total=False):
 
 
 class LUSolveKeywords(TypedDict, total=False):
-    """Keywords of :func:`neula.lu_solve`."""
-
     trans: int
     refine: bool | None
     strict: bool
 
 
 class MatmulKeywords(TypedDict, total=False):
-    """Keywords of :func:`neula.matmul`."""
-
     compute: str | None
     alpha: float
     beta: float

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from neula.pipeline.result import shown
 from neula.pipeline.result.deferred import Deferrable
@@ -36,6 +36,13 @@ class CertifiedResult(shown.Shown):
     def _headline(self) -> str:
         """First line of the printed result."""
         return shown.verdict(self.accuracy, converged=self.converged)  # type: ignore[attr-defined]
+
+    def _one_of(self, place: int, arrays: Sequence[str], **scalars: str) -> Self:
+        """The result of one matrix of a batch: its part of each array, from which scalars follow."""
+        known = {name: getattr(self, name) for name in arrays}
+        of_one: dict[str, Any] = {name: None if x is None else x[place] for name, x in known.items()}
+        numbers = {name: type(getattr(self, name))(of_one[array]) for name, array in scalars.items()}
+        return replace(self, **of_one, **numbers)
 
 
 class Unpacked:

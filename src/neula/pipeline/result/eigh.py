@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
@@ -134,14 +134,7 @@ class PowerResult(CertifiedResult, Generic[ArrayT]):
     def _member(self, place: int) -> PowerResult[Any]:
         """The power of one matrix of a batch."""
         names = ("X", "eigenvalues", "errors", "residuals", "accepted")
-        of_each: dict[str, Any] = {name: getattr(self, name)[place] for name in names}
-        return replace(
-            self,
-            converged=bool(of_each["accepted"]),
-            error=float(of_each["errors"]),
-            residual=float(of_each["residuals"]),
-            **of_each,
-        )
+        return self._one_of(place, names, converged="accepted", error="errors", residual="residuals")
 
     def _headline(self) -> str:
         return super()._headline() + shown.members(self.accepted)

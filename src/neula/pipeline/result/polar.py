@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
@@ -63,16 +63,8 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     def _member(self, place: int) -> PolarResult[Any]:
         """The decomposition of one matrix of a batch."""
         names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")
-        arrays: dict[str, Any] = {name: getattr(self, name) for name in names}
-        of_each: dict[str, Any] = {name: None if x is None else x[place] for name, x in arrays.items()}
-        return replace(
-            self,
-            converged=bool(of_each["accepted"]),
-            rank=int(of_each["ranks"]),
-            residual=float(of_each["residuals"]),
-            orthogonality=float(of_each["orthogonalities"]),
-            **of_each,
-        )
+        scalars = {"converged": "accepted", "rank": "ranks", "residual": "residuals"}
+        return self._one_of(place, names, **scalars, orthogonality="orthogonalities")
 
     def _parts(self) -> tuple[Any, ...]:
         return self.U, self.H

@@ -162,9 +162,9 @@ def qr(
 
     With ``mode="raw"`` the strict lower triangle of H holds Householder vectors for :func:`torch.ormqr` and
     :func:`torch.linalg.householder_product`, and its upper triangle R, as in LAPACK; NumPy has the transpose
-    (``neula.compat.numpy``). LAPACK computes them on a CPU and a kernel for small matrices on a GPU;
-    otherwise they are reconstructed from an explicit Q [4]_. The certificate is that of the Q they define. If
-    columns are dependent, the columns of Q beyond the rank are orthonormal to the others.
+    (``neula.compat.numpy``). LAPACK computes them on a CPU; on a GPU they are reconstructed from an explicit
+    Q [4]_. The certificate is that of the Q they define. If columns are dependent, the columns of Q beyond
+    the rank are orthonormal to the others.
 
     On a GPU one kernel factorizes and measures small matrices (up to 64 x 32), in batches of at most one
     matrix for each multiprocessor, unless an engine or an algorithm is named. It runs Cholesky QR in double

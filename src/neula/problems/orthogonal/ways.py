@@ -35,7 +35,6 @@ from neula.certificates.qr import (
 )
 from neula.engines import FP32, FP64, Format
 from neula.engines.formats import in_double, matching_dtype
-from neula.engines.reduction import Reduction
 from neula.kernels.core import core, empty
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.phases import with_nonnegative_diagonal
@@ -269,7 +268,7 @@ def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
     else:
         q, r = before.values.q[0], before.values.r[0, :, : matrix.a.shape[1]]
         r = (r * matrix.scales).to(q.dtype)
-    if matrix.options.panel is None and not _is_finite(r, matrix.options.over_rows):
+    if matrix.options.panel is None and not bool(matrix.options.over_rows.agree(torch.isfinite(r).all())):
         q, r = matrix.rgsqrf("cholesky2")
     return q, r
 
@@ -283,10 +282,6 @@ def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
     shape = matrices.options.shape_of(matrices.a.shape)
     found = certificates_of(before.numbers, measured_in, shape, target)[0]
     return found.residual > found.residual_bound
-
-
-def _is_finite(r: torch.Tensor, over_rows: Reduction) -> bool:
-    return bool(over_rows.agree(torch.isfinite(r).all()))
 
 
 def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:

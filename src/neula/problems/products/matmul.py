@@ -163,16 +163,17 @@ class Product:
         if narrow and not (a.dtype == engine.format.dtype and c is None and alpha == 1.0):
             format, engine = engine.format, self.engine.using(FP32)
             a, b = (round_to(x.to(engine.storage), format) for x in (a, b))
-        if scheme is None and a.dtype == engine.storage and c is not None and _is_dense(c):
+        if (
+            scheme is None
+            and a.dtype == engine.storage
+            and c is not None
+            and (c.is_contiguous() or c.mT.is_contiguous())
+        ):
             # The transposed product, since engines write column-major matrices.
             engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
             return c
         product = _by_engine(a, b, engine, mode in SCHEMES)
         return combine(product.double() if double else product, alpha, beta, c)
-
-
-def _is_dense(c: torch.Tensor) -> bool:
-    return c.is_contiguous() or c.mT.is_contiguous()
 
 
 def _is_operand(a: torch.Tensor, engine: Engine) -> bool:

@@ -64,7 +64,11 @@ def by_core(
     a, b, options = systems.a, systems.b, systems.options
     found = None
     if takes(a, b, options):
-        found = _small(a, b, options) if is_small(a.shape[-1], options) else _each_large(systems, format)
+        found = (
+            solved(a, b, options.dtype, options.digits, definite=options.positive)
+            if is_small(a.shape[-1], options)
+            else _each_large(systems, format)
+        )
     if found is None:
         raise Declined
     numbers, limits = found.numbers[: len(SystemsSolutions.names)], options.limits(a.shape[-1])
@@ -76,10 +80,6 @@ def by_core(
     values = SystemsSolutions.from_numbers(found.x, numbers, forward_error=found.forward_errors)
     updates, errors = _history(found, limits)
     return Answer(values, label, "", updates, errors, measured=numbers, again=True)
-
-
-def _small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> CompiledSolutions | None:
-    return solved(a, b, options.dtype, options.digits, definite=options.positive)
 
 
 def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
