@@ -914,7 +914,7 @@ def small_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bench_measures_shows_and_saves(small_benchmarks: None) -> None:
     result = succeed("bench", "qr", "lstsq", "--cpu", "--out", "results")
-    assert "qr beside torch.linalg.qr" in result.stdout
+    assert "qr and torch.linalg.qr" in result.stdout
     assert "64x16" in result.stdout
     assert "times as fast as torch's" in result.stderr
     names = sorted(path.name for path in Path("results").glob("*.json"))
