@@ -921,7 +921,7 @@ def test_bench_measures_shows_and_saves(small_benchmarks: None) -> None:
     assert [name.split("-")[1] for name in names] == ["lstsq", "qr"]
     assert all(f"saved to results/{name}" in result.stdout for name in names)
     again = succeed("bench", "--data", "results")
-    assert "lstsq beside" in again.stdout
+    assert "lstsq and " in again.stdout
     assert again.stderr == ""
 
 
