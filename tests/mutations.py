@@ -317,7 +317,7 @@ _PROBLEMS = [
         "rows are multiplied by their weights", "algorithms/test_operators.py",
     ),
     Mutation(
-        "doubt of systems ignored", "problems/systems/problem.py",
+        "doubt of systems ignored", "problems/systems/system.py",
         "accepted = self.limits.accept(evidence) & (not answer.doubt)",
         "accepted = self.limits.accept(evidence)",
         "a link that doubts its answer is not accepted", "systems/test_direct.py",
@@ -339,7 +339,7 @@ _PROBLEMS = [
         "a residual in working precision may vanish", "systems campaign",
     ),
     Mutation(
-        "rank doubt settled at once", "problems/least_squares/judge.py",
+        "rank doubt settled at once", "problems/least_squares/problem.py",
         "evidence.forward_error <= self.enough and zero == 0)", "evidence.forward_error <= self.enough)",
         "columns of zeros leave the kernel's answer", "least_squares test_lstsq.py",
     ),

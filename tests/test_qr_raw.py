@@ -13,10 +13,9 @@ from tests.matrices import normal
 import neula
 import neula.compat.numpy
 from neula.algorithms.orthogonal.reconstruction import householder_form
-from neula.certificates.householder import householder_measures
+from neula.certificates.householder import Reflectors, householder_measures
 from neula.engines import CpuEngine, Engine
 from neula.engines.shipped import cuda_tuning
-from neula.kernels.qr.reflectors import Reflectors
 
 SHAPES = [(1, 1), (5, 3), (3, 5), (40, 40), (70, 33), (33, 70), (3, 70, 40), (2, 2, 33, 70), (2, 100, 100)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

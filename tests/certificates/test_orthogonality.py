@@ -214,6 +214,15 @@ def test_a_few_lost_columns_go_on_to_the_next_link() -> None:
     check(found, 0.0)
 
 
+@pytest.mark.parametrize("shape", [(300, 100), (90, 70)])
+def test_what_is_measured_is_what_is_returned(shape: tuple[int, int]) -> None:
+    """Q in double precision has an orthogonality of 1e-15, and rounded to float32 one of 1e-8."""
+    a = random_matrix("cluster_small", *shape, cond=1e12, seed=3, dtype=torch.float32)
+    found = neula.qr(a, engine="emulated", algorithm="householder")
+    assert found.attempts[-1].method == "householder fp64"
+    assert 1e-9 < float(exact(found.Q)) <= found.certificate.orthogonality_2norm + 1e-14
+
+
 @pytest.mark.parametrize("shape", [(60, 4), (60, 24), (30, 50), (3, 40, 12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_every_way_reports_it(shape: tuple[int, ...], dtype: torch.dtype) -> None:

@@ -26,7 +26,7 @@ from neula.cli.app import app
 from neula.io.matrices import random_matrix
 from neula.papers.data import ExperimentData, Measurements, Row, show
 from neula.papers.drawing import grouped_bars, lines, new_canvas
-from neula.papers.figure import LONG_TABLE, ExperimentScale, Figure, Paper, Setting, reproduce
+from neula.papers.figure import LONG_TABLE, ExperimentScale, Figure, Paper, Setting, judged, reproduce
 from neula.papers.lu import LU_PAPER
 from neula.papers.measuring import (
     circumstances,
@@ -357,6 +357,16 @@ def test_the_engine_of_times(emulated: bool, engine: str, tmp_path: Path) -> Non
     about = ExperimentData.read(tmp_path / "table.json").about
     assert about["time"].startswith(engine)
     assert about["accuracy"] == "emulated in fp16"
+
+
+@pytest.mark.parametrize("emulated", [True, False])
+def test_times_of_an_emulation_are_no_data_about_speed(emulated: bool, tmp_path: Path) -> None:
+    [claim] = TABLE.claims
+    claims = (claim, replace(claim, timed=True))
+    table = replace(TABLE, emulated_times=emulated, claims=claims)
+    run(tmp_path, paper=replace(PAPER, figures=(table,)))
+    outcomes = [outcome for *_, outcome in judged(table, ExperimentData.read(tmp_path / "table.json"))]
+    assert outcomes == [Outcome.holds, Outcome.unknown if emulated else Outcome.holds]
 
 
 def test_figures_that_share_their_data_are_measured_once(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ class QRCertificate:
     """Measured errors of a QR factorization of A with columns scaled to norms near 1.
 
     For a small matrix on a GPU, ``residual`` and ``orthogonality`` are computed norms instead of estimates.
+    For float16 and bfloat16 they are those of the factors in float32, before these are rounded.
 
     Attributes
     ----------

@@ -51,8 +51,10 @@ class ClaimCheck:
     least: float = 1.0  # part of the values that must lie in the claimed interval
 
     def outcome(self, noise: float = 1.0) -> Outcome:
-        """The verdict; *too noisy* if it is another one for values that are this factor larger or smaller."""
-        if not self.values:
+        """The verdict; *too noisy* if it is another one for values that are this factor larger or smaller,
+        and none where the factor is NaN: the values are not those of the hardware.
+        """
+        if not self.values or math.isnan(noise):
             return Outcome.unknown
         factors = (1.0,) if self.claimed == EVERY else (1 / noise, 1.0, noise)
         found = {self._compared([factor * value for value in self.values]) for factor in factors}

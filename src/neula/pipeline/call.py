@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, qr_bound, target_format
@@ -171,6 +172,20 @@ class Call:
         """Return x in the library of A without checking for overflow."""
         kept = x.to(device=self.first.tensor.device, dtype=dtype or self.first.tensor.dtype)
         return self.first.wrap(kept.resolve_conj())
+
+    def of_members(self, x: np.ndarray | torch.Tensor) -> Any:
+        """An array of what is known of each matrix of a batch."""
+        known = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x))
+        return self.hand_back(known.reshape(self.first.tensor.shape[:-2]), known.dtype)
+
+    def told(self, attempts: Sequence[Any]) -> dict[str, Any]:
+        """Fields that all results have."""
+        known = {"engine": str(self.engine), "accuracy": self.target.name, "seconds": self.seconds}
+        return {"attempts": tuple(attempts), **known}
+
+    def missed(self, accepted: np.ndarray) -> list[list[int]]:
+        """Indices of the matrices of a batch that are not accepted; the empty index of a single one."""
+        return np.argwhere(~accepted.reshape(self.first.tensor.shape[:-2])).tolist()
 
     def report_missed(
         self, what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, unsure: bool = False

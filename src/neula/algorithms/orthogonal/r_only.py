@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
+from neula.algorithms.orthogonal.cholesky_qr import factor_or_nan, upper_cholesky
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.gram import gram_r
 from neula.engines import FP64, Engine, cublas
@@ -46,8 +46,7 @@ def cholesky_r(
     One product, unless ``gram``, :func:`lower_gram` of all rows, is known, and one small factorization. NaN
     where the Gram matrix is not positive definite. A has the shape (batch, m, n).
     """
-    r, info = upper_cholesky(over_rows.total(lower_gram(a)) if gram is None else gram)
-    return r.masked_fill_((info > 0)[:, None, None], torch.nan)
+    return factor_or_nan(over_rows.total(lower_gram(a)) if gram is None else gram)
 
 
 def sampled_max(a: torch.Tensor) -> torch.Tensor:

@@ -43,11 +43,7 @@ LEAST = (1024, 16)
 
 
 def doubled_product_cuda(a, x, x_low=None, b=None, *, least=None):
-    """``A (x + x_low)``, or ``b - A (x + x_low)`` where b is given, as a sum that is not evaluated.
-
-    Tensors have any strides. Rows are not divided into pieces of fewer than ``least`` elements, :data:`LEAST`
-    by default.
-    """
+    """Rows are not divided into pieces of fewer than ``least`` elements, :data:`LEAST` by default."""
     (batch, m, n), k = a.shape, x.shape[2]
     result = torch.empty(2, batch, k, m, dtype=a.dtype, device=a.device)
     high, low = result.mT.unbind(0)
@@ -67,11 +63,14 @@ def doubled_product_cuda(a, x, x_low=None, b=None, *, least=None):
     task = (*sum(where, ()), sums, m, n, k, batch * k * m, pieces, piece)
     name, macros = "column_product" if by_columns else "row_product", f"#define VECTORS {vectors}\n"
     compiled("doubled", name, a.device, macros)((tasks * pieces, 1, 1), (THREADS, 1, 1), [task, along])
-    if pieces > 1:
-        grid = (-(-result[0].numel() // ELEMENTS), 1, 1)
-        kernel = compiled("doubled", "sum_of_pieces", a.device, macros)
-        kernel(grid, (THREADS, 1, 1), [task, result])
+    _sum_of_pieces("doubled", macros, task, result, pieces)
     return high, low
+
+
+def _sum_of_pieces(source: str, macros: str, task: tuple, result: torch.Tensor, pieces: int) -> None:
+    if pieces > 1:
+        grid = (ceil_div(result[0].numel(), ELEMENTS), 1, 1)
+        compiled(source, "sum_of_pieces", result.device, macros)(grid, (THREADS, 1, 1), [task, result])
 
 
 def place(x: torch.Tensor | None) -> tuple[torch.Tensor | int, ...]:
@@ -128,7 +127,5 @@ def sliced_product_cuda(a, x, x_low=None, b=None, columns=None, *, least=SLICED_
     cut((ceil_div(warps * 32, THREADS), 1, 1), threads, [task, slices, sizes])
     kernel = compiled("sliced", "sliced_product", a.device, macros)
     kernel((tasks * pieces, 1, 1), threads, [task, slices, sizes])
-    if pieces > 1:
-        grid = (ceil_div(result[0].numel(), ELEMENTS), 1, 1)
-        compiled("sliced", "sum_of_pieces", a.device, macros)(grid, threads, [task, result])
+    _sum_of_pieces("sliced", macros, task, result, pieces)
     return high, low

@@ -74,16 +74,9 @@ def split_into(
     (rows, k), padded = x.shape, parts.shape[2]
     grid = (ceil_div(rows, SPLIT[0]) * ceil_div(padded, SPLIT[1]),)
     _split_kernel[grid](
-        *(x, largest, largest if scales is None else scales, parts),
-        *(rows, k, padded),
-        *x.stride(),
-        *parts.stride()[:2],
-        scheme.parts,
-        scheme.significand,
-        scheme.shift,
-        scheme.top,
-        scales is not None,
-        *SPLIT,
+        *(x, largest, largest if scales is None else scales, parts, rows, k, padded),
+        *(*x.stride(), *parts.stride()[:2]),
+        *(scheme.parts, scheme.significand, scheme.shift, scheme.top, scales is not None, *SPLIT),
     )
 
 

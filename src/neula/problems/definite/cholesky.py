@@ -307,12 +307,11 @@ def _collect(
     """The result with its warnings."""
     result = _result(call, options, run.found, run, upper=upper)
     if not result.converged:
-        missed = np.argwhere(~run.accepted.reshape(call.first.tensor.shape[:-2])).tolist()
         call.report_missed(
             f"the Cholesky factorization is not certified to {result.accuracy} accuracy",
             f"residual {result.residual:.1e}, asked for {result.bound:.1e} ({run.label})",
             result,
-            missed,
+            call.missed(run.accepted),
         )
     return result
 
@@ -337,20 +336,19 @@ def _result(
     of_all: dict[str, Any]
     if run is None:
         of_all = {"converged": accepted.all(), "residual": found.amax()}
+        of_all |= {"engine": str(call.engine), "accuracy": call.target.name}
         factor = call.hand_back(factor)
     else:
         of_all = {"converged": bool(run.accepted.all()), "residual": float(run.numbers[0].max(initial=0.0))}
         factor = call.give_back(factor)
-        of_all |= {"attempts": tuple(run.attempts), "seconds": call.seconds}
+        of_all |= call.told(run.attempts)
     return CholeskyResult(
         factor=factor,
         upper=upper,
         **of_all,
         bound=judge.bound,
-        residuals=call.hand_back(found, found.dtype),
+        residuals=call.of_members(found),
         accepted=call.hand_back(accepted, accepted.dtype),
-        engine=str(options.engine),
-        accuracy=options.target.name,
         _pending=pending,
         _factors=CholeskyMethods(call.first.graph, factor, upper, judge.bound),
     )

@@ -34,9 +34,8 @@ from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
 from neula.problems.least_squares.fit import fit_held
 from neula.problems.least_squares.held_evidence import Held
-from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.lstsq import check_damp
-from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions
 from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.signatures import ArrayLike
 

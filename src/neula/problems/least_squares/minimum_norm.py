@@ -22,10 +22,7 @@ from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-
-NO_GAP = ", no gap"
-"""End of the label where singular values fall through the threshold without one: no link has a digit."""
+from neula.problems.least_squares.problem import NO_GAP, LeastSquaresOptions, LeastSquaresSolutions
 
 
 def by_svd(

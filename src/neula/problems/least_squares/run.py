@@ -18,10 +18,9 @@ from neula.pipeline.distributed import in_step
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.result import Attempt
 from neula.pipeline.solutions import host_for, nothing_to_do, numbers_of
-from neula.problems.least_squares.judge import LeastSquaresJudge
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
 from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresSolutions
 
 ZERO = LeastSquaresSolutions.names.index("zero")
 

@@ -38,8 +38,7 @@ from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
 from neula.problems.least_squares.fit import FitNumbers, KeptFit, from_triangle
-from neula.problems.least_squares.judge import LeastSquaresJudge
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.least_squares.with_r import summed_members
 

@@ -161,11 +161,8 @@ def as_result(
         H=H,
         tau=tau,
         certificate=certificates if batch else certificates[0],
-        attempts=factors.attempts,
-        engine=str(options.engine),
-        accuracy=options.target.name,
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
-        seconds=call.seconds,
+        **(call.told(factors.attempts) | {"engine": str(options.engine), "accuracy": options.target.name}),
         accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
         _factors=None
         if order is not None or options.in_place

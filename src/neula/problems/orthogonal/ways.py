@@ -293,13 +293,17 @@ def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Te
     """Factors of the matrix as given, with what is measured of them."""
     matrix, options = matrices.single, matrices.options
     r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
-    returned = torch.promote_types(matrix.a.dtype, torch.float32)
-    if torch.promote_types(q.dtype, returned) != returned:  # what is measured is what is returned
-        q = q.to(returned)
+    q = _as_returned(q, matrix)
     measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
     measures = options.over_rows.agree(measures)
     q = options.low_engine.widened(q)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
+
+
+def _as_returned(q: torch.Tensor, matrix: Matrix) -> torch.Tensor:
+    """Q in the dtype of the matrix where that is narrower: what is measured is what is returned."""
+    kept = torch.promote_types(matrix.a.dtype, torch.float32)
+    return q if torch.promote_types(q.dtype, kept) == kept else q.to(kept)
 
 
 # --- one matrix, in its own memory ---
@@ -390,6 +394,7 @@ def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.
     engine.fill(r, r, matrix.scales.reciprocal())
     if matrix.zero is not None:
         r[:, matrix.zero] = 0
+    q = _as_returned(q, matrix)
     measures = image_measures(matrix.image, q, r, matrix.scales)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")
 

@@ -313,10 +313,6 @@ def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str |
     if h is not None and bool(h.detach().isinf().any()):
         raise OverflowError(f"H does not fit {h.dtype}: scale A down")
 
-    def of_members(x: np.ndarray) -> Any:
-        known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
-        return call.give_back(known, known.dtype)
-
     def largest(x: np.ndarray) -> float:
         return float(np.where(np.isnan(x), np.inf, x).max(initial=0.0))
 
@@ -330,21 +326,18 @@ def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str |
         orthogonality=largest(measured.orthogonality),
         residual_bound=bounds.residual,
         orthogonality_bound=bounds.orthogonality,
-        ranks=of_members(ranks),
-        residuals=of_members(measured.residual),
-        orthogonalities=of_members(measured.orthogonality),
-        accepted=of_members(run.accepted),
-        attempts=tuple(run.attempts),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        seconds=call.seconds,
+        ranks=call.of_members(ranks),
+        residuals=call.of_members(measured.residual),
+        orthogonalities=call.of_members(measured.orthogonality),
+        accepted=call.of_members(run.accepted),
+        **call.told(run.attempts),
     )
     if not result.converged:
         call.report_missed(
             f"the polar decomposition is not certified to {result.accuracy} accuracy",
             judge.reason(measured, run.worst(measured.residual)),
             result,
-            np.argwhere(~run.accepted.reshape(batch)).tolist(),
+            call.missed(run.accepted),
         )
     return result
 

@@ -145,22 +145,15 @@ class Decomposed:
 
     def common_fields(self, call: Call) -> dict[str, Any]:
         """Fields of all results."""
-        accepted = torch.from_numpy(self.run.accepted).reshape(call.first.tensor.shape[:-2])
-        return {
-            "converged": bool(self.run.accepted.all()),
-            "accepted": call.hand_back(accepted, torch.bool),
-            "attempts": tuple(self.run.attempts),
-            "engine": str(self.options.engine),
-            "accuracy": call.target.name,
-            "seconds": call.seconds,
-        }
+        accepted = self.run.accepted
+        known = {"converged": bool(accepted.all()), "accepted": call.of_members(accepted)}
+        return known | call.told(self.run.attempts)
 
     def report(self, call: Call, what: str, result: Any) -> None:
         """Warn, or raise if the call is strict, where the accuracy was missed."""
         if not result.converged:
-            missed = np.argwhere(~self.run.accepted.reshape(call.first.tensor.shape[:-2])).tolist()
             what = f"{what} are not certified to {result.accuracy} accuracy"
-            call.report_missed(what, self.run.attempts[-1].reason, result, missed)
+            call.report_missed(what, self.run.attempts[-1].reason, result, call.missed(self.run.accepted))
 
     @property
     def _size(self) -> torch.Tensor:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack, overload
 
-import numpy as np
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
@@ -360,10 +359,6 @@ def _collect(
         else:
             values, vectors = attach_pencil(graphs[0], graphs[1], values, vectors, errors=bounds)
 
-    def of_each(x: np.ndarray) -> Any:
-        known = torch.from_numpy(np.ascontiguousarray(x)).reshape(batch)
-        return call.hand_back(known, known.dtype)
-
     residuals, orthogonalities = run.numbers
     result: EighResult[Any] = EighResult(
         eigenvalues=call.give_back(values[..., kept], dtype),
@@ -373,8 +368,8 @@ def _collect(
         orthogonality=worst(orthogonalities),
         residual_bound=found.judge.bounds.residual,
         orthogonality_bound=found.judge.bounds.orthogonality,
-        residuals=of_each(residuals),
-        orthogonalities=of_each(orthogonalities),
+        residuals=call.of_members(residuals),
+        orthogonalities=call.of_members(orthogonalities),
         **found.error_fields(call, partial(_part_of, kept=kept)),
         **found.common_fields(call),
     )

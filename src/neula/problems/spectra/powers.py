@@ -240,9 +240,6 @@ def _collect(
         graph = call.first.graph
         x = attach_power(graph.mH if upper else graph, x, w, v, power)
 
-    def of_each(y: torch.Tensor) -> Any:
-        return call.hand_back(y.reshape(batch), y.dtype)
-
     result: PowerResult[Any] = PowerResult(
         X=call.give_back(x, call.dtype),
         power=power,
@@ -250,8 +247,8 @@ def _collect(
         residual=worst(residuals.cpu().numpy()),
         residual_bound=bound,
         eigenvalues=call.give_back(w, call.dtype.to_real()),
-        errors=of_each(errors),
-        residuals=of_each(residuals),
+        errors=call.of_members(errors),
+        residuals=call.of_members(residuals),
         **found.common_fields(call),
     )
     if not result.converged:
@@ -264,7 +261,7 @@ def _collect(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
             why,
             result,
-            np.argwhere(~run.accepted.reshape(batch)).tolist(),
+            call.missed(run.accepted),
             unsure=unsure,
         )
     return result
