@@ -914,14 +914,14 @@ def small_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bench_measures_shows_and_saves(small_benchmarks: None) -> None:
     result = succeed("bench", "qr", "lstsq", "--cpu", "--out", "results")
-    assert "qr beside torch.linalg.qr" in result.stdout
+    assert "qr and torch.linalg.qr" in result.stdout
     assert "64x16" in result.stdout
     assert "times as fast as torch's" in result.stderr
     names = sorted(path.name for path in Path("results").glob("*.json"))
     assert [name.split("-")[1] for name in names] == ["lstsq", "qr"]
     assert all(f"saved to results/{name}" in result.stdout for name in names)
     again = succeed("bench", "--data", "results")
-    assert "lstsq beside" in again.stdout
+    assert "lstsq and " in again.stdout
     assert again.stderr == ""
 
 

@@ -268,7 +268,7 @@ def table(data: ExperimentData) -> Table:
     about = data.about
     if about["problem"] == sweep.NAME:
         return sweep.table(data)
-    title = f"{about['problem']} beside {about['peer']} on {about['device']}"
+    title = f"{about['problem']} and {about['peer']} on {about['device']}"
     rate = f"part: of {about['tflops']:.3g} TFLOP/s, products in {about['format']}"
     return sweep.table_of(_HEADINGS, data.rows, title, f"{rate}; error: {about['error']}")
 
@@ -323,7 +323,7 @@ def draw(results: list[ExperimentData]) -> Canvas:
             continue
         labels = [f"{row['shape']} {row['accuracy']}" for row in data.rows]
         speedup_bars(axes, labels, data.rows.numbers("ratio"))
-        axes.set_title(f"{data.about['problem']}, beside {data.about['peer']}", fontsize=10)
+        axes.set_title(f"{data.about['problem']}, compared with {data.about['peer']}", fontsize=10)
         axes.set_ylabel("times as fast")
     for axes in panels[len(results) :]:
         axes.set_axis_off()

@@ -116,7 +116,7 @@ def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
         stages.start(f"Simulating a gravity mission, field to degree {degree}")
         problem = gravity.gravity_problem(degree, device=device)
         measurements = [_measure(problem, *solver, stages) for solver in solvers]
-        stages.start("Judging the gravity fields")
+        stages.start("Comparing the gravity fields")
         _print_solution(problem, measurements[0], console)
         console.print(_comparison(problem, measurements), "")
         stages.start("Drawing the gravity field")

@@ -340,7 +340,7 @@ def table(data: ExperimentData) -> Table:
     condition = data.about.get("condition")
     hard = "" if condition is None else f", matrices of condition {condition:g}"
     hard = ", special problems" if "special" in data.about else hard
-    title = f"neula beside {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}"
+    title = f"neula and {PEER} on {data.about['device']}, {data.about['threads']} threads{hard}"
     caption = f"fast: at most {SLOWER} times the peer's time and {LATER} ms; {slow} of {count} are not"
     return table_of(_HEADINGS, data.rows, title, caption)
 

@@ -14,7 +14,7 @@ from neula.pipeline.result.shown import ArrayT
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
-    """Leading singular triplets, a :class:`CertifiedResult`: ``U, s, Vh = result``.
+    """Singular values and vectors, all or leading ones, a :class:`CertifiedResult`: ``U, s, Vh = result``.
 
     Attributes
     ----------
