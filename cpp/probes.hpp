@@ -187,9 +187,9 @@ inline void add_sums(
 }
 
 // Factor of the 2-norm of a matrix times PROBES Gaussian vectors, or as many with orthogonal rows, for an upper
-// bound of the norm of the matrix: the square of the norm of four Gaussian numbers is less than 2.0007e-3 with a
-// probability of 5e-7.
-inline double margin(Index n) { return n <= PROBES ? 1.0 / sqrt(double(PROBES)) : 1.0 / sqrt(2.0007e-3); }
+// bound of half of the norm of the matrix: the square of the norm of four Gaussian numbers is less than 2.0007e-3
+// with a probability of 5e-7.
+inline double margin(Index n) { return n <= PROBES ? 1.0 / sqrt(double(PROBES)) : 0.5 / sqrt(2.0007e-3); }
 
 // The errors of a factorization, once all rows were probed.
 inline QRErrors errors_of(

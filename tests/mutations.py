@@ -98,7 +98,7 @@ _CERTIFICATES = [
     ),
     Mutation(
         "estimate of the 2-norm without its margin", "certificates/orthogonality.py",
-        "else QUANTILES[vectors] ** -0.5", "else 1.0",
+        "else part * QUANTILES[vectors] ** -0.5", "else 1.0",
         "random vectors underestimate the norm", "certificates/test_orthogonality.py",
     ),
     Mutation(

@@ -148,7 +148,7 @@ def test_what_cannot_be_said() -> None:
     for one in (dependent, neula.lstsq(row_blocks(A[:, [0, 1, 0]]), row_blocks(b))):
         with pytest.raises(ValueError, match="lacks full rank"):
             one.covariance()
-    with pytest.raises(ValueError, match="lacked full rank when it was pickled"):
+    with pytest.raises(ValueError, match="lacked full rank when the result was pickled"):
         pickle.loads(pickle.dumps(dependent)).covariance()
     with pytest.raises(ValueError, match="lacks full rank"):
         neula.lstsq(A[:3], b[:3]).leverage()

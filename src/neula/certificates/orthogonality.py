@@ -4,9 +4,9 @@ Gram matrix.
 Let lambda be the eigenvalue of E with the largest magnitude, ``|lambda| = ||E||_2``, v its unit
 eigenvector, and H a matrix of b Gaussian vectors. Then ``||E H||_2 >= |lambda| ||v^H H||``, and ``||v^H
 H||^2`` has the chi-squared distribution with b degrees of freedom. So ``||E H||_2`` times a :func:`margin`
-is at least ``||E||_2``, except with a probability of :data:`FAILURE`. It is too large by a factor of about 45
-(b = 4) or 8 (b = 8) if other eigenvalues are much smaller, and of about ``12 sqrt(n)`` or ``1.5 sqrt(n)`` if
-they are not.
+is at least ``||E||_2`` (b = 8) or half of that (b = 4, where more would reject too much), except with a
+probability of :data:`FAILURE`. It is too large by a factor of about 8 (b = 8) or 22 (b = 4) if other
+eigenvalues are much smaller, and of about ``1.5 sqrt(n)`` or ``6 sqrt(n)`` if they are not.
 
 Where that is too much, b power methods start from the columns h of H: ``||E^q h|| / ||E^(q-1) h||`` never
 exceeds ``||E||_2``. With the component c of h along v, the components ``c_i`` along other eigenvectors,
@@ -44,7 +44,7 @@ DIRECTIONS = 8
 """Random vectors that look for the direction in which Q is furthest from orthonormal."""
 
 FAILURE = 5e-7
-"""Probability that an estimate is less than the norm. Two estimates, at most, decide on a Q."""
+"""Probability that an estimate is less than the norm, or half of it. At most two estimates decide on a Q."""
 
 QUANTILES = {4: 2.0007e-3, 8: 0.11915}
 """Quantiles of the chi-squared distribution at that probability, by degrees of freedom."""
@@ -70,12 +70,14 @@ def gaussian_probes(n: int, device: torch.device, dtype: torch.dtype = torch.flo
 
 
 def margin(n: int, vectors: int) -> float:
-    """The factor by which ``||E H||_2`` becomes an upper bound of ``||E||_2``, except with :data:`FAILURE`.
+    """The factor by which ``||E H||_2`` becomes an upper bound of ``||E||_2``, or of half of it for four
+    vectors, as many as kernels for batches take: except with :data:`FAILURE`.
 
     No fewer vectors than there are dimensions have orthogonal rows, of norm ``sqrt(vectors)``: nothing is
     estimated then.
     """
-    return vectors**-0.5 if n <= vectors else QUANTILES[vectors] ** -0.5
+    part = 0.5 if vectors == PROBES else 1.0
+    return vectors**-0.5 if n <= vectors else part * QUANTILES[vectors] ** -0.5
 
 
 def directions(n: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
