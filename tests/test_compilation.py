@@ -184,6 +184,7 @@ def test_results_of_a_graph_say_which_accuracy(accuracy: Any) -> None:
         compiled = torch.compile(lambda call=call: call(accuracy=accuracy), backend="eager", fullgraph=True)
         expected, found = call(accuracy=accuracy), compiled()
         assert (found.accuracy, found.engine) == (expected.accuracy, "auto"), name
+        assert getattr(found, "evidence", None) == getattr(expected, "evidence", None), name
         torch._dynamo.reset()
 
 

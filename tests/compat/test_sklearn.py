@@ -275,7 +275,7 @@ def test_rows_that_cannot_be_added() -> None:
         model.partial_fit(torch.from_numpy(X[:, :3]), y)
     assert np.array_equal(model.coef_, before)
     fitted = pickle.loads(pickle.dumps(LinearRegression().fit(X, y)))
-    with pytest.raises(ValueError, match="not there any more"):
+    with pytest.raises(ValueError, match="keeps no rows"):
         fitted.partial_fit(X, y)
 
 

@@ -6,7 +6,7 @@ eigenvector, and H a matrix of b Gaussian vectors. Then ``||E H||_2 >= |lambda| 
 H||^2`` has the chi-squared distribution with b degrees of freedom. So ``||E H||_2`` times a :func:`margin`
 is at least ``||E||_2`` (b = 8) or half of that (b = 4, where more would reject too much), except with a
 probability of :data:`FAILURE`. It is too large by a factor of about 8 (b = 8) or 22 (b = 4) if other
-eigenvalues are much smaller, and of about ``1.5 sqrt(n)`` or ``6 sqrt(n)`` if they are not.
+eigenvalues are much smaller, and of up to ``3 sqrt(n)`` or ``11 sqrt(n)`` if they are not.
 
 Where that is too much, b power methods start from the columns h of H: ``||E^q h|| / ||E^(q-1) h||`` never
 exceeds ``||E||_2``. With the component c of h along v, the components ``c_i`` along other eigenvectors,

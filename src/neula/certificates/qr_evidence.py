@@ -33,8 +33,8 @@ class QRCertificate:
         The largest accepted value, at most 0.1.
     orthogonality_2norm : float
         Estimate of ``||I - Q^H Q||_2`` from above: with a probability below 1e-6 it is less than the norm,
-        or, of batches and of small matrices on a CPU, less than half of it. It may be six times ``sqrt(n)``
-        too large; if it alone exceeds its bound, one from above within a factor of 2 replaces it.
+        or, of batches, of tall matrices and on a CPU, less than half of it. It may be eleven times
+        ``sqrt(n)`` too large; if it alone exceeds its bound, one from above within a factor of 2 replaces it.
     """
 
     residual: float

@@ -156,10 +156,10 @@ def kernel(
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]:
     """Let a kernel take the place of the decorated function on GPUs; that of the first tensor counts.
 
-    ``where`` is the name, in the same module, of the function that launches the kernel, with the same
-    parameters; it ends with ``_triton`` or ``_cuda``. The trial, which several may share, shows whether it
-    runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments. ``variant``
-    says which of several variants of the kernel they need, where each is tried by itself.
+    ``launch`` is the function that launches the kernel, with the same parameters, or its name if it follows
+    in the same module; it ends with ``_triton`` or ``_cuda``. The trial, which several may share, shows
+    whether it runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments.
+    ``variant`` says which of several variants of the kernel they need, where each is tried by itself.
     """
     return lambda reference: Kernel(reference, launch, trial, when, variant)
 

@@ -31,7 +31,7 @@ def column_names(x: Any) -> tuple[str, ...] | None:
     if (labels := _coordinates(x, 1)) is not None:
         return tuple(map(str, labels))
     found: Any = getattr(x, "column_names", None) or getattr(x, "columns", None)
-    is_table = found is not None and (hasattr(x, "column_names") or hasattr(x, "dtypes"))
+    is_table = found is not None and (hasattr(x, "column_names") or hasattr(type(x), "dtypes"))
     return tuple(map(str, found)) if is_table else None
 
 
@@ -132,9 +132,12 @@ def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
         if labels is None:
             return function(*args, **kwargs)
         names = tuple(map(str, labels))
+        given: Any = list(args)
         if "bounds" in kwargs:
             kwargs["bounds"] = ends_by_name(kwargs["bounds"], names)
-        result = function(*args, **kwargs)
+        elif len(given) > 3:  # fun, x0, jac, bounds
+            given[3] = ends_by_name(given[3], names)
+        result = function(*given, **kwargs)
         vars(result)["names"] = names
         return result
 

@@ -22,6 +22,7 @@ from neula.algorithms.polar.iteration import norm_bound, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import TOUCHING_ONE, OddPolynomial, composition
 from neula.certificates.polar import lanczos
 from neula.engines import Engine
+from neula.engines.graphs import called
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigh
@@ -30,23 +31,23 @@ from neula.kernels.spectra.correction import correction, turned
 Map = Callable[[torch.Tensor], torch.Tensor]
 
 
-def sign(a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
-    """Unitary polar factors of Hermitian matrices, shape (batch, n, n), in symmetric products.
+def first_signs(
+    a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unitary polar factors of Hermitian matrices in symmetric products, and whether eigenvalues are left
+    that :func:`all_signs` takes to +-1; without synchronizing.
 
     Polynomials in half precision take singular values near 1, and one more step in the accurate arithmetic
     makes that a projector: the QR factorization that follows would amplify what is left of it up to n times.
-    Eigenvalues near sigma go to +-1 last. Polynomials are applied until all are there.
+    Eigenvalues near sigma go to +-1 last.
 
-    Shapes: a (batch, n, n). ``size``, shape (batch,): bounds on the 2-norms, above zero.
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+    size : Tensor, shape (batch,)
+        Bounds on the 2-norms, above zero.
+    rough, exact : Engine
     """
-    found, missing = _signs(a, size, rough, exact)
-    return _all_signs(found, rough, exact) if bool(missing) else found
-
-
-def _signs(
-    a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Signs for most spectra, and whether eigenvalues are left, without synchronizing."""
     nearest = 2.0 ** -max(10, (4 * a.shape[1]).bit_length())
     # With norms of about 16 elements are not too small for half precision, nor those of squares too large.
     x = rough.parts(a, 16 / size)
@@ -54,7 +55,8 @@ def _signs(
     return _projecting(x, rough, exact)
 
 
-def _all_signs(found: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
+def all_signs(found: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
+    """Signs from the first ones: polynomials are applied until no eigenvalue is left."""
     for _ in range(3):
         x = taken_on(rough.parts(0.99 * found), _steps(0.02), rough, hermitian=True)
         found, missing = _projecting(x, rough, exact)
@@ -138,12 +140,13 @@ class _Tree:
             far = torch.where(inside, a.diagonal(0, 1, 2).real, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return _eigenvectors(_with_diagonal(a, far))
         key = "signs", self.rough.arithmetic.name, self.exact.arithmetic.name
-        diagonal, signs, state = self.exact.replay(self._signs, (a, sizes, tolerance), key)
+        play = called if self.exact.is_complex else self.exact.replay  # the library's leaves synchronize
+        diagonal, signs, state = play(self._signs, (a, sizes, tolerance), key)
         missing, scalar = state.tolist()
         if scalar:
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
         if missing:
-            signs = _all_signs(signs, self.rough, self.exact)
+            signs = all_signs(signs, self.rough, self.exact)
         bases, ranks = self._split(signs, inside, sizes)
         inner = _congruent(bases, self.exact.parts(_with_diagonal(a, diagonal)), self.exact)
         return self._conquered(inner, bases, ranks, sizes, tolerance, depth)
@@ -168,7 +171,7 @@ class _Tree:
         size = torch.where(scalar, tolerance[:, None] / torch.finfo(a.dtype).eps + 1e-30, size)
         halves = torch.where(place < (sizes // 2)[:, None], -size, size)
         shifted = torch.where(scalar, halves, shifted)
-        signs, missing = _signs(_with_diagonal(a, shifted), size[:, 0], self.rough, self.exact)
+        signs, missing = first_signs(_with_diagonal(a, shifted), size[:, 0], self.rough, self.exact)
         return diagonal, signs, torch.stack([missing, scalar.all()])
 
     def _conquered(

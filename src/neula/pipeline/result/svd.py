@@ -43,6 +43,8 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
         Of :func:`neula.svd`: which matrices are certified.
     passes : int
         How often A was read, if it was read in blocks; 0 if it was in memory.
+    evidence : {"measured", "a priori"}
+        What ``errors`` follow from: without vectors, from the backward stability of the algorithm.
     """
 
     _arrays: ClassVar[str] = ".U, .s and .Vh"
@@ -59,13 +61,7 @@ class SVDResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     vector_errors: Any = Deferrable(None)  # noqa: RUF009
     accepted: Any = Deferrable(None)  # noqa: RUF009
     passes: int = 0
-
-    @property
-    def evidence(self) -> str:
-        """``"measured"``, or ``"a priori"``: without vectors :attr:`errors` follow from the backward
-        stability of the algorithm.
-        """
-        return "measured" if self.accepted is None or self.clusters is not None else "a priori"
+    evidence: str = "measured"
 
     @property
     def qr(self) -> QRResult[Any]:

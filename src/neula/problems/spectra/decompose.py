@@ -195,7 +195,7 @@ def decompose(
     m, n = matrices.shape[1:]
     scaled = partial(_scaled, symmetric=options.symmetric)
     # Of larger ones the rest takes so long that launches do not matter.
-    play = options.engine.replay if n <= options.leaf else called
+    play = options.engine.replay if matrices.numel() and max(m, n) <= options.leaf else called
     a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
@@ -359,13 +359,13 @@ class SpectralPlan:
             return SVDCertificate(*numbers, 0.0, bounds.residual, bounds.orthogonality)
 
         residual, lost = numbers
+        fields |= {"evidence": "measured" if options.vectors else "a priori"}
         if not options.symmetric:
             fields |= {"U": None if u is None else give(u), "s": give(s)}
             fields |= {"Vh": None if v is None else give(v.mH.resolve_conj())}
             fields |= {"relative_error": residual, "certificate": Later(certificate)}
             return accepted_result(SVDResult, given, options, self._label, lambda: str(certificate()), fields)
         fields |= {"eigenvalues": give(s), "eigenvectors": None if v is None else give(v)}
-        fields |= {"evidence": "measured" if options.vectors else "a priori"}
         fields |= {"residual": residual, "orthogonality": lost}
         fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
         for name, number in (("residuals", residual), ("orthogonalities", lost)):

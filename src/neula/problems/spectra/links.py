@@ -17,6 +17,7 @@ from neula.algorithms.spectra.divide import corrected, divide
 from neula.certificates.spectra import consistency, measured
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format
 from neula.engines.formats import in_double
+from neula.engines.graphs import called
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
@@ -69,7 +70,8 @@ def _by_kernel(matrices: SpectralMatrices, label: str, format: Format) -> Soluti
         found = measured(given.precise(format), v, s, v)
         return s, v, *found, found.numbers
 
-    s, v, *found, numbers = options.engine.replay(decomposed, (matrices.a,), ("eigh", format.name))
+    key = "eigh", format.name, options.tuning[SpectralTuning].measured_in_double
+    s, v, *found, numbers = options.engine.replay(decomposed, (matrices.a,), key)
     return Answer(SpectralValues(s, v, v, *found), label, measured=numbers)
 
 
@@ -180,8 +182,9 @@ def _corrected(
     v = v.to(a.dtype)
     width = matrices.neighbours
     key = "eigenvectors corrected", engine.arithmetic.name, width
+    play = called if engine.is_complex else engine.replay  # the library's eigenvectors synchronize
     for step in range(times):
-        s, v = engine.replay(partial(corrected, width=width, engine=engine), (a, v), key)
+        s, v = play(partial(corrected, width=width, engine=engine), (a, v), key)
         report((step + 1) / times)
     return measured_answer(matrices, v, s, v, label, format)
 

@@ -248,6 +248,7 @@ def _collect(call: Call, found: Decomposed, *, wide: bool, full: bool, keep: boo
         s=call.give_back(s, dtype),
         Vh=None if v is None or not keep else call.give_back(v.mH, call.dtype),
         relative_error=worst(run.numbers[0]),
+        evidence="measured" if options.vectors else "a priori",
         certificate=Later(certificates),
         **found.error_fields(call),
         **found.common_fields(call),

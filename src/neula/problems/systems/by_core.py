@@ -23,15 +23,19 @@ class CoreTuning:
     """Up to where the compiled core takes less time than a library."""
 
     core_order: int  # of systems that it factorizes itself; beyond, it uses LAPACK's factors
-    core_numbers: int  # of x, of all right-hand sides
+    core_numbers: int  # of x, of more than 32 right-hand sides
+
+    def has_room(self, n: int, k: int) -> bool:
+        """Whether k right-hand sides of order n are few enough."""
+        return n * k > 0 and (k <= 32 or n * k <= self.core_numbers)
 
 
 def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
     most, dtypes = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning], tuple(dtypes)
     n *= 1 + any(dtype.is_complex for dtype in dtypes)
-    few = 0 < n <= most.core_order and 0 < n * k <= most.core_numbers
-    return few and all(dtype.to_real() in TAKEN for dtype in dtypes) and available()
+    small = 0 < n <= most.core_order and most.has_room(n, k)
+    return small and all(dtype.to_real() in TAKEN for dtype in dtypes) and available()
 
 
 def is_for_core(n: int, options: SystemsOptions) -> bool:
@@ -52,7 +56,7 @@ def is_small(n: int, options: SystemsOptions) -> bool:
 
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
     """Whether the core reads such arrays."""
-    few = 0 < a.shape[-1] * b.shape[-1] <= options.engine.tuning[CoreTuning].core_numbers
+    few = options.engine.tuning[CoreTuning].has_room(a.shape[-1], b.shape[-1])
     alike = a.is_complex() or not options.dtype.is_complex
     return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= TAKEN
 

@@ -135,9 +135,12 @@ _begun = _when(
     "below order 6000 on a CPU (definite: 4500), and after asynchronous links", lambda case: case.begun
 )
 
-_in_core = _when("on a CPU, up to 32768 numbers in x", lambda case: is_for_core(case.n, case.options))
+_in_core = _when(
+    "on a CPU, up to 32 right-hand sides or 32768 numbers in x",
+    lambda case: is_for_core(case.n, case.options),
+)
 
-_not_begun = _when("larger systems, and with ``compute=``", lambda case: not case.begun)
+_not_begun = _when("larger systems, and with ``compute=`` or ``pivot=``", lambda case: not case.begun)
 
 
 _without_pivots = _when("where interchanges cost time, ``pivot='none'``", lambda case: case.avoids("none"))

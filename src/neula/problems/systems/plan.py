@@ -103,7 +103,7 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
 def core_plan(m: int, n: int, k: int, options: SystemsOptions) -> SystemsPlan | None:
     """Plan for single systems of order n with k right-hand sides, on the host, if the core takes them."""
     fits = m == n and is_for_core(n, options) and is_small(n, options)
-    fits = fits and 0 < n * k <= options.engine.tuning[CoreTuning].core_numbers
+    fits = fits and options.engine.tuning[CoreTuning].has_room(n, k)
     return SystemsPlan(n, k, options) if fits else None
 
 
