@@ -89,7 +89,7 @@ def image_measures(
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
     high, k = image.dtype, len(r)
     rg = thin_product(r, _scaled_probes(scales, high))
-    # Eight vectors, as many as the kernel takes at a time: four would cost a pass less, and tell an eighth.
+    # Eight vectors, in a pass of their own: an estimate from four, in that of R G, is eight times as large.
     h = directions(k, q.device, high).to(high)
     qrg, qh = thin_product(q, rg), thin_product(q, h)
     # Few launches, since they take a part of the time of small factorizations, and one message.

@@ -1,7 +1,7 @@
 """Types of the public functions for type checkers: keywords, and NumPy arrays for NumPy arrays.
 
-The functions say the same, with defaults; a test compares the two. Each class has the keywords of the
-function that it is named after, but for what can be given by place.
+A test compares them with the functions, which also have defaults. Each class lists the keyword-only
+parameters of the function that it is named after.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from neula.algorithms.polar.iteration import norm_bound, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import TOUCHING_ONE, OddPolynomial, composition
 from neula.certificates.polar import lanczos
 from neula.engines import Engine
-from neula.engines.graphs import called
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigh
@@ -140,8 +139,7 @@ class _Tree:
             far = torch.where(inside, a.diagonal(0, 1, 2).real, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return _eigenvectors(_with_diagonal(a, far))
         key = "signs", self.rough.arithmetic.name, self.exact.arithmetic.name
-        play = called if self.exact.is_complex else self.exact.replay  # the library's leaves synchronize
-        diagonal, signs, state = play(self._signs, (a, sizes, tolerance), key)
+        diagonal, signs, state = self.exact.replay(self._signs, (a, sizes, tolerance), key)
         missing, scalar = state.tolist()
         if scalar:
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)

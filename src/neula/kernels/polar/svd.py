@@ -194,7 +194,7 @@ def shared_bytes(n: int) -> int:
 
 
 def threads_for(n: int) -> int:
-    """Whole warps with a half for each pair of n columns, one more if n is odd."""
+    """Threads for n columns: half a warp for each pair of them, or for the last one alone; whole warps."""
     return min(MOST_THREADS, -(-(n + 1) // 4) * 2 * LANES)
 
 

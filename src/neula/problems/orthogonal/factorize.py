@@ -62,12 +62,13 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
             scaled, exponents = _in_range(matrices, options.target)
             parts = [scaled]
         begun = _side_by_side(matrices, judge, options) if len(parts) > 1 else None
-        for a in parts if begun is None else []:
-            found = first_answer(links_for(a, options, wait=False), QRMatrices(a, options), judge)
-            if found is None:
-                return None
-            begun = [*(begun or []), found]
-        assert begun is not None
+        if begun is None:
+            begun = []
+            for a in parts:
+                found = first_answer(links_for(a, options, wait=False), QRMatrices(a, options), judge)
+                if found is None:
+                    return None
+                begun.append(found)
         values = QRValues.joined([found.values for found in begun])
         accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
         if exponents is not None:
