@@ -75,6 +75,14 @@ INK = "#7c8088"
 """Frames and letters of pictures: readable on white and on black, since pictures have no background."""
 
 
+def reset_torch(*_: object) -> None:
+    """Undo what the example before in this process has set: which one that was depends on the time that each took."""
+    import torch
+
+    torch.set_default_dtype(torch.float32)
+    torch.manual_seed(0)
+
+
 def style_pictures(*_: object) -> None:
     """Make pictures as wide as a phone, and warnings of neula errors."""
     import matplotlib as mpl
@@ -106,7 +114,7 @@ sphinx_gallery_conf = {
     "examples_dirs": "gallery",
     "gallery_dirs": "examples",
     "filename_pattern": r"\.py$",
-    "reset_modules": ("matplotlib", style_pictures),
+    "reset_modules": ("matplotlib", reset_torch, style_pictures),
     "image_srcset": ["2x"],
     "abort_on_example_error": True,
     "within_subsection_order": "generated.ExampleOrder",
