@@ -62,8 +62,8 @@ def squares(x: torch.Tensor) -> torch.Tensor:
 
 
 def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tensor:
-    """2-norms along some dimensions, by default all; of complex numbers as of their parts, for which the library
-    on a CPU takes a third to a fortieth of the time.
+    """2-norms along some dimensions, by default all; of complex numbers as of their parts, for which the
+    library on a CPU takes a third to a fortieth of the time.
 
     Examples
     --------
