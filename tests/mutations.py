@@ -627,8 +627,8 @@ _SPECTRA = [
         "V^-1 is V^H", "spectra/test_spectra_gradients.py",
     ),
     Mutation(
-        "ties of eigenvalues ignored by gradients", "pipeline/functions.py",
-        "eigenvectors_backward(w, v, errors / SURE,", "eigenvectors_backward(w, v, 0 * errors,",
+        "ties of eigenvalues ignored by gradients", "pipeline/spectral_derivatives.py",
+        "_by_gaps(turned, w, errors / SURE,", "_by_gaps(turned, w, 0 * errors,",
         "quotients of rounding errors are no derivatives", "spectra/test_spectra_gradients.py",
     ),
     Mutation(
