@@ -278,7 +278,7 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
         pickling, which few models survive.
     """
 
-    _arrays: ClassVar[str] = ".popt"
+    _answers: ClassVar[tuple[str, ...]] = ("popt",)
     _axis = -1
     _facts = ("absolute_sigma",)
 
