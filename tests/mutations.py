@@ -172,8 +172,8 @@ _CERTIFICATES = [
     ),
     Mutation(
         "2-norm ignored in certificates of QR", "certificates/qr_evidence.py",
-        "return bool(self._in_usual_norms and self.orthogonality_2norm <= self.orthogonality_2norm_bound)",
-        "return bool(self._in_usual_norms)",
+        "return self._in_usual_norms & (self.orthogonality_2norm <= self.orthogonality_2norm_bound)",
+        "return self._in_usual_norms",
         "one bad direction of Q among thousands",
         "certificates/test_orthogonality.py test_certified_qr.py test_qr.py",
     ),

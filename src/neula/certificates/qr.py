@@ -21,9 +21,9 @@ from neula.certificates.bounds import (
     probing_error,
     residual_bound,
 )
+from neula.certificates.forward_error import where
 from neula.certificates.orthogonality import PROBES, directions, gaussian_probes, margin, measured_again
-from neula.certificates.qr_evidence import QRCertificate, QRCertificates
-from neula.certificates.verdict import within
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates, QRErrors
 from neula.engines import BF16, FP16, Format
 from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian, remembered
@@ -181,10 +181,8 @@ def certificates_of(
 ) -> QRCertificates:
     """Certificates from measures that are on the host already, taken in the precision ``measured_in``."""
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
-    residual, size, loss, norm = measures.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        relative = _relative(residual, size, loss, where=np.where, shape=shape)
-    return QRCertificates(*relative, *_bounds(*shape, measured_in, target), norm)
+        return QRCertificates(*_errors(measures.astype(np.float64), shape, measured_in, target))
 
 
 def certificate_of(
@@ -195,9 +193,13 @@ def certificate_of(
     measured_in: torch.dtype = torch.float64,
 ) -> QRCertificate:
     """The certificate of a single matrix, from four numbers as of :func:`qr_measures`."""
-    residual, size, loss, norm = numbers
-    relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
-    return QRCertificate(*relative, *_bounds(*shape, measured_in, target), norm)
+    return QRCertificate(*_errors(numbers, shape, measured_in, target))
+
+
+def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
+    """Which factorizations meet the bounds, shape (batch,), by :func:`qr_measures`, without synchronizing."""
+    found: torch.Tensor = QRErrors(*_errors(measures.double(), shape, measures.dtype, target)).accepted
+    return found
 
 
 def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
@@ -206,17 +208,11 @@ def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
     return np.array([residual, np.ones_like(residual), orthogonality * _gaussian_norm(n), norm])
 
 
-def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
-    """Which factorizations meet the bounds, shape (batch,), by :func:`qr_measures`, without synchronizing."""
-    residual, size, loss, norm = measures.double()
-    found = *_relative(residual, size, loss, where=torch.where, shape=shape), norm
-    accepted: torch.Tensor = within(*zip(found, _bounds(*shape, measures.dtype, target), strict=True))
-    return accepted
-
-
-def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-    """Residual and loss of orthogonality, of arrays or tensors."""
-    return residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
+def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[Any, ...]:
+    """Fields of :class:`QRErrors`, of numbers, arrays or tensors."""
+    residual, size, loss, norm = measures
+    relative = residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
+    return *relative, *_bounds(*shape, measured_in, target), norm
 
 
 @lru_cache(maxsize=128)
