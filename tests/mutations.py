@@ -400,8 +400,7 @@ _PIPELINE = [
     ),
     Mutation(
         "rejected answers marked accepted", "pipeline/chain.py",
-        "self.accepted[self.open[better]] = verdict.accepted[better]",
-        "self.accepted[self.open[better]] = True",
+        "self.accepted[places] = verdict.accepted[better]", "self.accepted[places] = True",
         "a better answer may still be wrong", "pipeline/test_chain.py",
     ),
     Mutation(

@@ -219,13 +219,7 @@ class Run(Generic[V]):
         accepted = verdict.accepted
         self.attempts.append(logged(Attempt(answer.label, bool(accepted.all()), verdict.reason)))
         self.iterations += answer.iterations
-        if self._is_first(len(self.open)):
-            self.label, self.history, self.values = answer.label, answer.history, answer.values
-            self.doubt = answer.doubt
-            self.numbers, self.penalty, self.accepted = numbers, verdict.penalty, accepted
-            self.evidence = verdict.evidence
-        else:
-            self._keep_better(answer, numbers, verdict)
+        self._keep_better(answer, numbers, verdict)
         left = (~(accepted if verdict.final is None else verdict.final)).nonzero()[0]
         self.open = self.open[left]
         return left
@@ -243,14 +237,26 @@ class Run(Generic[V]):
         return self.open
 
     def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
-        better = _no_worse(verdict.penalty, self.penalty[:, self.open])
+        better = np.ones(len(self.open), dtype=bool)  # the first answers
+        if len(self.penalty):
+            better = _no_worse(verdict.penalty, self.penalty[:, self.open])
         if not better.any():
             return
         self.label, self.history, self.doubt = answer.label, answer.history, answer.doubt
-        self.evidence = verdict.evidence if better.all() and len(better) == len(self.accepted) else None
-        self._put(answer.values, better)
-        self._note(self.open[better], numbers[:, better], verdict.penalty[:, better])
-        self.accepted[self.open[better]] = verdict.accepted[better]
+        if better.all() and len(better) == len(self.accepted):
+            self.values, self.evidence = answer.values, verdict.evidence
+            self.numbers, self.penalty, self.accepted = numbers, verdict.penalty, verdict.accepted
+            return
+        places, self.evidence = self.open[better], None
+        if not len(self.penalty):
+            self.numbers = np.full((len(numbers), len(self.accepted)), np.nan)
+            self.penalty = np.full((len(verdict.penalty), len(self.accepted)), np.inf)
+        self.numbers[:, places], self.penalty[:, places] = numbers[:, better], verdict.penalty[:, better]
+        self.accepted[places] = verdict.accepted[better]
+        chosen, values, device = answer.values, self.found, self.found.device
+        if not better.all():
+            chosen = chosen.at(torch.from_numpy(np.flatnonzero(better)).to(device))
+        self.values = values.put(torch.from_numpy(places).to(device), chosen)
 
     def worst(self, errors: np.ndarray) -> int:
         """The problem with the largest error: of those that were not accepted, if there are any."""
@@ -258,30 +264,12 @@ class Run(Generic[V]):
             return int(errors.argmax())  # NaN is the largest
         return int(np.where(self.accepted, -1.0, np.where(np.isnan(errors), np.inf, errors)).argmax())
 
-    def _put(self, values: V, which: np.ndarray) -> None:
-        if self.values is None or (which.all() and len(which) == len(self.accepted)):
-            self.values = values
-            return
-        device = values.device
-        where = torch.from_numpy(self.open[which]).to(device)
-        chosen = values if which.all() else values.at(torch.from_numpy(np.flatnonzero(which)).to(device))
-        self.values = self.values.put(where, chosen)
-
-    def _note(self, places: np.ndarray, numbers: np.ndarray, penalty: np.ndarray) -> None:
-        if not len(self.numbers):
-            self.numbers = np.full((len(numbers), len(self.accepted)), np.nan)
-            self.penalty = np.full((len(penalty), len(self.accepted)), np.inf)
-        self.numbers[:, places], self.penalty[:, places] = numbers, penalty
-
     def take(self, place: int, other: Run[V]) -> None:
         """Put what was found for one problem alone in its place, if it is no worse than what is there."""
         self.iterations += other.iterations
-        if len(self.penalty) and not _no_worse(other.penalty, self.penalty[:, [place]])[0]:
-            return
-        before, self.open, self.evidence = self.open, np.array([place]), None
-        self._put(other.found, np.ones(1, dtype=bool))
-        self._note(self.open, other.numbers, other.penalty)
-        self.accepted[place] = other.accepted[0]
+        before, self.open = self.open, np.array([place])
+        verdict = Verdict(other.accepted, other.penalty, "")
+        self._keep_better(Answer(other.found, other.label), other.numbers, verdict)
         self.open = before
 
 
@@ -370,10 +358,8 @@ def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
     """Answer of the first link; None if it declines these problems."""
-    if not links:
-        return None
     try:
-        return links[0].answer(problems, None)
+        return links[0].answer(problems, None) if links else None
     except Declined:
         return None
 
@@ -384,9 +370,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
 
     :func:`~neula.pipeline.chain.run_chain` continues from it, when somebody has time to look.
     """
-    if not links or not links[0].launches_only:
-        return None
-    answer = answer_of_first(links, problems)
+    answer = answer_of_first(links, problems) if links and links[0].launches_only else None
     if answer is not None and answer.measured is None:
         answer.measured = judge.measure(problems, answer)
     return answer
