@@ -33,10 +33,7 @@ MANY = 2048
 
 
 class Declined(Exception):
-    """No answer, and why; a link that does not say why leaves no attempt behind.
-
-    ``label`` is how far it got, if further than the label of the link says.
-    """
+    """No answer, and why; a link that does not say why leaves no attempt. ``label``: how far it got."""
 
     def __init__(self, why: str = "", label: str = "") -> None:
         super().__init__(why)
@@ -44,10 +41,7 @@ class Declined(Exception):
 
 
 class Unanswered(ArithmeticError):
-    """No link gave an answer.
-
-    ``attempts``: those of links that said why.
-    """
+    """No link gave an answer; ``attempts`` of those that said why."""
 
     def __init__(self, attempts: list[Attempt]) -> None:
         reason = attempts[-1].reason if attempts else "nothing suits this problem"
@@ -57,26 +51,19 @@ class Unanswered(ArithmeticError):
 
 @dataclass
 class Answer(Generic[V]):
-    """Solutions that a link has found for its problems.
-
-    ``label``: how: that of the link, or more. ``doubt``: why it is not to be accepted whatever is measured.
-    ``history``: errors on the way. ``measured``, shape (numbers, batch), or None: measured numbers for the
-    judge, if the link has launched or computed them. ``numbers``, shape (numbers, batch), or None: what the
-    judge has measured: for a link that inherits. ``factors``: what a link that inherits continues with.
-    ``judged``: whether another chain has done all that can be done. ``again``: whether the next link refines
-    what is not accepted with the same factors.
-    """
+    """Solutions that a link has found for its problems, and what is said of them."""
 
     values: V
-    label: str
-    doubt: str = ""
+    label: str  # that of the link, or more
+    doubt: str = ""  # why it is not to be accepted whatever is measured
     iterations: int = 0
-    history: tuple[float, ...] = ()
+    history: tuple[float, ...] = ()  # errors on the way
+    # Shape (numbers, batch): numbers for the judge that the link has launched or computed.
     measured: torch.Tensor | np.ndarray | None = None
-    numbers: np.ndarray | None = None
-    factors: Any = None
-    judged: bool = False
-    again: bool = False
+    numbers: np.ndarray | None = None  # what the judge has measured, for a link that inherits
+    factors: Any = None  # what a link that inherits continues with
+    judged: bool = False  # whether another chain has done all that can be done
+    again: bool = False  # whether the next link refines what is not accepted with the same factors
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
         """The answers to some of the problems."""
@@ -99,40 +86,29 @@ def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
 
 @dataclass(frozen=True)
 class Link(Generic[P, V]):
-    """One way to an answer.
-
-    ``answer``: from problems, and the answer of the link before for the same problems if it inherits, to an
-    answer; may raise :class:`Declined` after a look at the numbers. ``inherits``: whether it needs what the
-    link before has found. Of others that is freed before they begin. ``improves``: whether it needs the best
-    that has been found instead. ``overwrites``: whether it works in the memory of what it is given: if it
-    runs out of memory, nothing is left. ``launches_only``: whether it only launches: the host waits for
-    nothing in it.
-    """
+    """One way to an answer."""
 
     label: str
+    # From problems, and the answer of the link before for the same problems if it inherits, to an answer; may
+    # raise :class:`Declined` after a look at the numbers.
     answer: Callable[[P, Answer[V] | None], Answer[V]]
-    inherits: bool = False
-    improves: bool = False
-    overwrites: bool = False
-    launches_only: bool = False
+    inherits: bool = False  # the answer before; for other links that is freed before they begin
+    improves: bool = False  # the best answer so far, which it is given instead
+    overwrites: bool = False  # what it is given: if it runs out of memory, nothing is left
+    launches_only: bool = False  # the host waits for nothing in it
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on the answers of one link.
+    """Verdict on the answers of one link."""
 
-    Shapes: accepted (batch,). ``penalty``, shape (levels, batch): of answers to one problem that with the
-    smallest is kept, compared level by level, NaN being larger than any number; of equals the last.
-    ``reason``: the measured numbers, in words. ``final``, shape (batch,), or None: problems that no later
-    link is to try: those that are accepted, by default. ``evidence``: what else the judge has made of the
-    numbers; kept where all values are from this answer.
-    """
-
-    accepted: np.ndarray
+    accepted: np.ndarray  # shape (batch,)
+    # Shape (levels, batch): of answers to one problem that with the smallest is kept, compared level by
+    # level, NaN being larger than any number; of equals the last.
     penalty: np.ndarray
-    reason: str
-    final: np.ndarray | None = None
-    evidence: Any = None
+    reason: str  # the measured numbers, in words
+    final: np.ndarray | None = None  # problems that no later link is to try: by default the accepted ones
+    evidence: Any = None  # what else the judge has made of the numbers
 
 
 class Judge(Protocol[Judged, V]):
@@ -147,26 +123,20 @@ class Judge(Protocol[Judged, V]):
 
 @dataclass
 class Run(Generic[V]):
-    """State of a chain: the best answers so far.
+    """State of a chain: the best answers so far."""
 
-    Shapes: accepted (batch,), penalty (levels, batch). ``values``: the best of each problem; None before the
-    first answer. ``numbers``, shape (numbers, batch): their measured numbers; if many were accepted at once,
-    the worst of each number. ``open``: problems that are left for other links. ``label``: how the last values
-    that were kept were found. ``doubt``: why these are not to be accepted whatever was measured.
-    ``evidence``: of the verdict, if all values are from one answer.
-    """
-
-    values: V | None
-    numbers: np.ndarray
-    accepted: np.ndarray
-    penalty: np.ndarray
-    open: np.ndarray
+    values: V | None  # the best of each problem; None before the first answer
+    numbers: np.ndarray  # shape (numbers, batch): measured; of many that were accepted at once the worst
+    accepted: np.ndarray  # shape (batch,)
+    penalty: np.ndarray  # shape (levels, batch)
+    open: np.ndarray  # problems that are left for other links
     attempts: list[Attempt] = field(default_factory=list)
+    # label, doubt, history: of the last values that were kept.
     label: str = ""
     doubt: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
-    evidence: Any = None
+    evidence: Any = None  # of the verdict, if all values are from one answer
 
     @classmethod
     def begin(cls, count: int, values: V | None = None) -> Run[V]:
@@ -281,14 +251,12 @@ def run_chain(
     begun: Answer[V] | None = None,
     settled: Settled | None = None,
 ) -> Run[V]:
-    """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
+    """Try links, cheapest first, until the answers of all problems are accepted; of each problem the best
+    answer is kept.
 
-    ``links``: cheapest first. ``problems``: at least one. ``known``: earlier answers, for a link that
-    improves them; any answer replaces them. ``begun``: answer of the first link
-    (``neula.pipeline.chain.first_answer``); not changed. ``settled``: whether nothing is left to do for any
-    problem, from the largest of each number that was measured. Raises Unanswered if no link gave an answer.
-    Raises torch.OutOfMemoryError if that was for lack of memory: a link that runs out of it is left for the
-    next one, unless it overwrites.
+    ``known``: earlier answers, for a link that improves them; any answer replaces them. ``begun``: answer of
+    the first link (:func:`first_answer`); not changed. Raises Unanswered if no link gave an answer,
+    torch.OutOfMemoryError if that was for lack of memory.
     """
     run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
@@ -330,9 +298,8 @@ def _read(numbers: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
-    """Continue with each open problem by itself; the attempts that are recorded are those of the worst.
-
-    ``run``: changes. ``alone``: runs a chain for the problem at a place; None where that does not help.
+    """Continue with each open problem by itself (``alone`` returns None where that does not help); the
+    attempts that are recorded are those of the worst.
     """
     worst: Run[V] | None = None
     for place in run.open.tolist():

@@ -180,7 +180,6 @@ def agree(
     group: Any, asked: dict[str, Any] | None, error: Exception | None, counts: list[int]
 ) -> list[list[int]]:
     """Check that all processes pass equal arguments; returns the counts, which may differ, of all processes.
-
     All raise the same: the first error of a process, or what they disagree about.
     """
     mine = -1 if error is not None else zlib.crc32(repr(asked).encode())
@@ -345,9 +344,8 @@ class OverProcesses:
         return self._given_back(result, tall, a)
 
     def _asked(self, found: Mapping[str, _Operand], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that must be equal on all processes, by name.
-
-        Raises TypeError or ValueError for what is not supported.
+        """Arguments that must be equal on all processes, by name. Raises TypeError or ValueError for what is
+        not supported.
         """
         for name, values in self.refused.items():
             if given.get(name) in values:

@@ -145,10 +145,8 @@ class FactoredMatrix:
         return FactorErrors(rate, left, right, inverse, logdet, condition)
 
     def refactorized(self, bound: float) -> FactoredMatrix:
-        """LAPACK's factors in double precision where these are too inaccurate to refine with.
-
-        ``bound``: what the residual of the factors was when they were made. Raises ValueError if they are not
-        those of A.
+        """LAPACK's factors in double precision where these are too inaccurate to refine with; ``bound``:
+        what their residual was when they were made. Raises ValueError if they are not those of A.
         """
         if bool((self.errors.rate <= MAX_RATE).all()):
             return self

@@ -51,9 +51,8 @@ class Taken:
         return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """A tensor as an array of the user's library, on its device, in its dtype or another.
-
-        Raises OverflowError if the dtype is too narrow for it.
+        """A tensor as an array of the user's library, on its device, in its dtype or another. Raises
+        OverflowError if the dtype is too narrow for it.
         """
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
@@ -118,17 +117,13 @@ def is_spread(x: Any) -> bool:
 
 
 def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = False) -> Taken:
-    """Accept an array of NumPy, torch or any library that speaks DLPack.
+    """Accept an array of NumPy, torch or any library that speaks DLPack, or a table, a column at a time.
 
-    Integers and booleans become float64, if they are exact there. Tables of pandas, Polars and PyArrow are
-    converted a column at a time.
-
-    ``name``: its name in messages. ``differentiable``: whether the caller attaches its answer to ``graph``.
-    By default a tensor that requires a gradient is refused, because the gradient would be lost without a
-    word. ``or_complex``: whether complex numbers are accepted. Raises TypeError for complex input that is not
-    accepted, for sparse, object and other non-numeric input, and for what is no array. Raises ValueError for
-    a tensor that requires a gradient where there is none; for an integer that is no float64, and for a table
-    with missing values.
+    Integers and booleans become float64, if they are exact there. By default, where the caller does not
+    attach its answer to ``graph``, a tensor that requires a gradient is refused, because the gradient would
+    be lost without a word. Raises TypeError for complex input that is not accepted, for sparse, object and
+    other non-numeric input, and for what is no array, ValueError for such a tensor, for an integer that is
+    no float64, and for a table with missing values.
     """
     if type(x) is torch.Tensor and differentiable:  # microseconds count
         return _take_tensor(x, name, _itself, or_complex)
@@ -166,8 +161,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
     """Whether the answer, which goes back to the library of the first operand, is to be differentiated.
-
-    Raises ValueError if it is, and the library of the first operand is not torch.
+    Raises ValueError if it is, and that library is not torch.
     """
     wanted = any(x is not None and x.is_variable for x in (first, *others))
     if wanted and first.wrap is not _itself:
@@ -202,10 +196,7 @@ def tensors_in(x: Any) -> Iterator[torch.Tensor]:
 
 
 def refuse_gradient(x: Any, name: str) -> None:
-    """A gradient that is not computed must be an error.
-
-    Raises ValueError for a tensor that requires a gradient, or has a tangent.
-    """
+    """A gradient, or tangent, that is not computed must be an error."""
     if isinstance(x, torch.Tensor) and has_tangent(x):
         raise ValueError(
             f"{name} has a tangent, and this function has no derivatives for it: pass "
@@ -253,8 +244,7 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str, over_rows
 
 def surely_finite(x: torch.Tensor) -> bool:
     """Whether the sum of all elements is finite, which no NaN or Inf leaves it; it may overflow by itself.
-
-    A sum takes a fifth of the time of column maxima.
+    It takes a fifth of the time of column maxima.
     """
     return bool(torch.isfinite(x.sum()))
 
@@ -265,9 +255,8 @@ def finite_members(x: torch.Tensor) -> torch.Tensor:
 
 
 def usable_members(x: torch.Tensor, measured: np.ndarray) -> np.ndarray:
-    """Which members of a batch hold neither NaN nor Inf; only those are read of which this was measured.
-
-    All of fewer numbers than members: those that were measured again, and so are usable.
+    """Which members of a batch hold neither NaN nor Inf; only those are read of which this was measured. All
+    of fewer numbers than members: those that were measured again, and so are usable.
     """
     usable = np.isfinite(measured)
     doubtful = np.flatnonzero(~usable)
@@ -339,12 +328,9 @@ T = TypeVar("T")
 
 
 def over_lists(member: Callable[[Any, int], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function of a batch also take a list of torch matrices, and return a list.
-
-    Matrices of one shape, dtype and device are stacked; the order is that of the list. Warnings name places
-    in the list.
-
-    ``member``: from the answer to a batch and a place in it to the answer to one matrix.
+    """Let a function of a batch also take a list of torch matrices: those of one shape, dtype and device are
+    stacked. Warnings name places in the list. ``member``: from the answer to a batch and a place in it to
+    the answer to one matrix.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -375,13 +361,7 @@ def is_list(x: Any) -> bool:
 
 
 def groups(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Places of matrices that go together.
-
-    Examples
-    --------
-    >>> groups([torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3)])
-    [[0, 2], [1]]
-    """
+    """Places of matrices that go together."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, a in enumerate(matrices):
         found.setdefault((a.shape, a.dtype, a.device), []).append(place)

@@ -20,8 +20,6 @@ _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 class MemoryGuard:
     """Attempts that may run out of memory, so that the next one, which may need less, has its turn.
 
-    ``device``: whose memory it is.
-
     Examples
     --------
     >>> import torch
@@ -39,9 +37,8 @@ class MemoryGuard:
 
     @contextlib.contextmanager
     def attempt(self, label: str) -> Iterator[None]:
-        """Carry on behind the block where memory does not suffice for it; other errors come through.
-
-        Temporary tensors of the block are free then, and the memory of CUDA graphs.
+        """Carry on behind the block where memory does not suffice for it: temporary tensors of the block are
+        free then, and the memory of CUDA graphs.
         """
         try:
             yield
@@ -53,10 +50,8 @@ class MemoryGuard:
                 graphs.clear()
 
     def raise_if_short(self) -> None:
-        """To be called where no attempt gave an answer.
-
-        Raises torch.OutOfMemoryError if one of them had too little memory: for what, and how much was free.
-        It is a RuntimeError.
+        """To be called where no attempt gave an answer: torch.OutOfMemoryError if one of them had too little
+        memory.
         """
         if self.shortages:
             raise torch.OutOfMemoryError(

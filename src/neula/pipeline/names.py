@@ -21,8 +21,6 @@ INTERCEPT = "intercept"
 def column_names(x: Any) -> tuple[str, ...] | None:
     """Names of the columns of a table of pandas, Polars or Arrow, of a labelled DataArray of xarray, or of a
     source of Parquet.
-
-    Anything that narwhals reads has ``columns``, or ``column_names``.
     """
     if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)):
         return None
@@ -63,10 +61,7 @@ def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> No
 
 
 def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
-    """The columns of a table in the order of their names; what is no table stays as it is.
-
-    Raises ValueError if a name is missing.
-    """
+    """The columns of a table in the order of their names; what is no table stays as it is."""
     theirs = column_names(x)
     if names is None or theirs is None or theirs == names:
         return x
@@ -87,8 +82,7 @@ def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
 
 def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
     """A function of A and b whose result keeps the names of A's and b's columns, where they are tables.
-
-    Raises ValueError if rows of A and of another argument have different labels.
+    Refuses arguments whose rows have other labels than those of A.
     """
 
     @functools.wraps(function)
@@ -120,9 +114,8 @@ def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
-    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0, where it is a series.
-
-    Bounds are taken by these labels.
+    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0, where it is a series; bounds are
+    taken by these labels.
     """
 
     @functools.wraps(function)
@@ -147,8 +140,6 @@ def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
 def by_name(values: Any, names: tuple[str, ...] | None, name: str) -> Any:
     """Values of a mapping or series in the order of names; all else stays as it is, and a series that pandas
     has numbered.
-
-    Raises ValueError if a name is missing, or strange.
     """
     labels = row_labels(values) if hasattr(values, "items") else None
     is_labelled = isinstance(values, Mapping) or type(labels).__name__ not in ("NoneType", "RangeIndex")

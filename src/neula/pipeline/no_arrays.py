@@ -51,10 +51,8 @@ def refuse_no_array(x: Any, name: str) -> None:
 
 
 def as_array(x: Any, name: str) -> np.ndarray:
-    """Convert a list or a data frame to a NumPy array.
-
-    Raises ValueError if rows have different lengths, values are missing, or an integer is no float64. Raises
-    TypeError if it is no array, or columns hold no numbers.
+    """Convert a list or a data frame to a NumPy array; refuses ragged rows, missing values, columns without
+    numbers, and integers that are no float64.
     """
     if (columns := _columns(x)) is not None:
         return _of_columns(x, columns, name)

@@ -1,7 +1,5 @@
-"""Public functions as operators of torch: ``torch.ops.neula``.
-
-An operator takes tensors, numbers and names, and returns tensors: the answer and its evidence. So compilers
-can have it in a graph. It calls the public function, which decides by numbers; they see shapes alone.
+"""Public functions as operators of torch, ``torch.ops.neula``, which compilers can have in a graph: from
+tensors, numbers and names to the answer and its evidence.
 """
 
 from __future__ import annotations
@@ -43,10 +41,10 @@ OF_PARTS = {"complex64": "float32", "complex128": "float64"}
 class Operator:
     """An operator of torch with its shapes, derivatives and batches.
 
-    ``schema``: name, arguments and results, as in torch: first the operands, then options. ``function``: the
-    derivatives. ``compute``: from the operands, and options by name as the public function has them, to the
-    results. ``shapes``: from the operands to shapes and dtypes of the results. ``again``: from the options,
-    by name, to what the derivatives solve, factorize or multiply with.
+    ``schema``: name, arguments and results, as in torch: first the operands, then options. ``compute``: from
+    the operands, and options by name as the public function has them, to the results. ``shapes``: from the
+    operands to shapes and dtypes of the results. ``again``: from the options to what the derivatives solve,
+    factorize or multiply with.
     """
 
     def __init__(
@@ -180,10 +178,7 @@ def is_hidden(x: torch.Tensor) -> bool:
 
 
 def refuse_variable(x: Any, name: str) -> None:
-    """A derivative that an operator does not have must not be lost without a word.
-
-    Raises ValueError for a tensor that requires a gradient, has a tangent, or is hidden by a transform.
-    """
+    """A derivative that an operator does not have must be an error, and a tensor that a transform hides."""
     refuse_gradient(x, name)
     if isinstance(x, torch.Tensor) and is_hidden(x):
         raise ValueError(
@@ -224,14 +219,12 @@ def with_operator(
 def eager(
     function: Callable[P, T], traced: Callable[..., Any] | None = None, plans: Plans | None = None
 ) -> Callable[..., T]:
-    """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
+    """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were;
+    ``progress=True`` becomes a bar.
 
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
-    shape, and not faster. ``progress=True`` becomes a bar here.
-
-    ``traced``: replacement by an operator of torch if numbers cannot be read; it returns None for unsupported
-    arguments. ``plans``: replacement for problems like an earlier one. Type checkers know its parameters from
-    its overloads, which let ``progress`` be a bool.
+    shape, and not faster. ``traced``: replacement by an operator of torch if numbers cannot be read; it
+    returns None for unsupported arguments. ``plans``: replacement for problems like an earlier one.
     """
     disabled: Callable[P, T] | None = None
     name = function.__name__

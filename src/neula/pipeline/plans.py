@@ -1,10 +1,9 @@
 """Problems like some that were solved before: what does not depend on numbers is decided once.
 
 A call of a small problem spends most of its time on what its arrays are, what is requested, which chain that
-makes, and what may be accepted. All of that depends on shapes, dtypes and keywords alone. A planner keeps
-what dtypes and keywords decide, and makes the plan of each new shape. A plan keeps the rest, with the first
-link: what that link solves, and the verdict accepts, is the answer. All else goes through the front end and
-the whole chain, as a first call does, which continues from what a device has found.
+makes, and what may be accepted. A planner keeps what dtypes and keywords decide, a plan what shapes decide,
+with the first link: what that link solves, and the verdict accepts, is the answer. All else goes through the
+front end and the whole chain, which continues from what a device has found.
 """
 
 from __future__ import annotations
@@ -103,9 +102,9 @@ class Plans:
     """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
 
     ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
-    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments of
-    a call, to the result, for plans that return answers. ``fetches``: whether a plan on the host also takes
-    copies, of views, and what is fetched from a device.
+    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments,
+    to the result. ``fetches``: whether a plan on the host also takes copies, of views, and what is fetched
+    from a device.
     """
 
     def __init__(
@@ -243,10 +242,8 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
 def accepted_result(
     kind: type[R], given: Given, options: Any, label: str, reason: Callable[[], str], fields: dict[str, Any]
 ) -> R:
-    """The result of problems that one link has solved, all accepted.
-
-    ``reason``: why they are accepted, in words. ``fields``: fields that not all results have; the others are
-    added to it.
+    """The result of problems that one link has solved, all accepted; ``fields`` gets those that all results
+    have.
     """
     fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
@@ -263,9 +260,8 @@ def accepted_solutions(
     fields: dict[str, Any],
     each: Callable[[str], Any],
 ) -> R:
-    """Accepted result of linear systems or least-squares problems.
-
-    ``each``: from one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
+    """Accepted result of linear systems or least-squares problems; ``each`` makes the user's array of a name
+    in ``OF_EACH``.
     """
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:
@@ -283,9 +279,7 @@ def accepted_solution(
     x: np.ndarray,
     forward_errors: list[float],
 ) -> R:
-    """Accepted result of one problem on the host, from x in double precision, shape (n, k), and errors of its
-    columns.
-    """
+    """Accepted result of one problem on the host, from x, shape (n, k), and errors of its columns."""
     is_vector = given.arrays[1].ndim == 1
     errors = forward_errors[0] if is_vector else forward_errors
     known = True, fields["backward_error"], fields["condition"], errors

@@ -20,10 +20,8 @@ Progress = Callable[[str, float], None]
 
 
 def showing(function: Callable[P, T]) -> Callable[P, T]:
-    """A function for which ``progress=True`` shows a bar.
-
-    ``function``: with a keyword ``progress``, a :data:`Progress` or None. Raises TypeError for a ``progress``
-    that cannot be called.
+    """A function for which ``progress=True`` shows a bar. Raises TypeError for a ``progress`` that cannot be
+    called.
     """
 
     @functools.wraps(function)

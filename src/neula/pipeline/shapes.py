@@ -18,10 +18,8 @@ _NOTHING = torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")
 
 @dataclass(frozen=True, eq=False)
 class BatchedProblem:
-    """Problems ``A x = b`` with each matrix once, and all right-hand sides that go with it as its columns.
-
-    Where b has leading dimensions that A does not have, or has of size 1, these become columns: no matrix is
-    factorized twice. Everything here is a view or a differentiable operation on what was given.
+    """Problems ``A x = b`` with each matrix once, and all right-hand sides that go with it as its columns: no
+    matrix is factorized twice. Views, or differentiable operations on what was given.
     """
 
     a: torch.Tensor  # shape (..., m, n): as given
@@ -130,29 +128,10 @@ class _BroadcastLayout:
 def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool = True) -> BatchedProblem:
     """Match the shapes of A and b in ``A x = b``, as NumPy 2 and SciPy 1.17 do.
 
-    A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand sides
-    in its last two dimensions, or a batch of them. Leading dimensions are broadcast. Every dimension may have
-    size zero.
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-    b : Tensor, shape (m,) or (..., m, k)
-        Until the next release also of the shape of A without its last dimension, one vector for each matrix,
-        where NumPy's rules do not fit.
-    stacks_vectors : bool, optional
-        Whether that is so.
-
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit; the message says which do.
-
-    Warns
-    -----
-    FutureWarning
-        Where b has the shape of A without its last dimension, and more than one dimension: torch takes it as
-        one vector for each matrix, NumPy as a matrix of right-hand sides.
+    A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand
+    sides in its last two dimensions, or a batch of them. Until the next release, if ``stacks_vectors``, a b
+    with the shape of A without its last dimension is taken as one vector for each matrix where NumPy's rules
+    do not fit, with a FutureWarning. Raises ValueError for shapes that do not fit.
 
     Examples
     --------

@@ -122,10 +122,8 @@ class Solutions(Values):
     def from_numbers(
         cls, x: torch.Tensor, numbers: np.ndarray | torch.Tensor, **columns: np.ndarray | torch.Tensor
     ) -> Self:
-        """Solutions with what was measured of them, of which tensors are made when somebody asks.
-
-        Shapes: x (batch, n, k). ``numbers``, shape (numbers, batch): numbers called :attr:`names`.
-        ``columns``, shape (batch, k): numbers called :attr:`columns`.
+        """Solutions with what was measured of them, of which tensors are made when somebody asks. Shapes: x
+        (batch, n, k), ``numbers`` (numbers, batch), as :attr:`names`, ``columns`` (batch, k).
         """
         found = object.__new__(cls)
         for name, known in (("x", x), ("_known", (numbers, columns))):
@@ -260,9 +258,8 @@ def attached(
     result: R,
     attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> R:
-    """A result, its x attached to the graph of A and b where somebody wants that.
-
-    ``attach``: from A, b and x, matrices of one batch, to x.
+    """A result, its x attached to the graph of A and b where somebody wants that, by ``attach`` from A, b
+    and x.
     """
     if not call.differentiable:
         return result
@@ -321,10 +318,8 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
 
 
 def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
-    """The engine of the host, where it solves some problems sooner; None elsewhere.
-
-    ``options``: of an engine whose tuning says how much that may be. ``count``: how many problems. ``work``:
-    ``m n (n + k)`` of each, as often as that is passed through.
+    """The engine of the host, where it solves ``count`` problems of ``work = m n (n + k)`` each, as often as
+    that is passed through, sooner; None elsewhere.
     """
     most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
     if count * max(work, LEAST_WORK) > most:
@@ -353,18 +348,12 @@ def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: t
 
 
 def larger_part(errors: torch.Tensor) -> torch.Tensor:
-    """The larger of what is known of both parts of each column, which bounds that of the complex one.
-
-    With ``||x|| ^2 = ||x1||^2 + ||x2||^2`` a relative error of both parts is one of x.
-    """
+    """The larger relative error of both parts of each column, which bounds that of the complex one."""
     return torch.maximum(*errors.split(errors.shape[-1] // 2, -1)) if errors.shape[-1] else errors
 
 
 def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
-    """Solutions for complex right-hand sides of real matrices.
-
-    ``call``: of A and b. ``solve``: solves for real tensors.
-    """
+    """Solutions for complex right-hand sides of real matrices, by a ``solve`` for real tensors."""
     a, b = (taken.graph for taken in call.operands.values())
     found = solve(a, real_columns(b.unsqueeze(-1) if shapes.is_vector else b))
     return _joined(call, shapes, found)

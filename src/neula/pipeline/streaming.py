@@ -1,9 +1,6 @@
-"""Rows of matrices larger than memory: read ahead in a thread, block by block, as often as is wanted.
-
-The thread fills a few buffers while the last block is worked on. On a GPU they are pinned, and copied on a
-stream of their own, so that reading, copying and computing go on at the same time. Whatever is wrong with a
-source (it ends early, a block of another width, other numbers than the last time) is an error that says
-where.
+"""Rows of matrices larger than memory: read ahead in a thread, block by block, as often as is wanted. On a
+GPU the buffers are pinned, and copied on a stream of their own, so that reading, copying and computing go on
+at the same time. A source that ends early, or changes, is an error that says where.
 """
 
 from __future__ import annotations
@@ -72,9 +69,8 @@ class Reader:
         return next(iter(self.sources.values())).shape[0]
 
     def read(self, what: str) -> Iterator[Block]:
-        """Read all rows once, in blocks; ``what`` names the task for the progress.
-
-        Raises ValueError for a source that is not what it said, or not what it was in the last pass.
+        """Read all rows once, in blocks; ``what`` names the task for the progress. Raises ValueError for a
+        source that is not what it said, or was in the last pass.
         """
         self.passes += 1
         report = stage(self.progress, f"pass {self.passes}: {what}")
@@ -139,10 +135,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Slot:
-    """Room for a block on the device, and, once that is needed, on the host if that is another place.
-
-    ``first`` and ``count``: rows that are in it.
-    """
+    """Room for a block on the device, and, once that is needed, on the host if that is another place."""
 
     def __init__(self, here: list[torch.Tensor]) -> None:
         self.here = here
@@ -287,9 +280,8 @@ def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf
 
 
 def torch_dtype(dtype: Any, name: str, *, or_complex: bool = False) -> torch.dtype:
-    """The dtype in which torch holds the numbers of a source; integers and booleans are float64.
-
-    Raises TypeError for what are no numbers, and for complex ones that are not accepted.
+    """The dtype in which torch holds the numbers of a source; integers and booleans are float64. Raises
+    TypeError for what are no numbers, and for complex ones that are not accepted.
     """
     if not isinstance(dtype, torch.dtype):
         kind = np.dtype(dtype)

@@ -1,8 +1,6 @@
-"""Tables of links: for each problem the only place that says which link is tried when.
-
-A row is a link: a factorization, and what refines with it. Its arithmetics, the place where it runs, and the
-conditions under which it is tried are columns. A case is shape and options, without numbers; its chain is
-made of the rows that apply, in their order.
+"""Tables of links: for each problem the only place that says which link is tried when. A row is a link, its
+arithmetics, the place where it runs, and the conditions under which it is tried. A case is shape and
+options, without numbers; its chain is made of the rows that apply, in their order.
 """
 
 from __future__ import annotations
