@@ -22,11 +22,8 @@ def componentwise_backward_error(
 ) -> float:
     """The smallest ``e`` with ``(A + dA) x = b`` and ``|dA| <= e (|A| + |L| |U|)``, in float64.
 
-    Lopez and Mary (2022), formula 2.2, by the theorem of Oettli and Prager; the worst right-hand side counts.
-
-    Shapes: x (n, k). ``a``, shape (n, n): with the rows in the order of L: ``A[permutation]`` after pivoting.
-    ``b``, shape (n, k): rows as in ``a``. ``lower``, ``upper``, shape (n, n): L and U. Returns NaN if x is
-    not finite.
+    Lopez and Mary (2022), formula 2.2, by the theorem of Oettli and Prager; the worst right-hand side
+    counts. Rows of A and b are in the order of L: ``A[permutation]`` after pivoting. NaN if x is not finite.
 
     Examples
     --------

@@ -106,8 +106,8 @@ def by_power_method(
 ) -> torch.Tensor:
     """``||E||_2`` of a matrix or a batch from above, within a factor of 2; the host waits.
 
-    ``image`` is ``E H`` for the vectors of :func:`directions`; ``multiply`` multiplies E by vectors. Products
-    go on until it is clear which norms are at most ``enough``, or within a factor of 1.25.
+    ``image`` is ``E H`` for the vectors of :func:`directions`. Products go on until it is clear which norms
+    are at most ``enough``, or within a factor of 1.25.
     """
     for q in itertools.count(2):
         size = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
@@ -132,9 +132,8 @@ def gram_defect(q: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
 
 
 def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``||I - Q^H Q||_2`` from above where a first estimate was too large, shape (batch,); the host waits.
-
-    As close as it takes to tell whether it is at most ``enough``: within a factor of 2.
+    """``||I - Q^H Q||_2`` from above where a first estimate was too large, shape (batch,), as close as it
+    takes to tell whether it is at most ``enough``: within a factor of 2; the host waits.
     """
     n = q.shape[2]
     if n <= COLUMNS:

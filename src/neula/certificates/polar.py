@@ -88,13 +88,13 @@ def polar_measures(
     weighted: bool = False,
     whole: bool = False,
 ) -> torch.Tensor:
-    """:class:`PolarNumbers` of wide matrices and their factors, without synchronizing on a GPU.
+    """:class:`PolarNumbers` of wide matrices and their factors, shape (numbers, batch), float64, without
+    synchronizing on a GPU; not accepted where it is NaN.
 
-    ``w``, shape (parts, batch, k, m), k <= m: the matrices, as the engine has them. ``x``, shape (parts,
-    batch, k, m): their factors. ``exactly``: whether vectors are multiplied in the engine's storage
-    precision, and not in its format. ``within``: whether X is to be a partial isometry: orthonormal on its
-    range. ``weighted``: whether what U lacks counts as much as A has of it. ``whole``: whether U is to be
-    orthonormal even where A is zero. Returns shape (numbers, batch): float64; not accepted where it is NaN.
+    ``w``, ``x``, shape (parts, batch, k, m), k <= m: the matrices and their factors, as the engine has them.
+    ``exactly``: whether vectors are multiplied in the engine's storage precision, and not in its format.
+    ``within``: whether X is to be a partial isometry. ``weighted``: whether what U lacks counts as much as A
+    has of it. ``whole``: whether U is to be orthonormal even where A is zero.
     """
     count, k = engine.members(w), w.shape[2]
     over_rows = engine.over_rows
@@ -203,9 +203,8 @@ class LanczosDecomposition(NamedTuple):
 def lanczos(
     multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int
 ) -> LanczosDecomposition:
-    """A few Lanczos steps, at most k, for a batch of symmetric matrices, with full orthogonalization.
-
-    ``multiply`` multiplies them by vectors, shape (batch, k, 1), as the start is.
+    """A few Lanczos steps, at most k, for a batch of symmetric matrices, with full orthogonalization;
+    ``multiply`` multiplies them by vectors, shape (batch, k, 1).
     """
     count, k, _ = start.shape
     basis = start.new_empty(count, steps, k)

@@ -40,10 +40,8 @@ SEED = 3
 def qr_certificate(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
 ) -> QRCertificate:
-    """Estimate residual and orthogonality with random vectors, in higher precision than the target.
-
-    Shapes: q (m, k). ``a``, shape (m, n): the matrix as given. ``r``, shape (k, n): factor of ``a``.
-    ``scales``, shape (n,): column scales: errors are measured in ``A diag(scales)``.
+    """Estimate residual and orthogonality with random vectors, in higher precision than the target; errors
+    are measured in ``A diag(scales)``.
     """
     found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
     if not found.doubtful:
@@ -59,11 +57,8 @@ def single_qr_measures(
     target: Format,
     over_rows: Reduction = HERE,
 ) -> torch.Tensor:
-    """Measure the errors of one QR factorization for :func:`qr_certificate`, without synchronizing: four
-    numbers.
-
-    These are those of :func:`qr_measures`, in the precision of the measurement. A and Q may be the rows that
-    one process has of them.
+    """Measure the errors of one QR factorization as :func:`qr_measures`, in the precision of the
+    measurement, without synchronizing: four numbers. A and Q may be the rows that one process has of them.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
     return image_measures(image, q, r, scales, over_rows)
@@ -103,8 +98,8 @@ def image_measures(
 
 
 def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Factors that turn norms along 4 or 8 vectors of a dtype into the measures of :func:`qr_measures`, shape
-    (4,), real.
+    """Factors, shape (4,), that turn norms along 4 or 8 vectors of a dtype into the measures of
+    :func:`qr_measures`.
     """
 
     def made() -> torch.Tensor:
@@ -148,11 +143,9 @@ def qr_measures(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, over_rows: Reduction = HERE
 ) -> torch.Tensor:
     """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing, shape (4,
-    batch).
-
-    These are norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H
-    and the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN,
-    that matrix will not be accepted.
+    batch): norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H and
+    the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN, that
+    matrix will not be accepted.
     """
     k, n = r.shape[1:]
     if over_rows.spread:
@@ -168,10 +161,9 @@ def qr_measures(
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says.
-
-    Measures are those of :func:`qr_measures`, in the precision of the measurement, and the shape that of each
-    matrix. The measures of a matrix that is not finite are NaN or infinite.
+    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says, by
+    :func:`qr_measures` in the precision of the measurement. Those of a matrix that is not finite are NaN or
+    infinite.
     """
     return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
 

@@ -64,10 +64,9 @@ class SpectralBounds:
 
 
 def a_priori_error(u: float, n: int) -> float:
-    """Bound on errors of eigenvalues without eigenvectors, relative to ``||A||_2``: ``30 n u``.
-
-    Orthogonal reductions are backward stable with a modest multiple of ``n u`` (Wilkinson 1965; LAPACK's
-    tests accept 30).
+    """Bound on errors of eigenvalues without eigenvectors, relative to ``||A||_2``: ``30 n u``. Orthogonal
+    reductions are backward stable with a modest multiple of ``n u`` (Wilkinson 1965; LAPACK's tests accept
+    30).
     """
     return CONSTANT * max(n, 1) * u
 
@@ -91,10 +90,8 @@ class SpectralMeasures(NamedTuple):
 def measured(
     a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, size: torch.Tensor | None = None
 ) -> SpectralMeasures:
-    """Measure decompositions in the precision of A, which is to be the wider one.
-
-    Squares of A, shape (batch, m, n), neither overflow nor underflow. U may be V itself; s is monotone.
-    ``size`` is ``||A||_F``, if it is known.
+    """Measure decompositions in the precision of A, which is to be the wider one. Squares of A, shape
+    (batch, m, n), neither overflow nor underflow. U may be V itself; s is monotone. ``size`` is ``||A||_F``.
     """
     unit = rounding_error(a.shape[2], a.dtype)
     size = in_double(two_norms(a, 1, 2)) if size is None else size
@@ -146,11 +143,9 @@ class SpectralErrors(NamedTuple):
 
 
 def consistency(a: torch.Tensor, s: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
-    """Lower bound on the relative backward error of all values, without vectors, shape (batch,).
-
-    A change of A by ``d ||A||_F`` changes the sum of its eigenvalues (if these are ``symmetric``) by at most
-    ``sqrt(n) d ||A||_F``, and the sum of the squares of eigenvalues or singular values by about ``2 d
-    ||A||_F^2``.
+    """Lower bound on the relative backward error of all values, without vectors, shape (batch,): a change of
+    A by ``d ||A||_F`` changes the sum of its eigenvalues by at most ``sqrt(n) d ||A||_F``, and the sum of
+    the squares of eigenvalues or singular values by about ``2 d ||A||_F^2``.
     """
     s, squares = in_double(s), in_double(two_norms(a, 1, 2)).square()
     whole = torch.where(squares > 0, squares, 1.0)

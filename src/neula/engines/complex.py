@@ -33,9 +33,8 @@ PARTS = 4
 
 
 class ComplexEngine(Engine):
-    """Multiplies complex matrices in the arithmetic of an engine for real ones.
-
-    Operands stay in the storage precision; their parts are rounded to the low format in each product.
+    """Multiplies complex matrices in the arithmetic of an engine for real ones. Operands stay in the storage
+    precision; their parts are rounded to the low format in each product.
     """
 
     is_complex = True
@@ -237,12 +236,12 @@ def three_products(
     beta: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``C = alpha A B + beta C`` of complex matrices by three real products, in place.
+    """``C = alpha A B + beta C`` of complex matrices by three real products, in place; C is not read if
+    ``beta`` is zero.
 
-    ``multiply`` writes the product of its first two arguments, real matrices, into the third. C is not read
-    if ``beta`` is zero. Large products are computed in blocks of its columns, or rows where these are
-    contiguous, so that temporaries stay below half of it. The planes of A and B are rounded to ``dtype``, by
-    default that of the parts.
+    ``multiply`` writes the product of two real matrices into a third. Large products are computed in blocks
+    of columns of C, or rows where these are contiguous, so that temporaries stay below half of it. The
+    planes of A and B are rounded to ``dtype``, by default that of the parts.
     """
     if c.stride(0) > c.stride(1):  # in columns, as engines write them
         three_products(multiply, b.mT, a.mT, c.mT, alpha, beta, dtype)

@@ -61,7 +61,6 @@ SPARE = 24
 
 class CudaEngine(Engine):
     """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
-
     Nothing here synchronizes: work is queued on the caller's current stream.
     """
 
@@ -246,7 +245,6 @@ class CudaEngine(Engine):
 
     def _project_out_replayed(self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
         """In two graphs, with a message between them: a process that launches late keeps all others waiting.
-
         Q is split twice, once for each graph.
         """
 
@@ -362,9 +360,8 @@ _of_thread = _OfThread()
 
 
 def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
-    """One for each thread and stream: torch keeps a workspace of cuBLAS for every stream that multiplies.
-
-    Graphs that are replayed on different streams must not share one.
+    """One for each thread and stream: torch keeps a workspace of cuBLAS for every stream that multiplies,
+    and graphs that are replayed on different streams must not share one.
     """
     streams = _of_thread.streams
     key = beside.device, beside.stream_id

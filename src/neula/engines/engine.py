@@ -1,8 +1,7 @@
-"""The interface between algorithms and arithmetic: an engine multiplies matrices.
-
-Everything that an algorithm multiplies goes through :meth:`Engine.gemm`, whose operands are rounded to the
-engine's low format and whose products are summed in its storage precision (float32, or float64 for fp64).
-Working matrices are column-major, as in LAPACK: a block of columns is one contiguous piece of memory.
+"""The interface between algorithms and arithmetic. Everything that an algorithm multiplies goes through
+:meth:`Engine.gemm`, whose operands are rounded to the engine's low format and whose products are summed in
+its storage precision (float32, or float64 for fp64). Working matrices are column-major, as in LAPACK: a
+block of columns is one contiguous piece of memory.
 """
 
 from __future__ import annotations
@@ -153,9 +152,8 @@ class Engine(ABC):
         return self.round(x, self._room(x) if out is None else out)
 
     def multiplies_low(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
-        """Whether a product of matrices of these shapes is computed in a low format, corrected or not.
-
-        Each number has so many parts as there are real products in one of them.
+        """Whether a product of matrices of these shapes, whose numbers have so many parts as there are real
+        products in one of them, is computed in a low format, corrected or not.
         """
         return self.arithmetic.operands not in (FP32, FP64)
 
@@ -247,9 +245,8 @@ class Engine(ABC):
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
-        """:meth:`gemm_low` of each triple (A, B, C), with ``other`` at the same time where the engine can.
-
-        ``other``, whose result is returned, should keep few units busy for long, and touch none of these.
+        """:meth:`gemm_low` of each triple (A, B, C), with ``other``, whose result is returned, at the same
+        time where the engine can: it should keep few units busy for long, and touch none of these.
         """
 
         def subtract() -> None:
@@ -290,10 +287,9 @@ class Engine(ABC):
         return c.sub_(self.bmm(a, b))
 
     def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
-        """Room for an operand that is multiplied again and again, where it is converted once for all of that.
-
-        ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be as
-        accurate as in float32, whatever the arithmetic.
+        """Room for an operand that is multiplied again and again, where it is converted once for all of
+        that: ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be
+        as accurate as in float32.
         """
         return None
 
@@ -319,9 +315,8 @@ class Engine(ABC):
         return torch.linalg.vector_norm(parts[0], dim=(1, 2), dtype=self.storage)
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
-        """Products of batches in parts, in the storage precision, shape (batch, m, n).
-
-        Of products that are known to be symmetric the lower triangle counts.
+        """Products of batches in parts, in the storage precision, shape (batch, m, n). Of products that are
+        known to be symmetric the lower triangle counts.
         """
         c = self._matmul(a[0], b[0]).to(self.storage)
         return hermitian_from_lower(c) if symmetric else c
@@ -382,10 +377,9 @@ class Engine(ABC):
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``A^H A`` of an operand in the engine's arithmetic: at least its lower triangle, where there is
-        nothing better in blocks of its rows, each up to its last column.
-
-        Where scales are given it is that of a matrix in any precision, whose columns they make at most 1.
+        """``A^H A`` of an operand in the engine's arithmetic: at least its lower triangle, in blocks of its
+        rows, each up to its last column. With scales, that of a matrix in any precision, whose columns they
+        make at most 1.
         """
         if scales is not None:
             a = self.fill(torch.empty(a.shape, dtype=self.operand_dtype, device=a.device), a, scales)
@@ -402,11 +396,9 @@ class Engine(ABC):
     def replay(
         self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
-        """``function(*inputs)``, replayed from a CUDA graph where there is one for this key.
-
-        Launches must be the same each time.
-
-        Where there is room for the results in ``out``, the function may overwrite its inputs.
+        """``function(*inputs)``, replayed from a CUDA graph where there is one for this key. Launches must
+        be the same each time. Where there is room for the results in ``out``, the function may overwrite its
+        inputs.
         """
         return called(function, inputs, key, out)
 
@@ -417,9 +409,8 @@ class Engine(ABC):
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function of tensors like this one that is about to be called dozens of times, in less time.
-
-        A GPU captures it in a CUDA graph and replays that: launches must be the same each time.
+        """A function of tensors like this one that is about to be called dozens of times, in less time: a
+        GPU captures it in a CUDA graph and replays that. Launches must be the same each time.
         """
         return function
 

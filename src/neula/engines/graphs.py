@@ -1,8 +1,8 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
-A factorization of small matrices is dozens of launches of microseconds each, and Python needs longer for them
-than the GPU. After :data:`BEFORE` calls for a shape the next one captures them in a CUDA graph, which it and
-the following ones replay on a copy of the input; they return copies of the results.
+Python takes longer to launch a factorization of small matrices than the GPU to run it. After :data:`BEFORE`
+calls for a shape the next one captures them in a CUDA graph, which it and the following ones replay on a
+copy of the input; they return copies of the results.
 """
 
 from __future__ import annotations
@@ -227,12 +227,12 @@ class _Graph:
 def replay(
     function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
 ) -> Tensors:
-    """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like these.
+    """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like
+    these.
 
-    ``function``: takes tensors and returns some. Launches must not depend on the numbers; nothing may
-    synchronize. ``inputs``: on one GPU. ``key``: says what function does: another function for the same key
-    would not be called. ``out``: room for the results. Then the function may overwrite its inputs, some of
-    which may be in ``out``.
+    Launches must not depend on the numbers; nothing may synchronize. Another function for the same key would
+    not be called. If there is room for the results in ``out``, the function may overwrite its inputs, some
+    of which may be in ``out``.
     """
     device = device_of(inputs)
     if is_recording():
@@ -275,9 +275,8 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Capture a function in a CUDA graph, for tensors of one shape; the function itself if capture fails.
 
-    Whoever keeps it must keep what the function reads, and have no two calls under way. Launches must not
-    depend on the numbers; nothing may synchronize. Earlier calls with tensors ``like`` these have compiled
-    its kernels, and filled its caches.
+    Whoever keeps it must keep what the function reads, and have no two calls under way. Earlier calls with
+    tensors ``like`` these have compiled its kernels, and filled its caches.
     """
     if is_recording():
         return function
@@ -346,10 +345,8 @@ def clear() -> None:
 def _captured(
     function: Callable[..., Tensors], inputs: Inputs, stream: torch.cuda.Stream, *, called: bool = False
 ) -> _Graph | None:
-    """A graph of the function, or None if one of its steps cannot be captured.
-
-    Unless that has been done, it is called once before, which compiles kernels and makes what is made once,
-    neither of which a graph may do.
+    """A graph of the function, or None if one of its steps cannot be captured. Unless ``called``, it is
+    called once before, which compiles kernels and makes what is made once, neither of which a graph may do.
     """
     own = copied(inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
@@ -418,19 +415,17 @@ def _pool(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> torch.cuda.CUDA
 
 @lru_cache(maxsize=STREAMS)
 def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
-    """The stream on which calls of another stream are captured; one for each.
-
-    A workspace of cuBLAS, 32 MB, belongs to every stream that multiplies, also during a capture, and what is
-    replayed on different streams must not share one.
+    """The stream on which calls of another stream are captured: a workspace of cuBLAS, 32 MB, belongs to
+    every stream that multiplies, also during a capture, and what is replayed on different streams must not
+    share one.
     """
     return torch.cuda.Stream(device)
 
 
 def _has_room(limit: int, since: int, stream: torch.cuda.Stream) -> bool:
     """Whether so many bytes are enough for the graphs that were used since a call; forgets older ones, those
-    not used for longest first.
-
-    Calls that take turns and have no room together would else be captured each time, and never replayed.
+    not used for longest first. Calls that take turns and have no room together would else be captured each
+    time.
     """
     total = sum(graph.nbytes for graph in _graphs.values() if graph is not None)
     while len(_graphs) >= MOST or total > limit:

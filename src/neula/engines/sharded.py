@@ -44,10 +44,7 @@ class RowsOfGroup(Reduction):
     """Rows that are distributed over the processes of a group, in the order of their ranks.
 
     All methods are to be called by all processes of the group, with tensors of the same shapes except for
-    rows.
-
-    ``counts``: rows of each process. ``group``: None for all processes. ``rank``, ``size``: place of this
-    process in the group, and how many there are.
+    rows. ``counts``: rows of each process. ``group``: None for all processes.
     """
 
     spread = True
@@ -104,9 +101,8 @@ class RowsOfGroup(Reduction):
         self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
     ) -> tuple[torch.Tensor, ...]:
         """Several tensors in one message, in a dtype that holds all; integers and booleans as float64.
-
-        Elements are sent row by row, whatever their order in memory, which need not be the same on all
-        processes. A single tensor that lies so is sent from where it is, and overwritten.
+        Elements are sent row by row, whatever their order in memory. A single tensor that lies so is sent
+        from where it is, and overwritten.
         """
         parts = [x.resolve_conj() for x in parts]
         if len(parts) == 1 and parts[0].is_contiguous() and parts[0].dtype == _sent_as(parts[0].dtype):
@@ -195,9 +191,8 @@ class RowsOfGroup(Reduction):
     def _up(
         self, a: torch.Tensor, factorize: Factorize
     ) -> tuple[torch.Tensor | None, torch.Tensor, list[_Pair]]:
-        """Q and R of the rows here, and the pairs that are merged here; R is the last one.
-
-        A message has room for an R, and before it a row that says how many rows it has.
+        """Q and R of the rows here, and the pairs that are merged here; R is the last one. A message has
+        room for an R, and before it a row that says how many rows it has.
         """
         n, step, pairs = a.shape[-1], 1, []
         q, r = _factors(a, factorize)

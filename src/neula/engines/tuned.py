@@ -1,8 +1,6 @@
-"""Thresholds that ``neula tune`` has measured on this machine, in the user's cache folder.
-
-A file belongs to one device with one driver, one number of threads, and one version of torch and of neula; it
-holds only what differs from machine to machine. An engine reads it once in a process; whatever is wrong with
-it is said in a warning, and the shipped thresholds take its place.
+"""Thresholds that ``neula tune`` has measured on this machine, in the user's cache folder: a file for each
+device, driver, number of threads, and version of torch and of neula. An engine reads it once in a process;
+whatever is wrong with it is said in a warning, and the shipped thresholds take its place.
 """
 
 from __future__ import annotations

@@ -1,10 +1,5 @@
-"""Thresholds and block sizes of machines: the files in ``machines/``, and the records of algorithms that read
-them.
-
-Beside an algorithm stands a small record with the names of its numbers, such as
-:class:`neula.algorithms.elimination.lu.LUTuning`; ``engine.tuning[LUTuning]`` has them of the engine's
-machine. None of them changes an answer's accuracy. The tuning of a machine that is not there can be made as
-well, so that what would be tried on it can be read and tested anywhere.
+"""Thresholds and block sizes of machines: the files in ``machines/``, and the records of algorithms that
+read them, such as ``engine.tuning[LUTuning]``. None of them changes an answer's accuracy.
 """
 
 from __future__ import annotations
