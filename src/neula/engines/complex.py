@@ -19,7 +19,6 @@ import torch
 
 from neula.engines.cuda import LARGE
 from neula.engines.engine import Engine, Named
-from neula.engines.graphs import Inputs, Tensors
 from neula.engines.sharded import sharded
 from neula.engines.tuning import Tuning
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
@@ -207,15 +206,6 @@ class ComplexEngine(Engine):
     @property
     def replayed_bytes(self) -> int:
         return self.real.replayed_bytes
-
-    def replay(self, function: Any, inputs: Inputs, key: Any, out: Tensors | None = None) -> Tensors:
-        return self.real.replay(function, inputs, (key, "complex"), out)
-
-    def often(self, key: Any) -> bool:
-        return self.real.often((key, "complex"))
-
-    def recorded(self, function: Any, like: torch.Tensor) -> Any:
-        return self.real.recorded(function, like)
 
 
 def over(engine: Engine, dtype: torch.dtype) -> Engine:

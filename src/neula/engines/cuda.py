@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -13,7 +13,7 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, First, Result
 from neula.engines.formats import FP32, FP64, TF32, round_to
-from neula.engines.graphs import Inputs, Tensors
+from neula.engines.graphs import Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import CorrectedTuning, Tuning
@@ -322,19 +322,6 @@ class CudaEngine(Engine):
     @property
     def replayed_bytes(self) -> int:
         return graphs.largest_input(self.device)
-
-    def replay(
-        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
-    ) -> Tensors:
-        return graphs.replay(function, inputs, key, out)
-
-    def often(self, key: Hashable) -> bool:
-        return graphs.often((key, self.device))
-
-    def recorded(
-        self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        return graphs.recorded(function, like)
 
 
 @lru_cache(maxsize=16)

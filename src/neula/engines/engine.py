@@ -12,8 +12,9 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 
+from neula.engines import graphs
 from neula.engines.formats import FP16, FP32, FP64, Arithmetic, Format, double_gram
-from neula.engines.graphs import Inputs, Tensors, called
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
@@ -400,11 +401,17 @@ class Engine(ABC):
         be the same each time. Where there is room for the results in ``out``, the function may overwrite its
         inputs.
         """
-        return called(function, inputs, key, out)
+        if not self._replays:
+            return graphs.called(function, inputs, key, out)
+        return graphs.replay(function, inputs, (key, self.is_complex), out)
+
+    @property
+    def _replays(self) -> bool:
+        return self.device.type == "cuda" and self.replayed_bytes > 0
 
     def often(self, key: Hashable) -> bool:
         """Whether :meth:`replay` is wanted so often for a shape that it need not share what is replayed."""
-        return False
+        return self._replays and graphs.often((key, self.is_complex, self.device))
 
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
@@ -412,7 +419,7 @@ class Engine(ABC):
         """A function of tensors like this one that is about to be called dozens of times, in less time: a
         GPU captures it in a CUDA graph and replays that. Launches must be the same each time.
         """
-        return function
+        return graphs.recorded(function, like) if self._replays else function
 
     def __str__(self) -> str:
         return self.name

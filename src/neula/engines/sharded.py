@@ -22,7 +22,7 @@ A process without rows works on one zero row, which no sum sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Self
 
@@ -30,7 +30,6 @@ import torch
 from torch import distributed
 
 from neula.engines.engine import Engine, Named
-from neula.engines.graphs import Inputs, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
 from neula.kernels.doubled.doubled import two_sum
@@ -308,11 +307,6 @@ class _Sharded(Engine):
     @property
     def replayed_bytes(self) -> int:
         return 0
-
-    def replay(
-        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
-    ) -> Tensors:
-        return Engine.replay(self, function, inputs, key, out)
 
 
 @lru_cache(maxsize=16)
