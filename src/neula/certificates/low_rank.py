@@ -148,8 +148,14 @@ def largest_beyond(
         return beside(v, engine.inner(a, y), engine.alone)
 
     seen, over_rows = visible(), engine.over_rows
-    g, product, grams = _first_product(a, u, v, engine, carried)
-    (start, _), (_, size), (largest, _) = _norms(grams, over_rows)
+    g = beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone)
+    if carried is None:
+        image = times(g)
+        product = transposed_times(image)
+    else:
+        image, product = carried[0], beside(v, carried[1], engine.alone)
+    grams = [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
+    (start, _), (_, size), (largest, _) = _norms(torch.stack(grams), over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
     if bound > wanted and carried is not None:  # rounding errors along V that came along may be all there is
         return largest_beyond(a, u, v, edge, wanted, engine, most=most)
@@ -172,42 +178,6 @@ def largest_beyond(
 def random_vectors(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Probes for missed singular values, shape (n, ``VECTORS``); no triplet may depend on them."""
     return gaussian(n, VECTORS, dtype, device, seed=SEED)
-
-
-def _first_product(
-    a: torch.Tensor,
-    u: torch.Tensor,
-    v: torch.Tensor,
-    engine: Engine,
-    carried: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, ...]:
-    """Random vectors G beside V, ``D^H D G``, and the Gram matrices of both, with that of D G between them.
-
-    Nothing waits, and all except the two products with A is replayed from CUDA graphs.
-    """
-    arithmetic, over_rows = repr(engine), engine.over_rows
-
-    def ended(
-        v: torch.Tensor, product: torch.Tensor, g: torch.Tensor, image: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        product = beside(v, product, engine.alone)
-        return product, torch.stack(
-            [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
-        )
-
-    (g,) = engine.replay(
-        lambda v: (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),),
-        *((v,), ("random vectors beside V", arithmetic)),
-    )
-    if carried is None:
-        (image,) = engine.replay(
-            lambda u, image: (beside(u, image, engine),),
-            *((u, engine.gemm(a, g)), ("image beside U", arithmetic)),
-        )
-        carried = image, engine.inner(a, image)
-    image, product = carried
-    inputs = (v, product, g, image)
-    return g, *engine.replay(ended, inputs, ("what is left beside V", arithmetic))
 
 
 def upper_bounds(
