@@ -20,7 +20,7 @@ from neula.engines import FP64, format_of
 from neula.engines.formats import double_of, in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.factored import FactoredMatrix, triangular_condition
-from neula.pipeline.gradients import attach_lu, attach_symmetric
+from neula.pipeline.gradients import attach_logdet, attach_lu, attach_symmetric, attach_system
 from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, is_variable, take
 from neula.pipeline.operators import eager
 from neula.pipeline.result import Attempt, FactorSolution, FactorValue, SlogdetResult, report_missed
@@ -59,9 +59,10 @@ class KnownFactors(ABC):
         """Bound on the relative residual of the factors; infinite if nothing is known."""
         return math.inf
 
-    def operand(self, a: Tensor) -> Tensor:
+    @property
+    def graph(self) -> Tensor:
         """A, shape (P, n, n), as derivatives are taken with respect to it, in double precision."""
-        return a.to(self.factored.a)
+        return flattened(self.given.graph).to(self.factored.a)
 
     # --- methods ---
 
@@ -105,7 +106,8 @@ class KnownFactors(ABC):
         with self.computing():
             sign = self.factored.sign
         if sign.is_complex() and self.is_variable:
-            sign = self.factored.attached_sign(self.operand(flattened(self.given.graph)), sign)
+            argument = torch.complex(torch.zeros_like(sign.real), sign.angle())
+            sign = torch.exp(1j * attach_logdet(self.graph, argument, self.factored.inverse).imag)
         value, error = self._logdet()
         if phase := self.factored.phase_error:
             error = error + (phase + _unit(self.like.tensor.dtype))
@@ -153,7 +155,7 @@ class KnownFactors(ABC):
         """Solutions with their gradients, where somebody wants them."""
         if not (self.is_variable or is_variable(b)):
             return x
-        return self.factored.attached(self.operand(flattened(self.given.graph)), b, x)
+        return attach_system(self.graph, b, x, self.factored.again)
 
     def numbers(self, x: Tensor) -> Any:
         """One number for each matrix."""
@@ -165,11 +167,9 @@ class KnownFactors(ABC):
         """The logarithm of the determinant, and bounds on its error."""
         with self.computing():
             logs, error = self.factored.logdet
-        given, like = self.given, self.like
-        value = logs
-        if self.is_variable:
-            value = self.factored.attached_logdet(self.operand(flattened(given.graph)), logs)
-        error = (error + _unit(like.tensor.dtype) * logs.abs()).reshape(given.tensor.shape[:-2])
+        like = self.like
+        value = attach_logdet(self.graph, logs, self.factored.inverse) if self.is_variable else logs
+        error = (error + _unit(like.tensor.dtype) * logs.abs()).reshape(self.given.tensor.shape[:-2])
         _report_numbers("the logarithm of the determinant", logs.reshape(error.shape), error, 1.0)
         return self.numbers(value), like.wrap(error.to(like.tensor.device))
 
@@ -211,8 +211,9 @@ class CholeskyMethods(KnownFactors):
         a, lower = (a.mH, lower.mH) if self.upper else (a, lower)
         return FactoredMatrix.definite(a, lower)
 
-    def operand(self, a: Tensor) -> Tensor:
-        return attach_symmetric(a, self.factored.a)
+    @property
+    def graph(self) -> Tensor:
+        return attach_symmetric(flattened(self.given.graph), self.factored.a)
 
 
 @dataclass(frozen=True, eq=False)
