@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
@@ -290,7 +289,7 @@ class CudaEngine(Engine):
         if not self._runs_beside:
             return super().beside(launch, other)
         current = torch.cuda.current_stream(self.device)
-        side = _side_stream(current)
+        side = _side_stream(current.device, current.stream_id, threading.get_ident())
         side.wait_stream(current)
 
         def launch_with_share() -> First:
@@ -336,28 +335,12 @@ def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tourn
     return tuned(shipped, device)
 
 
-class _OfThread(threading.local):
-    """Side streams of a thread, by device and stream, the last one used at the end."""
-
-    def __init__(self) -> None:
-        self.streams: OrderedDict[tuple[torch.device, int], torch.cuda.Stream] = OrderedDict()
-
-
-_of_thread = _OfThread()
-
-
-def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
-    """One for each thread and stream: torch keeps a workspace of cuBLAS for every stream that multiplies,
-    and graphs that are replayed on different streams must not share one.
+@lru_cache(maxsize=graphs.STREAMS)
+def _side_stream(device: torch.device, stream_id: int, thread: int) -> torch.cuda.Stream:
+    """One for each stream and thread: torch keeps a workspace of cuBLAS for every stream that multiplies, and
+    graphs that are replayed on different streams must not share one.
     """
-    streams = _of_thread.streams
-    key = beside.device, beside.stream_id
-    if key not in streams:
-        streams[key] = torch.cuda.Stream(beside.device)
-        while len(streams) > graphs.STREAMS:
-            streams.popitem(last=False)
-    streams.move_to_end(key)
-    return streams[key]
+    return torch.cuda.Stream(device)
 
 
 def _refused(a: torch.Tensor) -> bool:

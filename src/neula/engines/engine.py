@@ -401,9 +401,8 @@ class Engine(ABC):
         be the same each time. Where there is room for the results in ``out``, the function may overwrite its
         inputs.
         """
-        if not self._replays:
-            return graphs.called(function, inputs, key, out)
-        return graphs.replay(function, inputs, (key, self.is_complex), out)
+        replay = graphs.replay if self._replays else graphs.called
+        return replay(function, inputs, (key, "complex") if self.is_complex else key, out)
 
     @property
     def _replays(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from neula.io.integers import WHOLE, in_float64
-from neula.pipeline.result.attempts import NAMED
+from neula.pipeline.result.attempts import listed
 from neula.pipeline.result.shown import Shown
 
 
@@ -33,8 +33,8 @@ def refuse_no_array(x: Any, name: str) -> None:
         )
     if isinstance(x, Mapping):
         raise TypeError(
-            f"{name} is a {type(x).__name__} with keys {_listed(map(repr, x))}: pass an array, e.g. "
-            f"numpy.column_stack(list({name}.values()))"
+            f"{name} is a {type(x).__name__} with keys {listed([*map(repr, x)], len(x))}: pass an array, "
+            f"e.g. numpy.column_stack(list({name}.values()))"
         )
     if isinstance(x, Shown):
         raise TypeError(
@@ -138,19 +138,14 @@ def _of_columns(x: Any, columns: list[tuple[Any, Any]], name: str) -> np.ndarray
             arrays.append(in_float64(array, column, or_complex=True))
     if strange:
         raise TypeError(
-            f"{name} has columns that are not all numbers: {_listed(strange)}. Leave them out, or encode "
-            "them as numbers; rows with missing values have to be dropped or filled"
+            f"{name} has columns that are not all numbers: {listed(strange, len(strange))}. Leave them "
+            "out, or encode them as numbers; rows with missing values have to be dropped or filled"
         )
     if missing:
         raise ValueError(
-            f"{name} has missing values in columns {_listed(missing)}: drop these rows, or fill the values in"
+            f"{name} has missing values in columns {listed(missing, len(missing))}: drop these rows, or fill "
+            "the values in"
         )
     if not hasattr(x, "columns"):
         return arrays[0]
     return np.column_stack(arrays) if arrays else np.empty((len(x), 0))
-
-
-def _listed(names: Any) -> str:
-    shown = list(names)
-    more = [f"{len(shown) - NAMED} more"] if len(shown) > NAMED else []
-    return ", ".join([*shown[:NAMED], *more])
