@@ -35,7 +35,6 @@ class Measures:
     optimality: torch.Tensor  # shape (k,)
 
     def where(self, known: torch.Tensor) -> Measures:
-        """Replace measures that are not known by infinity."""
         return Measures(*(x.masked_fill(~known, torch.inf) for x in (self.backward_error, self.optimality)))
 
 

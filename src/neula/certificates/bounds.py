@@ -27,8 +27,7 @@ _OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64
 _OF_DTYPES |= {"complex64": "fp32", "complex128": "fp64"}
 
 
-CONSTANT = 30
-"""Multiple of n u that ``||I - Q^H Q||_2`` may be."""
+CONSTANT = 30  # multiple of n u that ``||I - Q^H Q||_2`` may be
 
 
 def target_format(

@@ -17,8 +17,7 @@ from neula.kernels.triangular_inverse import triangular_inverse
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
 """Elements that are converted to double precision at a time: what a cache holds, and what fills a GPU."""
 
-WIDTH = 64
-"""Reflectors that are applied together."""
+WIDTH = 64  # reflectors that are applied together
 
 
 @dataclass(frozen=True)

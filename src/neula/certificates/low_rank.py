@@ -20,8 +20,7 @@ from neula.kernels.few_vectors.thin import thin_product
 VECTORS = 8
 """Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""
 
-SEED = 2
-"""Theirs: another one than that of any block from which triplets are found."""
+SEED = 2  # theirs: another one than that of any block from which triplets are found
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,6 @@ class BlockFma:
 
     @classmethod
     def on(cls, unit: Unit, low: Format = FP16) -> BlockFma:
-        """The bounds on a unit."""
         return cls(unit.products_at_a_time(low), low, None if unit.extra_bits is None else unit)
 
     @property

@@ -40,8 +40,7 @@ from neula.kernels.few_vectors.probes import BLOCK, spectral_norms
 from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul, exactly
 
-DIRECTIONS = 8
-"""Random vectors that look for the direction in which Q is furthest from orthonormal."""
+DIRECTIONS = 8  # random vectors that look for the direction in which Q is furthest from orthonormal
 
 FAILURE = 5e-7
 """Probability that an estimate is less than the norm, or half of it. At most two estimates decide on a Q."""
@@ -49,8 +48,7 @@ FAILURE = 5e-7
 QUANTILES = {4: 2.0007e-3, 8: 0.11915}
 """Quantiles of the chi-squared distribution at that probability, by degrees of freedom."""
 
-COLUMNS = 64
-"""Columns up to which the Gram matrix takes less time than repeated products with vectors."""
+COLUMNS = 64  # columns up to which the Gram matrix takes less time than repeated products with vectors
 
 PROBES = 4
 """Random vectors in a certificate. With one dominant direction the estimate of a norm is at least a third of

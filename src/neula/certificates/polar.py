@@ -33,8 +33,7 @@ from neula.kernels.polar.lanczos import advance, extreme_values
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
 
-STEPS = 10
-"""Lanczos steps: an eigenvalue ten times as large as all others is found in four."""
+STEPS = 10  # Lanczos steps: an eigenvalue ten times as large as all others is found in four
 
 STEPS_OF_H = 6
 """Lanczos steps for H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in
@@ -47,17 +46,12 @@ zero."""
 DENSE = 1 << 18
 """Cubes of orders, in sum, up to which all eigenvalues take a CPU less time than some Lanczos steps."""
 
-LEAST = 16
-"""Order of matrices whose eigenvalues take hardly longer than the call."""
-
-SQUARINGS = 5
-"""Squarings of a matrix of order at most 9, for the root of a norm of its 32nd power."""
+LEAST = 16  # order of matrices whose eigenvalues take hardly longer than the call
+SQUARINGS = 5  # squarings of a matrix of order at most 9, for the root of a norm of its 32nd power
 
 
 @dataclass(frozen=True)
 class PolarBounds:
-    """Options of a polar decomposition."""
-
     residual: float  # of ||A - U H|| / ||A||
     orthogonality: float  # of the distance of a singular value of U from 1
 

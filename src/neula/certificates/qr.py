@@ -33,8 +33,7 @@ from neula.kernels.few_vectors.thin import VECTORS, thin_product
 from neula.kernels.magnitudes import squares
 from neula.kernels.precision import exact_matmul
 
-SEED = 3
-"""Seed of the random vectors that detect columns which are not orthonormal."""
+SEED = 3  # seed of the random vectors that detect columns which are not orthonormal
 
 
 def qr_certificate(
@@ -70,7 +69,6 @@ def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.f
 
 
 def _scaled_probes(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``diag(scales) G``."""
     return (scales[:, None] * gaussian_probes(len(scales), scales.device, dtype)).to(dtype)
 
 
@@ -209,7 +207,6 @@ def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, targe
 
 @lru_cache(maxsize=128)
 def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float, float]:
-    """Bounds on the residual, and on the loss of orthogonality in both norms."""
     noise = measurement_error(m, measured_in) if measured_in == torch.float64 else probing_error(max(m, n))
     # The 2-norm of independent errors is twice their Frobenius norm over the square root of n.
     last = min(orthogonality_2norm_bound(target, min(m, n)) + 2 * noise, 0.1)

@@ -72,7 +72,6 @@ class QRCertificate(QRErrors[float]):
 
     @property
     def in_words(self) -> str:
-        """The reason in an attempt."""
         return str(self)
 
     def __str__(self) -> str:
@@ -90,7 +89,6 @@ class QRCertificates(QRErrors[np.ndarray], Sequence[QRCertificate]):
 
     @cached_property
     def rejected(self) -> int:
-        """How many are not accepted."""
         return len(self) - int(np.count_nonzero(self.accepted))
 
     @cached_property
@@ -100,7 +98,6 @@ class QRCertificates(QRErrors[np.ndarray], Sequence[QRCertificate]):
 
     @property
     def in_words(self) -> str:
-        """The reason in an attempt."""
         return of_batch(str(self.worst), self.rejected, len(self), "matrices")
 
     def __len__(self) -> int:

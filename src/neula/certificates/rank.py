@@ -19,11 +19,8 @@ GAP = 10.0
 """The rank is ambiguous if the smallest singular value that is kept is less than this factor above the
 largest one that is dropped."""
 
-FREEDOM = 3
-"""Degrees of freedom of the residual that the F test needs."""
-
-SIGNIFICANT = 1e-6
-"""Level of the F test."""
+FREEDOM = 3  # degrees of freedom of the residual that the F test needs
+SIGNIFICANT = 1e-6  # level of the F test
 
 
 def rounding_of(n: int, u: float) -> float:

@@ -14,11 +14,8 @@ import torch
 from neula.engines import FP64
 from neula.kernels.small_problems.refining import over
 
-X = TypeVar("X", float, np.ndarray, torch.Tensor)
-"""Norms: of one vector, or of each of many."""
-
-DOUBLED = 2.0**-104
-"""Relative error of one operation in doubled products, with some room."""
+X = TypeVar("X", float, np.ndarray, torch.Tensor)  # norms: of one vector, or of each of many
+DOUBLED = 2.0**-104  # relative error of one operation in doubled products, with some room
 
 
 def quotient(a: X, b: X | float) -> X:
@@ -65,11 +62,8 @@ def projection_noise(noise: float, norm: X | float, condition: X | float, size: 
 
 # --- whether refinement continues: NaN ends it, since no comparison holds for it ---
 
-STAGNATION = 0.5
-"""An update that does not at least halve the error is the last one."""
-
-SLOW = 0.1
-"""A step of classical refinement that leaves more than this part of the error is followed by GMRES."""
+STAGNATION = 0.5  # an update that does not at least halve the error is the last one
+SLOW = 0.1  # a step of classical refinement that leaves more than this part of the error is followed by GMRES
 
 FLOOR = 2.0
 """Multiple of the rounding errors of the residual from which on refinement has little to gain. They are part

@@ -37,8 +37,7 @@ from neula.engines.formats import in_double
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
 
-SMALL_ANGLE = 0.1
-"""Eigenvectors whose computed directions may be off by a larger sine belong to one cluster."""
+SMALL_ANGLE = 0.1  # eigenvectors whose computed directions may be off by a larger sine belong to one cluster
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ class SpectralMeasures(NamedTuple):
 
     @property
     def numbers(self) -> torch.Tensor:
-        """Relative residual and orthogonality, shape (2, batch): what is judged."""
         return torch.stack([self.total / torch.where(self.size > 0, self.size, 1.0), self.orthogonality])
 
 

@@ -27,8 +27,7 @@ from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.planes import interleave, planes, planes_of_product, room_for_planes
 from neula.kernels.transposed_copy import transposed_copy
 
-PARTS = 4
-"""Real products in a complex one, as a library computes it."""
+PARTS = 4  # real products in a complex one, as a library computes it
 
 
 class ComplexEngine(Engine):

@@ -57,7 +57,6 @@ class CpuEngine(Engine):
 
 @lru_cache(maxsize=2)
 def _tuning_of(formats: tuple[str, ...]) -> Tuning:
-    """Read once in a process."""
     return tuned(cpu_tuning(formats), torch.device("cpu"))
 
 
@@ -65,8 +64,7 @@ PRODUCT_ELEMENTS = 1 << 22
 """Elements of a product that is added to C: it stays in the last-level cache, and the allocator hands out the
 same memory again instead of fresh pages, whose first touch costs as much as a tenth of the product."""
 
-MIN_COLUMNS = 64
-"""Narrower products run below the full rate."""
+MIN_COLUMNS = 64  # narrower products run below the full rate
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16")
 """Flags of x86 processors that multiply bf16 at twice the rate of float32, or more; Arm's is ``bf16``."""

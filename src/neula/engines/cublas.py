@@ -25,8 +25,7 @@ _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 SQUARED = 1000
 """Columns from which on it makes Gram matrices in double precision; of fewer it takes as long as of these."""
 
-SMALLEST = 128
-"""Order of matrices from which on products of batches are left to it."""
+SMALLEST = 128  # order of matrices from which on products of batches are left to it
 
 
 def gemm(

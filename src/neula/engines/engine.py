@@ -24,11 +24,9 @@ from neula.kernels.transposed_copy import transposed_copy
 
 First = TypeVar("First")
 Result = TypeVar("Result")
-Named = Arithmetic | Format | str
-"""An arithmetic, the plain one of a format, or its name."""
+Named = Arithmetic | Format | str  # an arithmetic, the plain one of a format, or its name
 
-CACHE_ELEMENTS = 1 << 20
-"""Elements of a block that is read, changed and written while it is in a CPU's cache."""
+CACHE_ELEMENTS = 1 << 20  # elements of a block that is read, changed and written while it is in a CPU's cache
 
 
 class Engine(ABC):

@@ -60,8 +60,7 @@ _OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
 _OF_DTYPE |= {torch.complex64: FP32, torch.complex128: FP64}
 
 
-FP16_COR = "fp16_cor"
-"""The name of half precision with error correction."""
+FP16_COR = "fp16_cor"  # the name of half precision with error correction
 
 
 @dataclass(frozen=True)

@@ -24,24 +24,16 @@ LARGEST = 280 << 20
 """Bytes of inputs up to which functions are replayed: larger ones keep a GPU busy for longer than Python
 takes to launch them."""
 
-PART = 256
-"""Inputs are at most this part of the GPU's memory, since a graph keeps a few times its input."""
+PART = 256  # inputs are at most this part of the GPU's memory, since a graph keeps a few times its input
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
 two of that size, and its column pivots some beside them."""
 
-LEAST = 1 << 21
-"""Bytes that a graph takes, however small: what torch's allocator reserves at a time."""
-
-MOST = 1024
-"""Keys that are remembered, of what was called once, and of what is replayed or cannot be."""
-
-SMALL = 1 << 16
-"""Bytes of a result up to which it is copied together with others."""
-
-ALIGNED = 16
-"""Bytes at multiples of which results begin in the buffer that they share."""
+LEAST = 1 << 21  # bytes that a graph takes, however small: what torch's allocator reserves at a time
+MOST = 1024  # keys that are remembered, of what was called once, and of what is replayed or cannot be
+SMALL = 1 << 16  # bytes of a result up to which it is copied together with others
+ALIGNED = 16  # bytes at multiples of which results begin in the buffer that they share
 
 BEFORE = 2
 """Calls for a shape before one captures: that takes as long as ten calls, and many shapes come twice."""
@@ -50,8 +42,7 @@ OFTEN = 8
 """Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
 hardly one comes up so often, and a capture takes as long as dozens of calls."""
 
-STREAMS = 128
-"""Streams of callers that are remembered."""
+STREAMS = 128  # streams of callers that are remembered
 
 Result = TypeVar("Result")
 
@@ -63,8 +54,7 @@ _calls = itertools.count()
 _seen: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
 """Calls without a graph, and which of all calls was the first of them."""
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
-_last: dict[Hashable, int] = {}
-"""Which call has used a graph last."""
+_last: dict[Hashable, int] = {}  # which call has used a graph last
 _asked: OrderedDict[Hashable, int] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
 """For each stream of a caller an empty graph, in whose memory all others for this stream work.
@@ -76,8 +66,7 @@ after the other, and its results are copied before the next one.
 
 Tensors = tuple[torch.Tensor, ...]
 
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
-"""Shape, strides and dtype of a tensor."""
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides and dtype of a tensor
 
 
 class Written(NamedTuple):
@@ -103,12 +92,10 @@ Replay = Callable[[Callable[..., Tensors], Inputs, Hashable], Tensors]
 
 @lru_cache(maxsize=256)
 def row_major(shape: torch.Size) -> tuple[int, ...]:
-    """Strides of a tensor without gaps."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def device_of(inputs: Inputs) -> torch.device:
-    """Device of the inputs."""
     return (inputs.like if isinstance(inputs, Written) else inputs)[0].device
 
 
@@ -121,7 +108,6 @@ def layouts_of(inputs: Inputs) -> list[Layout]:
 
 
 def nbytes_of(inputs: Inputs) -> int:
-    """How much they take."""
     return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in layouts_of(inputs))
 
 
@@ -143,7 +129,6 @@ def called(
 
 
 def copied(inputs: Inputs) -> Tensors:
-    """New tensors of their layouts."""
     return made(inputs) if isinstance(inputs, Written) else tuple(_clone(x) for x in inputs)
 
 
@@ -183,7 +168,6 @@ class _Packed:
 
     @classmethod
     def from_tensors(cls, results: Tensors) -> _Packed:
-        """Copy small results to a buffer."""
         places, end = [], 0
         for x in results:
             small = 0 < x.nbytes <= SMALL and x.is_contiguous()
@@ -326,12 +310,10 @@ def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Resu
 
 @lru_cache(maxsize=16)
 def largest_input(device: torch.device) -> int:
-    """Bytes of inputs up to which functions are replayed."""
     return min(LARGEST, int(torch.cuda.get_device_properties(device).total_memory) // PART)
 
 
 def clear() -> None:
-    """Forget all graphs, and free their memory."""
     with _lock:
         if _graphs:
             torch.cuda.synchronize()

@@ -14,8 +14,7 @@ import torch
 
 from neula.engines.graphs import kept, records
 
-MOST, MOST_BYTES = 128, 1 << 26
-"""Largest number of arrays that are kept, and of their bytes together."""
+MOST, MOST_BYTES = 128, 1 << 26  # largest number of arrays that are kept, and of their bytes together
 
 _lock = threading.Lock()
 _vectors: OrderedDict[Hashable, torch.Tensor] = OrderedDict()

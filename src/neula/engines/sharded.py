@@ -126,7 +126,6 @@ class RowsOfGroup(Reduction):
     # --- the messages themselves ---
 
     def all_reduce(self, message: torch.Tensor, operation: Any) -> None:
-        """Reduce in place."""
         distributed.all_reduce(message, operation, group=self.group)
 
     def broadcast(self, message: torch.Tensor) -> None:
@@ -140,16 +139,13 @@ class RowsOfGroup(Reduction):
         return found
 
     def send(self, message: torch.Tensor, to: int) -> None:
-        """Send to one process."""
         distributed.send(message.resolve_conj().contiguous(), group=self.group, group_dst=to)
 
     def receive(self, message: torch.Tensor, of: int) -> torch.Tensor:
-        """Receive from one process into contiguous room."""
         distributed.recv(message, group=self.group, group_src=of)
         return message
 
     def gather_objects(self, one: Any) -> list[Any]:
-        """A small object of each process."""
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, one, group=self.group)
         return found
@@ -237,7 +233,6 @@ def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None
 
 
 def _squares(matrices: Sequence[torch.Tensor], dim: int) -> Iterator[torch.Tensor]:
-    """Squared column norms over the rows of this process."""
     return (torch.linalg.vector_norm(x, dim=dim).square() for x in matrices)
 
 

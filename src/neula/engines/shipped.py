@@ -29,7 +29,6 @@ def machine(name: str) -> Tuning:
 
 
 def read(name: str) -> dict[str, Any]:
-    """A machine's file."""
     return tomllib.loads(Path(__file__).with_name("machines").joinpath(f"{name}.toml").read_text("utf-8"))
 
 

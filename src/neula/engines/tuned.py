@@ -101,7 +101,6 @@ def reset(machine: Machine) -> bool:
 
 
 def tuned(shipped: Tuning, device: torch.device) -> Tuning:
-    """Shipped thresholds with those that were measured on a device in their place."""
     return shipped.having(**read(machine_of(device)))
 
 

@@ -84,7 +84,6 @@ class Tuning:
         return found
 
     def having(self, **others: Any) -> Tuning:
-        """The tuning with other values of some numbers."""
         return Tuning(self.numbers, **others)
 
     def __eq__(self, other: object) -> bool:

@@ -20,8 +20,6 @@ LEAST_ROWS, LEAST_COLUMNS = 32, 8
 
 @dataclass(frozen=True)
 class Border:
-    """Rows and columns that border a problem."""
-
     # rows, columns: how many are added.
     rows: int = 0
     columns: int = 0

@@ -141,7 +141,6 @@ class Call:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The operands, where the user has them."""
         return tuple(taken.tensor for taken in self.operands.values())
 
     def matrices(self) -> torch.Tensor:
@@ -173,7 +172,6 @@ class Call:
         return self.hand_back(known.reshape(self.first.tensor.shape[:-2]), known.dtype)
 
     def told(self, attempts: Sequence[Any]) -> dict[str, Any]:
-        """Fields that all results have."""
         known = {"engine": str(self.engine), "accuracy": self.target.name, "seconds": self.seconds}
         return {"attempts": tuple(attempts), **known}
 

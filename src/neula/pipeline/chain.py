@@ -66,7 +66,6 @@ class Answer(Generic[V]):
     again: bool = False  # whether the next link refines what is not accepted with the same factors
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
-        """The answers to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
         values = self.values.at(torch.from_numpy(places).to(device))
         return replace(self, values=values, numbers=numbers)
@@ -86,8 +85,6 @@ def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
 
 @dataclass(frozen=True)
 class Link(Generic[P, V]):
-    """One way to an answer."""
-
     label: str
     # From problems, and the answer of the link before for the same problems if it inherits, to an answer; may
     # raise :class:`Declined` after a look at the numbers.
@@ -100,8 +97,6 @@ class Link(Generic[P, V]):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on the answers of one link."""
-
     accepted: np.ndarray  # shape (batch,)
     # Shape (levels, batch): of answers to one problem that with the smallest is kept, compared level by
     # level, NaN being larger than any number; of equals the last.
@@ -112,8 +107,6 @@ class Verdict:
 
 
 class Judge(Protocol[Judged, V]):
-    """Measures answers, and decides."""
-
     def measure(self, problems: Judged, answer: Answer[V]) -> torch.Tensor:
         """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
 
@@ -159,7 +152,6 @@ class Run(Generic[V]):
         return self.values
 
     def best(self) -> Answer[V] | None:
-        """Best answer so far for the open problems."""
         if self.values is None:
             return None
         return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)

@@ -28,11 +28,9 @@ from neula.kernels.precision import exact_matmul
 Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
 
-Gradients = tuple[Tensor | None, ...]
-"""Gradients of the operands; None of those that are not wanted."""
+Gradients = tuple[Tensor | None, ...]  # gradients of the operands; None of those that are not wanted
 
-Wanted = Sequence[bool]
-"""Which operands want a gradient."""
+Wanted = Sequence[bool]  # which operands want a gradient
 
 Factorize = Callable[[Tensor], Iterable[Tensor]]
 """QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
@@ -44,7 +42,6 @@ solve_triangular = torch.linalg.solve_triangular
 
 
 def no_answer(*inputs: Tensor) -> Any:
-    """Placeholder that is never called."""
     raise NotImplementedError
 
 
@@ -104,7 +101,6 @@ class Attached(Function):
 
     @classmethod
     def tensors_kept(cls, operands: Sequence[Tensor], output: Tensors) -> Tensors:
-        """Tensors that derivatives need."""
         inputs, outputs = cls.kept
         return *operands[:inputs], *output[:outputs]
 
@@ -174,7 +170,6 @@ class ByFormulas(Attached):
 
 
 def _at_least_single(*tensors: Tensor) -> Tensors:
-    """Tensors in their common dtype, at least float32."""
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)
     return tuple(x.to(dtype) for x in tensors)
 

@@ -221,8 +221,6 @@ V = TypeVar("V", bound=Values)
 
 @dataclass(frozen=True)
 class _Operand:
-    """An argument whose rows are distributed over processes."""
-
     taken: Taken  # the rows here, and the way back
     mesh: Any = None  # that of a DTensor
     over_rows: RowsOfGroup | None = None  # that of a RowSharded
@@ -281,8 +279,7 @@ def _operand(x: Any, name: str) -> _Operand:
     return _Operand(take(x.to_local(), name, or_complex=True), x.device_mesh)
 
 
-Give = Callable[[torch.Tensor], Any]
-"""From a tensor here to what the user gets."""
+Give = Callable[[torch.Tensor], Any]  # from a tensor here to what the user gets
 
 
 @dataclass(frozen=True)
@@ -367,7 +364,6 @@ class OverProcesses:
     def _check_rows(
         self, over_rows: RowsOfGroup, counts: list[list[int]], a: _Operand, given: Mapping[str, Any]
     ) -> None:
-        """Check the row counts of all processes."""
         for place, name in enumerate(self.operands):
             of = [count[place] for count in counts]
             if given.get(name) is not None and of != list(over_rows.counts):
@@ -397,7 +393,6 @@ def _is_list_of_spread(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bo
 
 
 def _group_of(given: Mapping[str, Any]) -> Any:
-    """The group of all operands that are spread."""
     found = {name: x for name, x in given.items() if is_spread(x)}
     groups = {name: _group(x, name) for name, x in found.items()}
     ranks = {name: distributed.get_process_group_ranks(group) for name, group in groups.items()}

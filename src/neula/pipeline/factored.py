@@ -95,7 +95,6 @@ class FactoredMatrix:
 
     @cached_property
     def scaled(self) -> Tensor:
-        """``R A C``."""
         rows, columns = self.scales
         return _times(_times(self.a, rows), columns)
 
@@ -261,7 +260,6 @@ class FactoredMatrix:
         return 8 * n * FP64.u * (n if self.kind == "orthonormal" else 1)
 
     def inverse(self, a: Tensor) -> Tensor:
-        """``A^-1``, differentiable."""
         with plain_arithmetic(a.device):
             eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
             x = definite_inverse(self.left) if self.kind == "lower" else self.by_right(self.by_left(eye))
@@ -304,7 +302,6 @@ def triangular_condition(t: Tensor, *, upper: bool) -> Tensor:
 
 
 def _substituted(t: Tensor, y: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
-    """``T^-1 y`` for triangular matrices."""
     how = {"upper": upper, "unitriangular": unitriangular}
     return applied(lambda x: torch.linalg.solve_triangular(t, x, **how), t, y)
 

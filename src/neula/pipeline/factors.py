@@ -68,7 +68,6 @@ class KnownFactors(ABC):
 
     @eager
     def solve(self, b: Any) -> FactorSolution[Any]:
-        """Solve ``A x = b``, with evidence."""
         sides = self.sides(b)
         with self.computing():
             found = self.factored.refined(sides.columns, sides.u)
@@ -80,7 +79,6 @@ class KnownFactors(ABC):
 
     @eager
     def solve_triangular(self, b: Any, transposed: bool) -> FactorSolution[Any]:
-        """Solve with a triangular factor."""
         factor, upper, turned = self.triangle
         triangle = take(factor, "the factor", differentiable=True, or_complex=True)
         sides = RightSides(triangle, b)
@@ -96,13 +94,11 @@ class KnownFactors(ABC):
 
     @eager
     def logdet(self) -> FactorValue[Any]:
-        """Logarithms of determinants."""
         value, error = self._logdet()
         return FactorValue(value=value, error=error)
 
     @eager
     def slogdet(self) -> SlogdetResult[Any]:
-        """Signs, or phases, and logarithms of determinants."""
         with self.computing():
             sign = self.factored.sign
         if sign.is_complex() and self.is_variable:
@@ -115,12 +111,10 @@ class KnownFactors(ABC):
 
     @eager
     def inv_quad(self, b: Any) -> FactorValue[Any]:
-        """``b^H A^-1 b`` of each right-hand side."""
         return self._quadratic(self.sides(b))
 
     @eager
     def diag_inverse(self) -> FactorValue[Any]:
-        """Diagonals of inverses."""
         a = self.given.tensor
         return self._quadratic(self.sides(torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)))
 
@@ -128,7 +122,6 @@ class KnownFactors(ABC):
 
     @property
     def is_variable(self) -> bool:
-        """Whether somebody differentiates with respect to A."""
         return is_variable(self.matrix)
 
     @property
@@ -144,11 +137,9 @@ class KnownFactors(ABC):
             return self.factorized(a).refactorized(self.residual)
 
     def computing(self) -> plain_arithmetic:
-        """Context for computing without gradients."""
         return plain_arithmetic(self.like.tensor.device)
 
     def sides(self, b: Any) -> RightSides:
-        """Right-hand sides in the shapes of NumPy."""
         return RightSides(self.given, b, self.factored.a.device)
 
     def attached(self, b: Tensor, x: Tensor) -> Tensor:
@@ -158,7 +149,6 @@ class KnownFactors(ABC):
         return attach_system(self.graph, b, x, self.factored.again)
 
     def numbers(self, x: Tensor) -> Any:
-        """One number for each matrix."""
         batch, like = self.given.tensor.shape[:-2], self.like
         dtype = at_least_single(like.tensor.dtype)
         return like.give_back(x.reshape(batch), dtype if x.is_complex() else dtype.to_real())
@@ -188,8 +178,6 @@ class KnownFactors(ABC):
 
 @dataclass(frozen=True, eq=False)
 class CholeskyMethods(KnownFactors):
-    """``A = L L^H``, or ``U^H U``."""
-
     factor: Any
     upper: bool
     bound: float  # on the residual
@@ -218,8 +206,6 @@ class CholeskyMethods(KnownFactors):
 
 @dataclass(frozen=True, eq=False)
 class LUMethods(KnownFactors):
-    """``A[permutation] = L U``."""
-
     packed: PackedLU
     mixed: bool  # whether they are those of A mixed by butterflies
     nothing: Taken  # an empty array like A
@@ -261,8 +247,6 @@ class LUMethods(KnownFactors):
 
 @dataclass(frozen=True, eq=False)
 class QRMethods(KnownFactors):
-    """``A = Q R``."""
-
     q: Any
     r: Any
 
@@ -281,7 +265,6 @@ class QRMethods(KnownFactors):
         return super().given
 
     def of_member(self, place: int) -> QRMethods:
-        """Methods of one matrix of a batch."""
         matrix = None if self.matrix is None else self.matrix[place]
         return QRMethods(matrix, self.q[place], self.r[place])
 
@@ -311,12 +294,10 @@ class RightSides:
 
     @property
     def u(self) -> float:
-        """Unit roundoff of the result."""
         return format_of(self.dtype).u
 
     @property
     def rounding(self) -> float:
-        """Relative error of rounding the result."""
         return _unit(self.dtype)
 
     def give(self, x: Tensor) -> Any:

@@ -25,7 +25,6 @@ Solve = Callable[[Tensor, Tensor], Tensor]
 
 
 def known(*answer: Tensor, again: Callable[..., Any] = dense.no_answer) -> dense.Answerer:
-    """An answerer for what has been computed already."""
     return dense.Answerer(lambda *inputs: tuple(x.detach() for x in answer), again)
 
 

@@ -49,7 +49,6 @@ class Taken:
 
     @property
     def is_variable(self) -> bool:
-        """Whether somebody differentiates with respect to it, in either mode."""
         return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
@@ -63,7 +62,6 @@ class Taken:
         return self.wrap(kept.resolve_conj())
 
     def to(self, dtype: torch.dtype) -> Taken:
-        """The array in another dtype."""
         return replace(self, tensor=self.tensor.to(dtype), graph=self.graph.to(dtype))
 
     def wrap_array(self, x: np.ndarray) -> Any:
@@ -182,14 +180,12 @@ def is_variable(x: Any) -> bool:
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    """Whether somebody differentiates forward."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():  # microseconds count
         return False
     return forward_ad.unpack_dual(x).tangent is not None
 
 
 def tensors_in(x: Any) -> Iterator[torch.Tensor]:
-    """A tensor, or those in a list, however nested."""
     if isinstance(x, torch.Tensor):
         yield x
     elif isinstance(x, list | tuple):
@@ -252,7 +248,6 @@ def surely_finite(x: torch.Tensor) -> bool:
 
 
 def finite_members(x: torch.Tensor) -> torch.Tensor:
-    """Which members of a batch, shape (batch, ...), hold neither NaN nor Inf."""
     return x.isfinite().flatten(1).all(1)
 
 

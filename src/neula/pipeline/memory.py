@@ -61,7 +61,6 @@ class MemoryGuard:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that memory, of a GPU or of the machine, does not suffice."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The allocator of the CPU, cuBLAS and cuSOLVER have no class of their own.

@@ -27,8 +27,7 @@ from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
-PROXY = torch._C._TorchDispatchModeKey.PROXY
-"""The mode of ``make_fx`` and ``torch.func.linearize``."""
+PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode of ``make_fx`` and ``torch.func.linearize``
 
 
 EXCLUDED, KEYS = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
@@ -198,7 +197,6 @@ def name_of(accuracy: Any) -> str | None:
 
 
 def accuracy_of(name: str | None) -> str | float | None:
-    """The inverse of :func:`name_of`."""
     try:
         return None if name is None else float(name)
     except ValueError:

@@ -35,8 +35,7 @@ from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import SolutionOptions, Solutions
 from neula.pipeline.state import restored
 
-KEPT = 512
-"""Shapes of one function that are remembered. A program that has more of them begins anew."""
+KEPT = 512  # shapes of one function that are remembered. A program that has more of them begins anew.
 
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 IN_NUMPY |= {torch.complex128: np.complex128, torch.complex64: np.complex64}
@@ -47,8 +46,7 @@ DTYPES = frozenset({*IN_NUMPY, *map(np.dtype, IN_NUMPY.values())} - {torch.float
 OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
 """Fields with what is known of each problem."""
 
-COPIED = 1 << 15
-"""Elements of a view up to which its copy takes less time than the front end."""
+COPIED = 1 << 15  # elements of a view up to which its copy takes less time than the front end
 
 R = TypeVar("R", bound=Shown)
 P = TypeVar("P", bound=ProblemBatch)
@@ -57,8 +55,7 @@ Solved = TypeVar("Solved", bound=SolutionResult[Any])
 
 _every: list[Plans] = []
 
-Wrap = Callable[[np.ndarray], Any]
-"""Makes an array one of the user's library."""
+Wrap = Callable[[np.ndarray], Any]  # makes an array one of the user's library
 
 Planner = Callable[..., "Plan | None"]
 """From the arrays of a call to the plan of their shapes; None where the core is not the first link."""
@@ -80,8 +77,6 @@ class Plan(Protocol):
 
 
 class Given(NamedTuple):
-    """The operands of a call."""
-
     # float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where they
     # are on a device.
     arrays: Sequence[Any]
@@ -179,7 +174,6 @@ class Plans:
         return found
 
     def forget(self) -> None:
-        """Begin anew."""
         self._seen.clear()
         self._planners.clear()
         self._plans.clear()
@@ -225,12 +219,10 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
 
 
 def tensors_of(arrays: Sequence[Any]) -> list[torch.Tensor]:
-    """Arrays on the host, or tensors, as tensors."""
     return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in arrays]
 
 
 def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
-    """The arguments if they are arrays on the host, else None."""
     given = given_arrays(args, begun)
     return given if given is not None and isinstance(given.arrays[0], np.ndarray) else None
 
@@ -302,8 +294,6 @@ Extremes = dict[str, tuple[float, float]]
 
 
 class Settling(Protocol):
-    """A judge of solutions."""
-
     def settled(self, largest: Sequence[float]) -> bool:
         """Whether all are accepted, from the largest of each number that was measured."""
 
@@ -331,7 +321,6 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         """Why all are accepted, in words."""
 
     def begin(self, problems: P) -> Answer[S] | None:
-        """Run the link."""
         with plain_arithmetic(self.options.engine.device):
             return answer_of_first([self.link], problems)
 
@@ -344,7 +333,6 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         return self.solved(Given.of_call(call), shapes)
 
     def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:
-        """Solve problems whose shapes are checked."""
         device, found = self.options.engine.device, None
         problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
         with MemoryGuard(device).attempt(self.link.label):

@@ -33,7 +33,6 @@ class BatchedProblem:
 
     @cached_property
     def matrices(self) -> torch.Tensor:
-        """Matrices of A with leading dimensions flattened, shape (P, m, n)."""
         return flattened(self.a)
 
     @cached_property
@@ -72,7 +71,6 @@ class BatchedProblem:
         return self._unfolded(e.unsqueeze(1), 1)[..., 0, 0]
 
     def for_columns(self, e: torch.Tensor) -> torch.Tensor:
-        """Repeat the values of each problem for each of its columns, shape (P, K)."""
         return e.repeat_interleave(self.width, 1)
 
     @property

@@ -29,14 +29,11 @@ FORWARD = 16
 """Unit roundoffs of a forward error that is at the level of a format. Refinement ends at half of one, x is
 rounded by another, and the rest are margins of what is measured."""
 
-LEAST_WORK = 4096
-"""Operations that the calls for a problem come to, at least."""
+LEAST_WORK = 4096  # operations that the calls for a problem come to, at least
 
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionOptions:
-    """Options of ``solve`` and ``lstsq``."""
-
     engine: Engine
     target: Format  # whose accuracy the result is to have
     dtype: torch.dtype  # of x as it is returned
@@ -50,7 +47,6 @@ class SolutionOptions:
 
     @property
     def over_rows(self) -> Reduction:
-        """The reduction over the rows of all processes."""
         return self.engine.over_rows
 
     @property
@@ -67,8 +63,6 @@ class SolutionOptions:
 
 @dataclass(frozen=True)
 class Solutions(Values):
-    """Solutions of a batch with the evidence of each."""
-
     # Shape (batch, n, k): in double precision, already rounded to the dtype of the result.
     x: torch.Tensor
     forward_error: torch.Tensor  # shape (batch, k)
@@ -115,7 +109,6 @@ class Solutions(Values):
         return Evidence.from_numbers(self.numbers())
 
     def measured(self) -> torch.Tensor:
-        """The measured numbers in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
     @classmethod
@@ -172,8 +165,6 @@ def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
 
 @dataclass
 class Report:
-    """The report on a run."""
-
     call: Call
     shapes: BatchedProblem
     options: SolutionOptions
@@ -338,7 +329,6 @@ def real_columns(b: torch.Tensor) -> torch.Tensor:
 
 
 def complex_columns(x: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`real_columns`."""
     return torch.complex(*x.split(x.shape[-1] // 2 or 1, -1)) if x.shape[-1] else x.to(x.dtype.to_complex())
 
 

@@ -102,8 +102,6 @@ def _quotient(
 
 
 class OnceZero(Attached):
-    """Zero, whose derivative is unknown."""
-
     kept = (0, 1)
 
     @staticmethod

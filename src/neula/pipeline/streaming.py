@@ -25,14 +25,11 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.inputs import COMPLEX, FLOATS, Taken, take
 from neula.pipeline.progress import Progress, stage
 
-SLOTS = 3
-"""Buffers: one is worked on, one is full, one is being filled."""
+SLOTS = 3  # buffers: one is worked on, one is full, one is being filled
 
 
 @dataclass(frozen=True)
 class StreamTuning:
-    """How matrices that are larger than memory are read."""
-
     streamed_bytes: int  # of a block, of which there are a few at a time
     streams_doubled: bool  # whether residuals in twice the working precision take no time beside reading
 
@@ -47,7 +44,6 @@ class Block:
 
     @property
     def stop(self) -> int:
-        """Place of the row behind its last one."""
         return self.first + len(self.rows[0])
 
 
@@ -65,7 +61,6 @@ class Reader:
 
     @property
     def count(self) -> int:
-        """Rows of each operand."""
         return next(iter(self.sources.values())).shape[0]
 
     def read(self, what: str) -> Iterator[Block]:
@@ -188,7 +183,6 @@ class _Slot:
         return found
 
     def take(self) -> list[torch.Tensor]:
-        """Its rows, for the stream that computes."""
         if self.copied is not None:
             torch.cuda.current_stream(self.here[0].device).wait_event(self.copied)
         return [x[: self.count] for x in self.here]
@@ -247,7 +241,6 @@ class _Cursor:
         return block if block.dtype.kind in "fc" else in_float64(block, self.name, self.read)
 
     def check_end(self) -> None:
-        """Nothing may follow."""
         more = self.rest is not None and len(self.rest) > 0
         if not more:
             more = any(len(block) for block in self.blocks)

@@ -42,8 +42,6 @@ LAUNCHED = "GPU, asynchronous"
 
 @dataclass(frozen=True)
 class Row(Generic[C]):
-    """A link of a table."""
-
     factorization: str  # its arithmetic takes the place of {}
     make: Callable[[C, str, str], Link[Any, Any]]  # from a case, the label and an arithmetic
     when: tuple[Rule[C, bool], ...]  # conditions, of which all must hold
@@ -62,8 +60,7 @@ class Row(Generic[C]):
         return {name: self.make(case, label.format(name), name) for name in names}
 
 
-Make = Callable[[Any, str, str], Link[Any, Any]]
-"""From the case, label and arithmetic to a link."""
+Make = Callable[[Any, str, str], Link[Any, Any]]  # from the case, label and arithmetic to a link
 
 
 def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:

@@ -12,8 +12,7 @@ from neula.pipeline.result.deferred import Deferrable, Deferring
 
 _log = logging.getLogger("neula")
 
-NAMED = 5
-"""Matrices of a batch, columns, or keys, that a message names; it counts the others."""
+NAMED = 5  # matrices of a batch, columns, or keys, that a message names; it counts the others
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from neula.pipeline.result import shown
 from neula.pipeline.result.named import Named, as_numpy
 from neula.pipeline.result.shown import ArrayT
 
-ROWS = 1 << 16
-"""Rows of the Jacobian that leverages are computed for at a time."""
+ROWS = 1 << 16  # rows of the Jacobian that leverages are computed for at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

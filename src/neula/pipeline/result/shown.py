@@ -13,14 +13,10 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar
 from neula.errors import counted
 from neula.pipeline.result.deferred import Deferrable, Deferring
 
-ArrayT = TypeVar("ArrayT")
-"""The type of the arrays in a result: that of the input."""
+ArrayT = TypeVar("ArrayT")  # the type of the arrays in a result: that of the input
 
-NUMBERS = 6
-"""Numbers of a vector that are shown."""
-
-COLUMNS = 100
-"""Width of a screen."""
+NUMBERS = 6  # numbers of a vector that are shown
+COLUMNS = 100  # width of a screen
 
 Rows = Iterable[tuple[str, str]]
 
