@@ -79,9 +79,7 @@ def margin(n: int, vectors: int) -> float:
 
 
 def directions(n: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Gaussian vectors, shape (n, :data:`DIRECTIONS`), in double precision, complex for a complex dtype:
-    always the same ones.
-    """
+    """Gaussian vectors as :func:`gaussian_probes`, shape (n, :data:`DIRECTIONS`)."""
     return gaussian(n, DIRECTIONS, double_of(dtype), device, seed=n + 1, orthogonal_rows=n <= DIRECTIONS)
 
 

@@ -197,9 +197,7 @@ class LanczosDecomposition(NamedTuple):
 def lanczos(
     multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int
 ) -> LanczosDecomposition:
-    """A few Lanczos steps, at most k, for a batch of symmetric matrices, with full orthogonalization;
-    ``multiply`` multiplies them by vectors, shape (batch, k, 1).
-    """
+    """A few Lanczos steps for a batch of symmetric matrices, with full orthogonalization."""
     count, k, _ = start.shape
     basis = start.new_empty(count, steps, k)
     basis[:, 0] = (start / torch.linalg.vector_norm(start, dim=1, keepdim=True))[..., 0]

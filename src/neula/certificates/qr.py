@@ -39,9 +39,7 @@ SEED = 3  # seed of the random vectors that detect columns which are not orthono
 def qr_certificate(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
 ) -> QRCertificate:
-    """Estimate residual and orthogonality with random vectors, in higher precision than the target; errors
-    are measured in ``A diag(scales)``.
-    """
+    """Estimate residual and orthogonality, in ``A diag(scales)``, in higher precision than the target."""
     found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
     if not found.doubtful:
         return found
@@ -96,9 +94,7 @@ def image_measures(
 
 
 def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Factors, shape (4,), that turn norms along 4 or 8 vectors of a dtype into the measures of
-    :func:`qr_measures`.
-    """
+    """Factors that turn norms along 4 or 8 vectors of a dtype into the measures of :func:`qr_measures`."""
 
     def made() -> torch.Tensor:
         host = torch.device("cpu")

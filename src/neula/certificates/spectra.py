@@ -221,9 +221,7 @@ def spectral_errors(
 
 
 def backward_error(s: torch.Tensor, found: SpectralMeasures, *, frobenius: bool = False) -> torch.Tensor:
-    """2-norm, or Frobenius norm, of the change of A whose exact eigenvalues or singular values are s, shape
-    (batch,).
-    """
+    """Norm of the change of A whose exact eigenvalues or singular values are s, shape (batch,)."""
     if frobenius:
         norm = torch.linalg.vector_norm(s, dim=1)
     else:

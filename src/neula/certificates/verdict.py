@@ -46,9 +46,7 @@ class Evidence(NamedTuple, Generic[X]):
 
     @classmethod
     def from_errors(cls, backward_error: Any, forward_error: Any, doubtful: Any = 0.0) -> Evidence[Any]:
-        """Evidence for the returned x, where residuals may exceed b, as with bounds, and where the forward
-        error is infinite unless the rank is known.
-        """
+        """Evidence where residuals may exceed b, and a forward error says that the rank is known."""
         nothing: Any = 0.0
         return cls(doubtful, nothing, backward_error, backward_error, forward_error, nothing)
 

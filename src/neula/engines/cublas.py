@@ -94,9 +94,7 @@ def squares(a: torch.Tensor) -> bool:
 
 
 def lower_square(a: torch.Tensor) -> torch.Tensor:
-    """Lower triangle of ``A^H A`` in double precision, zero above, of A whose rows are contiguous, or
-    columns of complex numbers.
-    """
+    """Lower triangle of ``A^H A`` in double precision, zero above, of A that :func:`squares` takes."""
     m, n = a.shape
     c = a.new_zeros(n, n)
     one, zero = (ctypes.byref(ctypes.c_double(x)) for x in (1.0, 0.0))
@@ -174,8 +172,8 @@ def _check(status: int) -> None:
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """A matrix as BLAS wants it, whether it is transposed in memory, and the leading dimension there: a copy
-    where neither its columns nor its rows lie one after the other, without gaps inside.
+    """A matrix as BLAS wants it, a copy where it must be, whether it is transposed, and the leading
+    dimension.
     """
     (m, n), (down, across) = x.shape, x.stride()
     if (m == 1 or down == 1) and (n == 1 or across >= m):

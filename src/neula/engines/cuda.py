@@ -59,9 +59,7 @@ SPARE = 24
 
 
 class CudaEngine(Engine):
-    """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
-    Nothing here synchronizes: work is queued on the caller's current stream.
-    """
+    """cuBLAS products of half-precision operands, in place on column-major storage; nothing synchronizes."""
 
     name = "cuda"
     rounds_once = True

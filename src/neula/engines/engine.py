@@ -314,8 +314,8 @@ class Engine(ABC):
         return torch.linalg.vector_norm(parts[0], dim=(1, 2), dtype=self.storage)
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
-        """Products of batches in parts, in the storage precision, shape (batch, m, n). Of products that are
-        known to be symmetric the lower triangle counts.
+        """Products of batches in parts, in the storage precision; of symmetric ones the lower triangle
+        counts.
         """
         c = self._matmul(a[0], b[0]).to(self.storage)
         return hermitian_from_lower(c) if symmetric else c
@@ -330,9 +330,7 @@ class Engine(ABC):
         scales: torch.Tensor | None = None,
         symmetric: bool = False,
     ) -> torch.Tensor:
-        """``scale (factor A B + shift I)`` of batches in parts, rounded once; see
-        :func:`neula.kernels.polar.batched_product.batched_product`.
-        """
+        """``scale (factor A B + shift I)`` of batches in parts, rounded once."""
         c = self.wide(a, b, symmetric=symmetric).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
@@ -340,9 +338,7 @@ class Engine(ABC):
     def across(
         self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:
-        """``factor X Y^H + shift I`` of wide matrices in parts, known to be symmetric: it contracts over what
-        may be spread over processes.
-        """
+        """``factor X Y^H + shift I``, known to be symmetric, of wide matrices in parts."""
         return self.product(x, y.mH, factor=factor, shift=shift, symmetric=True)
 
     def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
@@ -352,9 +348,7 @@ class Engine(ABC):
         return self.parts(c)
 
     def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
-        """The leading parts of a batch, or their conjugate transposes, times a few vectors, in the storage
-        precision.
-        """
+        """The leading parts of a batch, or their adjoints, times few vectors, in the storage precision."""
         return self._matmul(a[0].mH if adjoint else a[0], self.operand(x)).to(self.storage)
 
     def column_max(self, a: torch.Tensor) -> torch.Tensor:

@@ -81,9 +81,7 @@ class Arithmetic:
 
     @classmethod
     def named(cls, name: str) -> Arithmetic:
-        """Look an arithmetic up by name: that of a format, or ``"fp16_cor"``; a ValueError lists those that
-        there are.
-        """
+        """Look an arithmetic up by name; a ValueError lists those that there are."""
         check_name("format", name, (*FORMATS, FP16_COR))
         return cls(FP16, corrected=True) if name == FP16_COR else cls(FORMATS[name])
 

@@ -48,8 +48,8 @@ def file_of(machine: Machine) -> Path:
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """Read the thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if the
-    file is broken or belongs to another machine.
+    """Thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if they are
+    broken.
     """
     path = file_of(machine)
     try:

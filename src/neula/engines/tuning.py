@@ -94,9 +94,7 @@ class Tuning:
 
     @property
     def fast_fp64(self) -> bool:
-        """Whether factors in double precision are worth refining: a GPU multiplies in it as fast as in
-        float32.
-        """
+        """Whether a GPU multiplies in double precision as fast as in float32: such factors are refined."""
         return "fp64" in self.preconditioners
 
     def has_tournaments(self, format: Format) -> bool:

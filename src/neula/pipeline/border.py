@@ -32,9 +32,7 @@ class Border:
         return cls(rows, columns)
 
     def put(self, a: torch.Tensor, b: torch.Tensor) -> Inputs:
-        """The problem, shapes (batch, m, n) and (batch, m, k), in its border, which is written where it is
-        wanted.
-        """
+        """The problem in its border, which is written where it is wanted."""
         if not self.rows:
             return a, b
         (count, m, n), k = a.shape, b.shape[2]

@@ -27,8 +27,8 @@ OPENBLAS_THREADS = 2304 * 4
 
 @dataclass(frozen=True)
 class HostTuning:
-    """Up to which value of m n (n + k) one matrix with k right-hand sides is fetched from a GPU by its host,
-    where launches take longer.
+    """Values of m n (n + k) up to which one matrix is fetched from a GPU by its host, where launches take
+    longer.
     """
 
     by_host: int  # with LAPACK; not for systems that are queued
@@ -156,9 +156,7 @@ class Call:
         return plain_arithmetic(self.engine.device)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """A tensor as an array of the first operand's library, on its device, in its dtype or another.
-        Raises OverflowError if the dtype is too narrow for it.
-        """
+        """As :meth:`Taken.give_back`, of the first operand."""
         return self.first.give_back(x, dtype)
 
     def hand_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:

@@ -187,9 +187,7 @@ class Run(Generic[V]):
         return left
 
     def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[Any, V]) -> np.ndarray:
-        """Take first answers to all problems, given what was measured of them, or of the worst by each number
-        alone; none is left.
-        """
+        """Take first answers to all problems, given the numbers of each, or of the worst alone."""
         said = answer.without_values()
         reason = Later(lambda: judge.verdict(said, numbers).reason)
         self.attempts.append(logged(Attempt(answer.label, True, reason)))
@@ -290,9 +288,7 @@ def _read(numbers: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
-    """Continue with each open problem by itself (``alone`` returns None where that does not help); the
-    attempts that are recorded are those of the worst.
-    """
+    """Continue with each open problem by itself; the attempts that are recorded are those of the worst."""
     worst: Run[V] | None = None
     for place in run.open.tolist():
         one = alone(place)

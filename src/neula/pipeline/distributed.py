@@ -341,9 +341,7 @@ class OverProcesses:
         return self._given_back(result, tall, a)
 
     def _asked(self, found: Mapping[str, _Operand], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that must be equal on all processes, by name. Raises TypeError or ValueError for what is
-        not supported.
-        """
+        """Arguments that must be equal on all processes, by name; refuses what is not supported."""
         for name, values in self.refused.items():
             if given.get(name) in values:
                 raise ValueError(f"{name}={given[name]!r} needs the whole matrix: {self.instead}")

@@ -52,8 +52,8 @@ class Taken:
         return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """A tensor as an array of the user's library, on its device, in its dtype or another. Raises
-        OverflowError if the dtype is too narrow for it.
+        """x in the user's library, on its device, in its dtype or another; OverflowError if that is too
+        narrow.
         """
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
@@ -160,9 +160,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
 
 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
-    """Whether the answer, which goes back to the library of the first operand, is to be differentiated.
-    Raises ValueError if it is, and that library is not torch.
-    """
+    """Whether the answer is to be differentiated; ValueError if the first operand's library is not torch."""
     wanted = any(x is not None and x.is_variable for x in (first, *others))
     if wanted and first.wrap is not _itself:
         raise ValueError(
@@ -241,9 +239,7 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str, over_rows
 
 
 def surely_finite(x: torch.Tensor) -> bool:
-    """Whether the sum of all elements is finite, which no NaN or Inf leaves it; it may overflow by itself.
-    It takes a fifth of the time of column maxima.
-    """
+    """Whether the sum of all elements is finite: in a fifth of the time of column maxima; it may overflow."""
     return bool(torch.isfinite(x.sum()))
 
 
@@ -357,9 +353,7 @@ def refuse_no_array(x: Any, name: str) -> None:
 
 
 def as_array(x: Any, name: str) -> np.ndarray:
-    """Convert a list or a data frame to a NumPy array; refuses ragged rows, missing values, columns without
-    numbers, and integers that are no float64.
-    """
+    """Convert a list or a data frame; refuses ragged rows, missing values, and columns without numbers."""
     if (columns := _columns(x)) is not None:
         return _of_columns(x, columns, name)
     try:

@@ -37,9 +37,7 @@ class MemoryGuard:
 
     @contextlib.contextmanager
     def attempt(self, label: str) -> Iterator[None]:
-        """Carry on behind the block where memory does not suffice for it: temporary tensors of the block are
-        free then, and the memory of CUDA graphs.
-        """
+        """Carry on behind the block, whose temporary tensors are free then, if memory does not suffice."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -50,9 +48,7 @@ class MemoryGuard:
                 graphs.clear()
 
     def raise_if_short(self) -> None:
-        """To be called where no attempt gave an answer: torch.OutOfMemoryError if one of them had too little
-        memory.
-        """
+        """Where no attempt gave an answer: raise torch.OutOfMemoryError if one had too little memory."""
         if self.shortages:
             raise torch.OutOfMemoryError(
                 f"not enough memory on {self.device}: {'; '.join(self.shortages)}. Free memory, or "

@@ -133,9 +133,7 @@ class Operator:
 
 
 def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:
-    """Results as compilers expect them: row-major, without a pending conjugate, on the device of the input,
-    each in memory of its own.
-    """
+    """Results as compilers expect them: row-major, on the device of the input, each in memory of its own."""
     seen = {x.untyped_storage().data_ptr() for x in given}
     separate = []
     for x in found:

@@ -234,9 +234,7 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
 def accepted_result(
     kind: type[R], given: Given, options: Any, label: str, reason: Callable[[], str], fields: dict[str, Any]
 ) -> R:
-    """The result of problems that one link has solved, all accepted; ``fields`` gets those that all results
-    have.
-    """
+    """The result of problems that one link has solved; ``fields`` gets those that all results have."""
     fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
     fields["seconds"] = perf_counter() - given.begun
@@ -252,9 +250,7 @@ def accepted_solutions(
     fields: dict[str, Any],
     each: Callable[[str], Any],
 ) -> R:
-    """Accepted result of linear systems or least-squares problems; ``each`` makes the user's array of a name
-    in ``OF_EACH``.
-    """
+    """Accepted result of solutions; ``each`` makes the user's array of a name in ``OF_EACH``."""
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:
         fields[name] = Later(partial(each, name))
@@ -308,9 +304,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 
     @abstractmethod
     def problems(self, a: torch.Tensor, b: torch.Tensor) -> P:
-        """Matrices and right-hand sides on the device, shapes (P, m, n) and (P, m, K), as the link takes
-        them.
-        """
+        """Matrices, shape (P, m, n), and right-hand sides, (P, m, K), as the link takes them."""
 
     @abstractmethod
     def fields(self, given: Given, shapes: BatchedProblem, found: Answer[S], of: Extremes) -> dict[str, Any]:

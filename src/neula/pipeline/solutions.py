@@ -115,9 +115,7 @@ class Solutions(Values):
     def from_numbers(
         cls, x: torch.Tensor, numbers: np.ndarray | torch.Tensor, **columns: np.ndarray | torch.Tensor
     ) -> Self:
-        """Solutions with what was measured of them, of which tensors are made when somebody asks. Shapes: x
-        (batch, n, k), ``numbers`` (numbers, batch), as :attr:`names`, ``columns`` (batch, k).
-        """
+        """Solutions with measured numbers, (numbers, batch), of which tensors are made when asked for."""
         found = object.__new__(cls)
         for name, known in (("x", x), ("_known", (numbers, columns))):
             object.__setattr__(found, name, known)
@@ -249,9 +247,7 @@ def attached(
     result: R,
     attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> R:
-    """A result, its x attached to the graph of A and b where somebody wants that, by ``attach`` from A, b
-    and x.
-    """
+    """A result, its x attached to the graph of A and b by ``attach`` where somebody wants that."""
     if not call.differentiable:
         return result
     a, b = (taken.graph for taken in call.operands.values())
@@ -309,9 +305,7 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
 
 
 def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
-    """The engine of the host, where it solves ``count`` problems of ``work = m n (n + k)`` each, as often as
-    that is passed through, sooner; None elsewhere.
-    """
+    """The engine of the host, where it solves so many problems of ``m n (n + k)`` operations sooner."""
     most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
     if count * max(work, LEAST_WORK) > most:
         return None

@@ -301,9 +301,7 @@ class ShiftedGram(Attached):
 
 
 def _by_cg(d: Tensor, s: Tensor, c: Tensor) -> Tensors:
-    """By conjugate gradients; a column that does not converge, because its s is too close to the norm of D,
-    is NaN.
-    """
+    """By conjugate gradients; a column that does not converge, because s is near the norm of D, is NaN."""
     if d.ndim > 2:
         found = [_by_cg(*each)[0] for each in zip(d, s, c, strict=True)]
         return (torch.stack(found) if found else torch.zeros_like(c),)

@@ -64,9 +64,7 @@ class Reader:
         return next(iter(self.sources.values())).shape[0]
 
     def read(self, what: str) -> Iterator[Block]:
-        """Read all rows once, in blocks; ``what`` names the task for the progress. Raises ValueError for a
-        source that is not what it said, or was in the last pass.
-        """
+        """Read all rows once, in blocks; ValueError for a source that is not what it was in the last pass."""
         self.passes += 1
         report = stage(self.progress, f"pass {self.passes}: {what}")
         free: queue.Queue[_Slot | None] = queue.Queue()
@@ -273,9 +271,7 @@ def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf
 
 
 def torch_dtype(dtype: Any, name: str, *, or_complex: bool = False) -> torch.dtype:
-    """The dtype in which torch holds the numbers of a source; integers and booleans are float64. Raises
-    TypeError for what are no numbers, and for complex ones that are not accepted.
-    """
+    """The dtype in which torch holds the numbers of a source; integers and booleans are float64."""
     if not isinstance(dtype, torch.dtype):
         kind = np.dtype(dtype)
         if kind.kind not in ("iubfc" if or_complex else "iubf"):
