@@ -23,9 +23,6 @@ from neula.pipeline.factors import CholeskyMethods
 def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> np.ndarray:
     """Cholesky factor by :func:`scipy.linalg.cholesky`, and by :func:`neula.cholesky` if A is badly scaled.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.cholesky([[4.0, 2.0], [2.0, 5.0]])
     array([[2., 1.],
            [0., 2.]])
@@ -41,9 +38,6 @@ def cho_factor(
 
     The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.cho_solve(la.cho_factor([[4.0, 2.0], [2.0, 5.0]]), [8.0, 12.0]).round(12)
     array([1., 2.])
     """
@@ -101,9 +95,6 @@ def cho_solve(
     substitution fewer than half of the digits, solutions are refined as by :meth:`CholeskyResult.solve
     <neula.CholeskyResult.solve>`. With any other pair SciPy substitutes.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.cho_solve(la.cho_factor([[4.0, 2.0], [2.0, 5.0]]), [8.0, 12.0]).round(12)
     array([1., 2.])
     """

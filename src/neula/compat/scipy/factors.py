@@ -48,9 +48,6 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last, or its numbers are
     far from 1.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> lu, piv = la.lu_factor([[1.0, 2.0], [2.0, 1.0]])
     >>> lu.tolist(), piv.tolist()
     ([[2.0, 1.0], [0.5, 1.5]], [1, 1])
@@ -104,9 +101,6 @@ def lu_solve(
     With any other, with ``trans``, and where the matrix has changed since, SciPy substitutes. Everything is
     checked, whatever ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.lu_solve(la.lu_factor([[2.0, 1.0], [1.0, 3.0]]), [4.0, 7.0]).round(12)
     array([1., 2.])
     """

@@ -56,10 +56,6 @@ def least_squares(
     x is refined in the end by differences of fourth order. With ``tr_solver``, ``tr_options``,
     ``jac_sparsity``, ``max_nfev``, ``verbose``, ``callback`` or ``workers`` SciPy minimizes.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.scipy.optimize as opt
     >>> opt.least_squares(lambda x: np.array([10 * (x[1] - x[0] ** 2), 1 - x[0]]), [-1.2, 1.0]).x.round(12)
     array([1., 1.])
     """
@@ -121,10 +117,6 @@ def curve_fit(
     factors, and with other keywords than ``ftol``, ``xtol``, ``gtol``, ``x_scale``, ``loss`` and ``f_scale``,
     which are as for :func:`least_squares`.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.scipy.optimize as opt
     >>> x = np.linspace(0, 4, 30)
     >>> popt, pcov = opt.curve_fit(lambda x, a, b: a * np.exp(-b * x), x, 3 * np.exp(-1.5 * x))
     >>> popt.round(8)

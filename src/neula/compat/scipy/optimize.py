@@ -28,9 +28,6 @@ def nnls(A: Any, b: Any, *, maxiter: int | None = None) -> tuple[np.ndarray, flo
     For small problems SciPy's is returned if half of its digits, or more, are measured to be correct, and
     with ``maxiter``.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy.optimize as opt
     >>> opt.nnls([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]], [2.0, 1.0, -1.0])[0].round(12)
     array([1.5, 0. ])
     """
@@ -69,9 +66,6 @@ def lsq_linear(
     There is one algorithm, whatever ``method`` and ``tol`` say. With ``lsq_solver``, ``lsmr_tol``,
     ``max_iter``, ``lsmr_maxiter`` or ``verbose`` SciPy solves.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy.optimize as opt
     >>> opt.lsq_linear([[1.0, 0.0], [0.0, 1.0]], [3.0, 0.5], (0.0, 1.0)).x
     array([1. , 0.5])
     """

@@ -46,9 +46,6 @@ def solve(
     Triangular, banded and diagonal matrices are left to SciPy, also those that it would find by itself.
     Everything is checked, whatever ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.solve([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0]).round(12)
     array([1., 2.])
     """
@@ -74,9 +71,6 @@ def solve(
 def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Determinants as by :func:`scipy.linalg.det`, with a measured error.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> float(la.det([[1.0, 2.0], [3.0, 4.0]]).round(12))
     -2.0
     """
@@ -98,9 +92,6 @@ def inv(
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.inv([[2.0, 0.0], [0.0, 4.0]])
     array([[0.5 , 0.  ],
            [0.  , 0.25]])
