@@ -20,10 +20,7 @@ from neula.cli.commands import experiment
 from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
 from neula.cli.commands.machine import bench, data, demo, info, tune
-from neula.cli.commands.matmul import matmul
-from neula.cli.commands.orthogonal import orth, qr, tsqr
-from neula.cli.commands.spectra import eigh, svd
-from neula.cli.commands.systems import cholesky, lu, solve
+from neula.cli.commands.matrices import cholesky, eigh, lu, matmul, orth, qr, solve, svd, tsqr
 
 PROBLEMS: tuple[Callable[..., None], ...] = (
     *(lstsq, fit, solve, lu, cholesky, qr, tsqr, orth),

@@ -36,8 +36,6 @@ def _file_option(name: str, what: str) -> Any:
     return typer.Option(name, metavar="FILE", rich_help_panel=FILES, help=f"File {what}.")
 
 
-SolutionOption = Annotated[str | None, output_option("the solution x")]
-FactorsOption = Annotated[str | None, output_option("Q and R (.npz, .h5 or .mat); any kind with --mode r")]
 QFileOption = Annotated[str | None, _file_option("--q", "for Q alone")]
 RFileOption = Annotated[str | None, _file_option("--r", "for R alone")]
 WeightsOption = Annotated[str | None, _file_option("--weights", "of one weight per row")]

@@ -7,13 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from neula.cli import show
-from neula.cli.run import CommandRun
 
 if TYPE_CHECKING:
     import numpy as np
 
     from neula.io.table import Table
-    from neula.pipeline.result import LstsqResult, SolveResult
 
 INTERCEPT = "intercept"
 
@@ -41,12 +39,18 @@ def named(x: np.ndarray, a: Table, b: Table) -> Table:
 
 
 def with_errors(
-    found: show.Shown, result: Any, a: Table, level: float, *, absolute: bool, all_shown: bool
-) -> show.Shown:
-    """A solution with standard errors and confidence intervals, or with the reason why there are none."""
+    facts: show.Facts,
+    rows: show.Labelled,
+    result: Any,
+    a: Table,
+    level: float,
+    *,
+    absolute: bool,
+    all_shown: bool,
+) -> None:
+    """Add standard errors and confidence intervals to a report, or the reason why there are none."""
     import numpy as np
 
-    facts, rows = found
     try:
         if not hasattr(result, "standard_errors"):
             raise ValueError("solutions with bounds have none")
@@ -60,23 +64,16 @@ def with_errors(
             of_rows = getattr(result._fit, "numbers", dict)()  # nothing if only R was kept
         of_fit["r_squared"] = of_rows.get("r_squared", math.nan)
     except ValueError as why:
-        return {**facts, "no_standard_errors": str(why)}, {**rows, "standard errors": f"none: {why}"}
-    facts = {**facts, "standard_errors": errors, "lower": lower, "upper": upper, "level": level, **of_fit}
+        facts["no_standard_errors"], rows["standard errors"] = str(why), f"none: {why}"
+        return
+    facts |= {"standard_errors": errors, "lower": lower, "upper": upper, "level": level, **of_fit}
     if errors.ndim != 1:
-        return facts, rows
+        return
     names = a.columns or tuple(f"x{i + 1}" for i in range(len(errors)))
     lines = show.estimates(names, result.x, errors, lower, upper, level)
     if len(lines) > show.SHORT and not all_shown:
         more = f"{len(lines) - show.SHORT} more: --errors shows all, --json has them"
         lines = {**dict(list(lines.items())[: show.SHORT]), "...": more}
     explained = f"R-squared {of_fit['r_squared']:.4g}, " if lower is not None else ""
-    fit = f"{explained}{result.degrees_of_freedom:.6g} degrees of freedom"
-    return facts, {**rows, "fit": fit, **lines}
-
-
-def finish_solution(run: CommandRun, result: LstsqResult | SolveResult, shown: show.Shown, a: Table) -> None:
-    """Report what a solver found, and how good it is; the entries of x belong to the columns of A."""
-    facts, rows = shown
-    error = f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"
-    more = getattr(result, "_deficiency", str)()
-    run.finish(({**facts, "names": a.columns}, rows), reached=None if result.converged else error, more=more)
+    rows["fit"] = f"{explained}{result.degrees_of_freedom:.6g} degrees of freedom"
+    rows |= lines

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from neula.cli import options as opt
-from neula.cli.run import running
-
-if TYPE_CHECKING:
-    from neula.cli.fitting import Fitting
+from neula.cli.run import CommandRun, Ending, problem
 
 
+@problem("the parameters and their standard errors", missing=True)
 def fit(
+    run: CommandRun,
     data: Annotated[str, typer.Argument(metavar="DATA", help="File of a table with named columns, or -.")],
     formula: Annotated[
         str,
@@ -47,44 +46,35 @@ def fit(
         Path | None,
         typer.Option(metavar="FILE", help="Picture of data, curve, band and residuals (.png, .svg or .pdf)."),
     ] = None,
-    engine: opt.EngineOption = opt.EngineName.auto,
-    output: Annotated[str | None, opt.output_option("the parameters and their standard errors")] = None,
-    decimal: opt.DecimalOption = opt.Decimal.point,
-    header: opt.HeaderOption = None,
-    missing: opt.MissingOption = opt.Missing.error,
-    as_json: opt.JsonOption = False,
-) -> None:
+) -> Ending:
     """Fit a formula to the columns of a table by non-linear least squares."""
-    with running("fit", as_json) as run:
-        run.check([data], (output, 1))
-        opt.check_absolute_sigma(absolute_sigma, sigma)
-        if plot is not None:
-            from neula.cli.bench import check_picture
+    run.check([data], 1)
+    opt.check_absolute_sigma(absolute_sigma, sigma)
+    if plot is not None:
+        from neula.cli.bench import check_picture
 
-            check_picture(plot)
-        with run.loading():
-            from neula.cli import fitting
+        check_picture(plot)
+    with run.loading():
+        from neula.cli import fitting
 
-        table = run.read({"data": data}, decimal=decimal.value, header=header, missing=missing)["data"]
-        wanted: Fitting = fitting.prepare(table, formula, response, sigma, p0)
-        found = run.compute(
-            "curve_fit",
-            f=wanted.model,
-            xdata=wanted.predictors,
-            ydata=wanted.observed,
-            p0=wanted.start,
-            sigma=wanted.deviations,
-            absolute_sigma=absolute_sigma,
-            loss=loss,
-            f_scale=f_scale,
-            engine=engine,
-            progress=run.progress,
-        )
-        facts, rows, answer = fitting.report(wanted, found, level)
-        if plot is not None:
-            plot.parent.mkdir(parents=True, exist_ok=True)
-            fitting.draw(plot, fitting.picture_of(wanted, found, level))
-            rows["picture"] = str(plot)
-        run.write((output, {"parameters": answer}))
+    wanted = fitting.prepare(run.read({"data": data})["data"], formula, response, sigma, p0)
+    found = run.compute(
+        "curve_fit",
+        f=wanted.model,
+        xdata=wanted.predictors,
+        ydata=wanted.observed,
+        p0=wanted.start,
+        sigma=wanted.deviations,
+        absolute_sigma=absolute_sigma,
+        loss=loss,
+        f_scale=f_scale,
+        progress=run.progress,
+    )
+    facts, rows, answer = fitting.report(wanted, found, level)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        fitting.draw(plot, fitting.picture_of(wanted, found, level))
+        rows["picture"] = str(plot)
+    run.write({"parameters": answer})
     evidence = f"stationarity {found.result.stationarity:.1e}, tolerance {found.result.tolerance:.1e}"
-    run.finish((facts, rows), reached=None if found.converged else evidence)
+    return Ending(facts, rows, None if found.converged else evidence)

@@ -10,13 +10,11 @@ import typer
 
 from neula.cli import options as opt
 from neula.cli import show
-from neula.cli.run import running
-from neula.cli.solutions import finish_solution, named, with_errors, with_intercept
+from neula.cli.run import CommandRun, Ending, problem
+from neula.cli.solutions import named, with_errors, with_intercept
 
 if TYPE_CHECKING:
     import numpy as np
-
-    from neula.pipeline.result import LsqLinearResult, LstsqResult, NNLSResult
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
 MAX_ITERATIONS = 60
@@ -33,7 +31,9 @@ WITHOUT_BOUNDS = {
 """Options that go without bounds only, with what they are by default."""
 
 
+@problem("the solution x", missing=True)
 def lstsq(
+    run: CommandRun,
     a: opt.MatrixFile,
     b: opt.RightHandSideFile,
     accuracy: opt.AccuracyOption = None,
@@ -50,8 +50,6 @@ def lstsq(
     max_iterations: Annotated[
         int, typer.Option(min=1, help="Largest number of refinement iterations.")
     ] = MAX_ITERATIONS,
-    engine: opt.EngineOption = opt.EngineName.auto,
-    output: opt.SolutionOption = None,
     weights: opt.WeightsOption = None,
     sigma: opt.SigmaOption = None,
     absolute_sigma: opt.AbsoluteSigmaOption = False,
@@ -73,76 +71,68 @@ def lstsq(
     report: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
     ] = None,
-    decimal: opt.DecimalOption = opt.Decimal.point,
-    header: opt.HeaderOption = None,
-    missing: opt.MissingOption = opt.Missing.error,
     stream: opt.StreamOption = False,
     memory: opt.MemoryOption = None,
     trace: opt.TraceOption = False,
-    as_json: opt.JsonOption = False,
-) -> None:
+) -> Ending:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the minimum-norm solution.
 
     Columns of tables go by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
 
     An A in a .npy, Parquet or HDF5 file that does not fit into memory is read in blocks, two or three times.
     """
-    with running("lstsq", as_json) as run:
-        opt.check_absolute_sigma(absolute_sigma, sigma)
-        if trace:
-            bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
-            others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
-            opt.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
-        c, d = (None, None) if constraints is None else _two_files(constraints)
-        run.check([a, b, weights, sigma, c, d], (output, 1))
-        if report is not None:
-            from neula.cli.bench import check_picture
+    opt.check_absolute_sigma(absolute_sigma, sigma)
+    if trace:
+        bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
+        others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
+        opt.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
+    c, d = (None, None) if constraints is None else _two_files(constraints)
+    run.check([a, b, weights, sigma, c, d], 1)
+    if report is not None:
+        from neula.cli.bench import check_picture
 
-            check_picture(report, [".html"])
-        whole = (
-            intercept or nonnegative or trace or any((bounds, constraints, report))
-        )  # what needs all of A at once
-        if whole and stream:
-            raise ValueError(
-                "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints, "
-                "--report and --trace need all of A: leave out one of the two"
-            )
-        rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
-        files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
-        given = run.read(files, decimal=decimal.value, header=header, missing=missing)
-        given |= run.read({"C": c, "d": d}, decimal=decimal.value, header=header)
-        table = with_intercept(given["A"]) if intercept else given["A"] if rows is None else rows
-        options = {
-            "damp": damp,
-            "weights": given["weights"].values if weights else None,
-            **({"sigma": given["sigma"].values} if sigma else {}),
-            **({"intercept": True} if intercept and not (nonnegative or bounds) else {}),
-            "rcond": rcond,
-            "certify": certify.value,
-            "algorithm": algorithm,
-            "max_iterations": max_iterations,
-        }
-        pair = None if c is None else (given["C"].values, given["d"].values)
-        function, options = _call_for(options, nonnegative, bounds, pair)
-        keywords = {"accuracy": accuracy, "engine": engine, "progress": run.progress, **options}
-        added = bool(options.get("intercept"))  # by the function
-        result = run.compute(function, (given["A"] if added else table).values, given["b"].values, **keywords)
-        shown = _shown(result)
-        if errors or (errors is None and table.columns is not None and function == "lstsq"):
-            shown = with_errors(shown, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
-        if trace:
-            from neula.cli import tracing
+        check_picture(report, [".html"])
+    # These need all of A at once.
+    whole = intercept or nonnegative or trace or any((bounds, constraints, report))
+    if whole and stream:
+        raise ValueError(
+            "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints, "
+            "--report and --trace need all of A: leave out one of the two"
+        )
+    rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
+    files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
+    given = run.read(files) | run.read({"C": c, "d": d}, drops=False)
+    table = with_intercept(given["A"]) if intercept else given["A"] if rows is None else rows
+    options = {
+        "damp": damp,
+        "weights": given["weights"].values if weights else None,
+        **({"sigma": given["sigma"].values} if sigma else {}),
+        **({"intercept": True} if intercept and not (nonnegative or bounds) else {}),
+        "rcond": rcond,
+        "certify": certify.value,
+        "algorithm": algorithm,
+        "max_iterations": max_iterations,
+    }
+    pair = None if c is None else (given["C"].values, given["d"].values)
+    function, options = _call_for(options, nonnegative, bounds, pair)
+    keywords = {"accuracy": accuracy, "progress": run.progress, **options}
+    added = bool(options.get("intercept"))  # by the function
+    result = run.compute(function, (given["A"] if added else table).values, given["b"].values, **keywords)
+    facts, lines, reached = show.certified(result)
+    if errors or (errors is None and table.columns is not None and function == "lstsq"):
+        with_errors(facts, lines, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
+    if trace:
+        from neula.cli import tracing
 
-            method = algorithm.value if algorithm else "cgls"
-            run.steps = tracing.show_lstsq(
-                table.values, given["b"].values, engine.value, method, max_iterations
-            )
-        run.write((output, {"x": named(result.x, table, given["b"])}))
-        if report is not None:
-            from neula.cli.report import write_report
+        method = algorithm.value if algorithm else "cgls"
+        run.steps = tracing.show_lstsq(table.values, given["b"].values, run.engine, method, max_iterations)
+    run.write({"x": named(result.x, table, given["b"])})
+    if report is not None:
+        from neula.cli.report import write_report
 
-            write_report(report, table, given["b"].values, result)
-    finish_solution(run, result, shown, table)
+        write_report(report, table, given["b"].values, result)
+    more = getattr(result, "_deficiency", str)()
+    return Ending({**facts, "names": table.columns}, lines, reached, more=more)
 
 
 def _interval(text: str) -> tuple[float, float]:
@@ -190,20 +180,3 @@ def _call_for(
                 f"--{name.replace('_', '-')} does not go together with bounds: leave one of them out"
             )
     return ("nnls", {}) if bounds is None else ("lsq_linear", {"bounds": _interval(bounds)})
-
-
-def _shown(result: LstsqResult | NNLSResult | LsqLinearResult) -> show.Shown:
-    """A solution, with bounds or without."""
-    import numpy as np
-
-    from neula.pipeline.result import LstsqResult
-
-    if isinstance(result, LstsqResult):
-        return show.lstsq(result)
-    names = ("converged", "accuracy", "engine", "iterations", *show.EVIDENCE)
-    facts = show.facts_of(result, *names, "residual_norm", "active_mask", "attempts")
-    at_bounds = int((result.active_mask != 0).sum())
-    rows = dict(result._rows())
-    rows |= {"at bounds": f"{at_bounds} of {result.x.size} unknowns", "tried": show.attempts(result.attempts)}
-    rows["residual norm"] = show.numbers(np.atleast_1d(result.residual_norm))
-    return facts, {name: value for name, value in rows.items() if name not in ("x", "time")}
