@@ -852,7 +852,7 @@ def test_info_of_this_machine() -> None:
 def test_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Path, int]] = []
     monkeypatch.setattr(
-        "neula.cli.demo.run_demo", lambda out, *, degree, console: calls.append((out, degree))
+        "neula.cli.demo.run_demo", lambda out, *, degree, **others: calls.append((out, degree))
     )
     succeed("demo", "--out", "pictures", "--degree", "12")
     succeed("demo")

@@ -77,8 +77,8 @@ def demo(
     """Solve real data and a simulated satellite mission, compared with SciPy and PyTorch."""
     from neula.cli.demo import run_demo
 
-    with running("demo"):
-        run_demo(out, degree=degree, console=Console())
+    with running("demo") as run:
+        run_demo(out, degree=degree, console=Console(), progress=run.progress)
 
 
 def data(
