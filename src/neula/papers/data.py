@@ -28,7 +28,7 @@ class ExperimentScale(StrEnum):
 TEXTS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("figures.toml").read_text(encoding="utf-8")
 )
-"""For each paper and figure its title, what it shows, and what the small scale changes."""
+"""For each paper and figure its texts, functions and claims."""
 
 
 class Measurements(list[Row]):

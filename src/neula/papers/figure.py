@@ -17,14 +17,16 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from neula import engines
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
 from neula.errors import unknown_name
 from neula.io.files import read_matrix
 from neula.io.matrices import SPECTRA, random_matrix, singular_vectors, with_spectrum
+from neula.papers import drawing, verdicts
 from neula.papers.data import TEXTS, WIDE, ExperimentData, ExperimentScale, Measurements, Row, show
 from neula.papers.drawing import Canvas, new_canvas
 from neula.papers.measuring import circumstances, median_seconds
-from neula.papers.verdicts import ASSUMED_NOISE, Claim, ClaimCheck, Outcome
+from neula.papers.verdicts import ASSUMED_NOISE, Claim, ClaimCheck, Outcome, about
 
 __all__ = ["ExperimentScale", "Figure", "Setting"]
 
@@ -49,9 +51,32 @@ class Figure:
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 
 
-def described(paper: str, name: str, **others: Any) -> Figure:
-    """A figure with its texts in ``figures.toml``."""
-    return Figure(name=name, **TEXTS[paper][name], **others)
+def described(paper: str, name: str, module: Mapping[str, Any]) -> Figure:
+    """The figure that ``figures.toml`` describes by names of a module and of those for all papers."""
+    names = {**vars(engines), **vars(drawing), **vars(verdicts), **module}
+
+    def value(x: Any) -> Any:
+        """An option of a function: capitals are a constant, tables the arguments of :func:`about`."""
+        if isinstance(x, dict) and "about" in x:
+            return about(x["about"], x.get("factor", 1.5))
+        if isinstance(x, list):
+            return tuple(map(value, x))
+        return names.get(x, x) if isinstance(x, str) and x.isupper() else x
+
+    def function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+        found = {option: value(x) for option, x in options.items()}
+        return partial(names[name], **found) if found else names[name]
+
+    def claim(text: str, judge: str, timed: bool = False, **options: Any) -> Claim:
+        return Claim(text, function(judge, options), timed)
+
+    fields = dict(TEXTS[paper][name])
+    draw = fields.pop("draw", None)
+    if draw is not None:
+        options = {"function": draw} if isinstance(draw, str) else dict(draw)
+        fields["draw"] = function(options.pop("function"), options)
+    fields["claims"] = tuple(claim(**each) for each in fields["claims"])
+    return Figure(**fields | {"name": name, "measure": names[fields["measure"]]})
 
 
 @dataclass
