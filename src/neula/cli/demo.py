@@ -19,7 +19,7 @@ from rich.table import Table
 from neula.cli import gravity
 from neula.cli.fitting import POINTS, FitPicture
 from neula.cli.fitting import draw as draw_fit
-from neula.cli.gravity_map import draw
+from neula.cli.gravity import draw
 from neula.io.datasets import (
     SURVEYING_NAMES,
     log_relative_error,

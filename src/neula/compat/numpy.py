@@ -11,7 +11,6 @@ import numpy as np
 from numpy import linalg
 
 import neula
-from neula.compat.determinants import UNSURE, Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     drop_in,
     has_safe_diagonal,
@@ -22,7 +21,15 @@ from neula.compat.drop_in import (
     right_hand_sides,
     with_nonnegative_diagonal,
 )
-from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
+from neula.compat.measured import (
+    UNSURE,
+    Determinants,
+    is_accurate_inverse,
+    is_accurate_solution,
+    measured_determinants,
+    measured_inverse,
+    refined_solution,
+)
 from neula.compat.spectra import (
     are_eigenvectors,
     are_singular_vectors,

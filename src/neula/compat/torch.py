@@ -16,7 +16,6 @@ from torch import Tensor, linalg
 from torch.autograd import forward_ad
 
 import neula
-from neula.compat.determinants import UNSURE, Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     SMALL,
     Refused,
@@ -28,7 +27,13 @@ from neula.compat.drop_in import (
     squared,
     with_nonnegative_diagonal,
 )
-from neula.compat.least_squares import is_accurate_inverse
+from neula.compat.measured import (
+    UNSURE,
+    Determinants,
+    is_accurate_inverse,
+    measured_determinants,
+    measured_inverse,
+)
 from neula.compat.spectra import (
     are_eigenvectors,
     are_singular_vectors,

@@ -31,25 +31,10 @@ def is_exact(value: int) -> bool:
 
 
 def in_float64(x: Any, name: str, first: int = 0, *, or_complex: bool = False) -> np.ndarray:
-    """An array, or a list, of numbers in float64.
+    """An array, or a list, of numbers in float64, called ``name`` in messages, its first row ``first``.
 
-    Parameters
-    ----------
-    x : array_like
-        Of an array of objects every element must be a number.
-    name : str
-        Its name in messages.
-    first : int, optional
-        The number of its first row.
-    or_complex : bool, optional
-        Whether complex numbers are accepted; they keep their dtype, objects become complex128.
-
-    Raises
-    ------
-    InexactIntegerError
-        If an integer among them is no float64.
-    TypeError
-        For complex numbers that are not accepted.
+    With ``or_complex`` complex numbers keep their dtype, and objects become complex128; else they are a
+    TypeError. An integer that is no float64 is an InexactIntegerError.
     """
     array = np.asarray(x)
     kind, size = array.dtype.kind, array.dtype.itemsize

@@ -16,8 +16,8 @@ from neula.compat.drop_in import (
     need_finite,
     with_nonnegative_diagonal,
 )
-from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
-from neula.compat.scipy.inputs import lapack_arrays
+from neula.compat.measured import is_accurate_inverse, is_accurate_solution, refined_solution
+from neula.compat.scipy.systems import lapack_arrays
 
 
 @drop_in(linalg)

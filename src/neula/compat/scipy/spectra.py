@@ -9,7 +9,7 @@ from scipy import linalg
 
 import neula
 from neula.compat.drop_in import SMALL, drop_in, need, need_finite, squared
-from neula.compat.scipy.inputs import lapack_arrays
+from neula.compat.scipy.systems import lapack_arrays
 from neula.compat.spectra import (
     are_eigenvectors,
     are_eigenvectors_of_pencil,

@@ -6,15 +6,36 @@ from typing import Any
 
 import numpy as np
 from scipy import linalg
+from scipy.linalg.blas import find_best_blas_type
 
 import neula
-from neula.compat.determinants import UNSURE, measured_determinants, measured_inverse
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
-from neula.compat.scipy.inputs import lapack_arrays, solved_in
+from neula.compat.measured import UNSURE, measured_determinants, measured_inverse
 from neula.compat.spectra import mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
 from neula.problems.signatures import Structure
+
+
+def solved_in(dtype: np.dtype) -> type:
+    """The dtype in which SciPy's ``solve`` computes."""
+    need(_is_lapacks(dtype))
+    if dtype.kind == "c":
+        return np.complex64 if dtype.itemsize <= 8 else np.complex128
+    return np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64
+
+
+def _is_lapacks(dtype: np.dtype) -> bool:
+    return dtype.kind in "iub" or dtype.char in "efdFD"
+
+
+def lapack_arrays(*given: Any) -> list[np.ndarray]:
+    """Arrays in what LAPACK would compute in."""
+    arrays = [np.asarray(x) for x in given]
+    need(all(_is_lapacks(x.dtype) for x in arrays))
+    dtype = find_best_blas_type(arrays)[1]
+    return [x.astype(dtype, copy=False) for x in arrays]
+
 
 GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")
 POSITIVE = ("pos", "positive definite")
