@@ -111,8 +111,9 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
         "digits": f"{shown.correct(result.digits)}, condition {result.condition:.1e}",
         "message": result.message,
     }
-    facts = {
-        "converged": result.converged,
+    names = ("converged", "residual_variance", "degrees_of_freedom", "stationarity", "condition", "digits")
+    facts = show.facts_of(result, *names, "rank", "nfev", "message")
+    facts |= {
         "formula": wanted.formula.text,
         "response": wanted.label,
         "names": list(wanted.parameters),
@@ -121,14 +122,6 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
         "lower": lower,
         "upper": upper,
         "covariance": found.pcov.numpy(),
-        "residual_variance": result.residual_variance,
-        "degrees_of_freedom": result.degrees_of_freedom,
-        "stationarity": result.stationarity,
-        "condition": result.condition,
-        "digits": result.digits,
-        "rank": result.rank,
-        "nfev": result.nfev,
-        "message": result.message,
     }
     table = Table(np.column_stack([values, errors]), ("value", "standard_error"), wanted.parameters)
     return facts, rows, table

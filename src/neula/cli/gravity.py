@@ -158,9 +158,9 @@ def gravity_problem(
     Eoetvoes, is by default the level of GOCE's gradiometer. The inclination of the orbit is in degrees:
     GOCE's 96.7 leaves gaps of 6.7 degrees around the poles, and the matrix is worse conditioned the higher
     the degree: after column scaling the zonal coefficients alone have condition number 50 at degree 60 and
-    3000 at degree 120, but 8 at the default. The seed is for the field, the times and the noise, the same on every device.
-    ``part`` are the observations to make: processes that make a part each have made the same as one that
-    makes all. A ValueError says which number is out of range.
+    3000 at degree 120, but 8 at the default. The seed is for the field, the times and the noise, the same on
+    every device. ``part`` are the observations to make: processes that make a part each have made the same as
+    one that makes all. A ValueError says which number is out of range.
 
     Examples
     --------

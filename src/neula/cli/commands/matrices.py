@@ -10,8 +10,8 @@ import typer
 
 from neula.cli import options as opt
 from neula.cli import show
+from neula.cli.commands.lstsq import named
 from neula.cli.run import CommandRun, Ending, problem
-from neula.cli.solutions import named
 
 if TYPE_CHECKING:
     from neula.io.table import Table

@@ -13,9 +13,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.metaestimators import available_if
 
 import neula
-from neula.compat.sklearn.base import Linear, of_any_sign
+from neula.compat.sklearn.base import Linear, Seen, of_any_sign
 from neula.compat.sklearn.data import TrainingData, rows_times, with_accuracy
-from neula.compat.sklearn.seen import Seen
 from neula.engines import FP64
 from neula.pipeline.result.deferred import Later
 
