@@ -39,11 +39,8 @@ PICTURES = (".svg", ".png", ".pdf")
 BYTES_AN_ENTRY = 40
 """Bytes an entry of a matrix in double precision takes, with the copies of neula and of the peer."""
 
-PART = 1e-2
-"""Relative error allowed for singular values and vectors if singular values decay."""
-
-GEMM_ROWS = 512
-"""Rows of a product that are compared with the product in double precision."""
+PART = 1e-2  # relative error allowed for singular values and vectors if singular values decay
+GEMM_ROWS = 512  # rows of a product that are compared with the product in double precision
 
 
 @dataclass(frozen=True)

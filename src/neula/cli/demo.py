@@ -38,8 +38,7 @@ from neula.problems.nonlinear.curve_fit import curve_fit
 HOST_MAX_DEGREE = 60
 """Beyond it SciPy, and on a machine with a GPU every solver on the CPU, is left out: minutes, gigabytes."""
 FITTED = "rat43"
-SLOW = 5.0
-"""Seconds from which one run is enough to time a solver."""
+SLOW = 5.0  # seconds from which one run is enough to time a solver
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from neula.io.table import Table, listed
 from neula.papers.drawing import new_canvas
 from neula.pipeline.result import shown
 
-POINTS = 400
-"""Points of a drawn curve."""
+POINTS = 400  # points of a drawn curve
 
 
 @dataclass(frozen=True)

@@ -23,20 +23,14 @@ from neula.papers.drawing import new_canvas
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-GM = 3.986004415e14
-"""Gravitational constant times mass of the Earth, m^3/s^2 (EGM96)."""
-EARTH_RADIUS = 6378136.3
-"""Reference radius of the coefficients, m (EGM96)."""
-EARTH_ROTATION = 7.292115e-5
-"""Angular velocity of the Earth, rad/s."""
-EOTVOS = 1e-9
-"""One Eoetvoes, the unit of gravity gradients, in 1/s^2."""
-KAULA = 1e-5
-"""Kaula's rule: coefficients of degree l have the size ``KAULA / l^2``, dimensionless."""
+GM = 3.986004415e14  # gravitational constant times mass of the Earth, m^3/s^2 (EGM96)
+EARTH_RADIUS = 6378136.3  # reference radius of the coefficients, m (EGM96)
+EARTH_ROTATION = 7.292115e-5  # angular velocity of the Earth, rad/s
+EOTVOS = 1e-9  # one Eoetvoes, the unit of gravity gradients, in 1/s^2
+KAULA = 1e-5  # Kaula's rule: coefficients of degree l have the size ``KAULA / l^2``, dimensionless
 REPEAT_REVOLUTIONS, REPEAT_DAYS = 979, 61
 """The ground track closes after 979 revolutions in 61 days, as that of ESA's GOCE mission did."""
-FIRST_DEGREE = 2
-"""Degree 0 is the mass, degree 1 the position of the centre of mass: both are known."""
+FIRST_DEGREE = 2  # degree 0 is the mass, degree 1 the position of the centre of mass: both are known
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]

@@ -17,8 +17,7 @@ Mode = StrEnum("Mode", ["reduced", "r"])
 Certify = StrEnum("Certify", ["backward", "forward"])
 Decimal = StrEnum("Decimal", {"point": ".", "comma": ","})
 
-FILES = "Files"
-"""The heading above the options about files."""
+FILES = "Files"  # the heading above the options about files
 
 MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix; - is the standard input.")]
 RightHandSideFile = Annotated[

@@ -31,11 +31,8 @@ if TYPE_CHECKING:
     from neula.io.paths import InputFile
     from neula.io.table import Table
 
-Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"
-"""Arrays by their names."""
-
-MATRICES = ("A", "C")
-"""Arguments of which a single column is a matrix, and no vector."""
+Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"  # arrays by their names
+MATRICES = ("A", "C")  # arguments of which a single column is a matrix, and no vector
 
 
 class ProgressReport:

@@ -20,18 +20,12 @@ if TYPE_CHECKING:
 
     from neula.pipeline.result import Attempt, LUFactors
 
-SHORT = 20
-"""Answers of at most so many numbers are shown on a terminal when no output file is given."""
+SHORT = 20  # answers of at most so many numbers are shown on a terminal when no output file is given
 
 Facts = dict[str, Any]
-Labelled = dict[str, str]
-"""A result as a JSON object, and as lines of a summary."""
-
-Verdict = tuple[str, str]
-"""Words for a result, and their style."""
-
-DONE: Verdict = ("done", "bold")
-"""Verdict of results without a certificate."""
+Labelled = dict[str, str]  # a result as a JSON object, and as lines of a summary
+Verdict = tuple[str, str]  # words for a result, and their style
+DONE: Verdict = ("done", "bold")  # verdict of results without a certificate
 
 SOLUTION = ("iterations", "backward_error", "tolerance", "condition", "forward_error", "digits")
 FACTS = {

@@ -32,14 +32,9 @@ NAME = "sweep"
 
 PEER = "the fastest call of torch and SciPy that is as accurate"
 
-AS_ACCURATE = 10.0
-"""Backward-stable algorithms differ by such a factor."""
-
-SLOWER, LATER = 1.1, 0.1
-"""Largest accepted time: this multiple of the peer's time, plus these milliseconds."""
-
-QUICK_FLOPS = 3e8
-"""Most operations of the classical algorithm for a sweep of a minute."""
+AS_ACCURATE = 10.0  # backward-stable algorithms differ by such a factor
+SLOWER, LATER = 1.1, 0.1  # largest accepted time: this multiple of the peer's time, plus these milliseconds
+QUICK_FLOPS = 3e8  # most operations of the classical algorithm for a sweep of a minute
 
 Calls = Mapping[str, Callable[[], Any]]
 Matrix = Callable[[tuple[int, ...]], torch.Tensor]
@@ -125,8 +120,7 @@ ORDERS = (3, 10, 50, 100, 200, 500, 1000, 2000, 4000)
 LOW_RANK = ((300, 200, 10), (2000, 500, 20), (3000, 3000, 50), (20000, 1000, 20))
 BATCHES = ((1000, 16, 6), (1000, 32, 16), (100, 200, 50), (10, 600, 100))
 
-WORST = 1e14
-"""Condition number of the worst matrices: float64 does not hold those of others."""
+WORST = 1e14  # condition number of the worst matrices: float64 does not hold those of others
 
 HELD = 0.1
 """Rounding errors of a dtype times the condition number, beyond which it cannot hold a matrix of that."""

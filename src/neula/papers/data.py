@@ -12,8 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-WIDE = 140
-"""Width that a table may take in any terminal, so that no digits are cut off."""
+WIDE = 140  # width that a table may take in any terminal, so that no digits are cut off
 
 Row = dict[str, Any]
 

@@ -32,8 +32,7 @@ __all__ = ["ExperimentScale", "Figure", "Setting"]
 
 T = TypeVar("T")
 
-PROBE = 512
-"""Order of the product whose times show how noisy a machine is: milliseconds on one core."""
+PROBE = 512  # order of the product whose times show how noisy a machine is: milliseconds on one core
 
 
 @dataclass(frozen=True)
@@ -213,11 +212,8 @@ def _vectors(
     return singular_vectors(m, n, torch.Generator(device).manual_seed(seed), dtype)
 
 
-KIND = ("spectrum", "matrix")
-"""Fields that name the kind of a matrix."""
-
-LONG_TABLE = 16
-"""Tables with more rows than this are left to the data files."""
+KIND = ("spectrum", "matrix")  # fields that name the kind of a matrix
+LONG_TABLE = 16  # tables with more rows than this are left to the data files
 
 
 @dataclass(frozen=True)

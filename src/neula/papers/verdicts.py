@@ -11,20 +11,11 @@ from neula.papers.data import Measurements, span
 
 Interval = tuple[float, float]
 
-MORE: Interval = (1.0, math.inf)
-"""Interval for a claim that a ratio exceeds 1."""
-
-EVERY: Interval = (1.0, 1.0)
-"""Interval for counted cases: 1 if a statement is true, else 0."""
-
-HALF_AN_ORDER = 10**0.5
-"""How far from "about an order of magnitude" a factor may be, up and down."""
-
-MOST = 0.5
-"""Part of the cases in which a claim, or its tendency, must be true to hold in part."""
-
-ASSUMED_NOISE = 1.1
-"""Factor that a time may be off where the noise of a run was not measured."""
+MORE: Interval = (1.0, math.inf)  # interval for a claim that a ratio exceeds 1
+EVERY: Interval = (1.0, 1.0)  # interval for counted cases: 1 if a statement is true, else 0
+HALF_AN_ORDER = 10**0.5  # how far from "about an order of magnitude" a factor may be, up and down
+MOST = 0.5  # part of the cases in which a claim, or its tendency, must be true to hold in part
+ASSUMED_NOISE = 1.1  # factor that a time may be off where the noise of a run was not measured
 
 
 class Outcome(StrEnum):

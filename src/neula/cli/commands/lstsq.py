@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from neula.io.table import Table
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
-MAX_ITERATIONS = 60
-"""Defaults of ``neula.lstsq``."""
+MAX_ITERATIONS = 60  # defaults of ``neula.lstsq``
 WITHOUT_BOUNDS = {
     "damp": 0.0,
     "weights": None,

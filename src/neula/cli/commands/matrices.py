@@ -23,8 +23,7 @@ QRAlgorithm = StrEnum(
     "QRAlgorithm", ["rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "householder"]
 )
 PanelName = StrEnum("PanelName", ["caqr", "cholesky", "cholesky2", "cholesky32", "householder"])
-VARIANT = "5.2/5.1"
-"""Default of ``neula.lu_factor``."""
+VARIANT = "5.2/5.1"  # default of ``neula.lu_factor``
 
 
 @problem("the product")

@@ -38,16 +38,14 @@ from neula.papers.verdicts import EVERY, HALF_AN_ORDER, MORE, ClaimCheck, Interv
 
 BYTES = 60
 """Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
-CONDITION = 1e3
-"""Of the matrices of Figure 5."""
+CONDITION = 1e3  # of the matrices of Figure 5
 COARSER, COARSER_UP_TO = (HALF, BUFFERED), 4096
 """Algorithms that are compared in bf16, too, and up to which order: an eighth of what fp16 needs."""
 SAME = about(1.0, 3.0)
 """From and up to how many times the error of another algorithm an error counts as the same."""
 AN_ORDER, TWO_ORDERS = about(10.0, HALF_AN_ORDER), about(100.0, HALF_AN_ORDER)
 """How many times as large an error is that is about one or two orders of magnitude larger."""
-TIE = 1.01
-"""Errors that both come from the panels are equal up to the last digits."""
+TIE = 1.01  # errors that both come from the panels are equal up to the last digits
 ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
 
 

@@ -25,8 +25,7 @@ from neula.papers.lu.performance import dominant
 from neula.papers.verdicts import ClaimCheck, Interval, about, within
 from neula.pipeline.result import LUFactors
 
-BLOCKS = 128
-"""q = n / r: the model is of the order ``q n^2``, and what it leaves out of the order ``n^2``."""
+BLOCKS = 128  # q = n / r: the model is of the order ``q n^2``, and what it leaves out of the order ``n^2``
 
 LEFT_OUT = 7
 """Bytes an element of A that the model leaves out, at most. Algorithm 4.1: 4 for the buffer, 2 for the L and
@@ -86,12 +85,10 @@ def modelled_bytes(n: int, name: str) -> float:
     return sum((q - k) ** 2 for k in steps) * r**2 * (4 if name == lu.SINGLE else 2)
 
 
-BYTES = 80
-"""Memory of an entry: L, U, their product and its bound in float64."""
+BYTES = 80  # memory of an entry: L, U, their product and its bound in float64
 LOST = 2.0**-25
 """Largest error of an element that is below the normal range of fp16: half of its smallest number."""
-AS_GOOD = 3.0
-"""How many times the error of another algorithm counts as the same."""
+AS_GOOD = 3.0  # how many times the error of another algorithm counts as the same
 
 
 class Constant(NamedTuple):

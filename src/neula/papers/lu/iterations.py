@@ -33,8 +33,7 @@ KINDS = {TUNABLE: "Fasi and Higham, no pivoting", GEOMETRIC: "geometric spectrum
 CONDITIONS = [10.0**k for k in range(1, 10)]
 MAX_ITERATIONS = 100
 SOLVERS = CLASSICAL, GMRES = "classical", "gmres"
-ALIKE = 1.5
-"""How many times as many iterations count as about as many."""
+ALIKE = 1.5  # how many times as many iterations count as about as many
 
 
 def measure_iterations(setting: Setting, order: int | None = None) -> Iterator[Row]:

@@ -29,13 +29,10 @@ from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 RGSQRF, REORTHO, RHOUQR, SGEQRF = "RGSQRF", "RGSQRF-Reortho", "RHOUQR", "SGEQRF"
 UNTIL = "RGSQRF until orthogonal"
 CONDITIONS = [10.0**k for k in range(8)]
-PAPERS = ("arithmetic",)
-"""The spectrum that the paper shows."""
+PAPERS = ("arithmetic",)  # the spectrum that the paper shows
 OTHERS = tuple(spectrum for spectrum in SPECTRA if spectrum not in PAPERS)
-FLAT = 0.2
-"""Exponents of the condition number below this are no growth."""
-COMPLETE = 0.3
-"""From here on Q is about as far from orthogonal as it can get."""
+FLAT = 0.2  # exponents of the condition number below this are no growth
+COMPLETE = 0.3  # from here on Q is about as far from orthogonal as it can get
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 
@@ -233,8 +230,7 @@ OVERFLOW = described("qr-paper", "overflow", globals())
 SQUARE_SHAPES = [(32768, 32768), (32768, 16384), (16384, 16384), (8192, 8192)]
 PAPER_SHAPES = [*SQUARE_SHAPES, (131072, 4096), (524288, 1024), (2097152, 256), (4194304, 128)]
 SMALL_SHAPES = [(1024, 1024), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
-BYTES = 40
-"""Memory of an entry: A, work, Q of two passes and the peer's copies."""
+BYTES = 40  # memory of an entry: A, work, Q of two passes and the peer's copies
 
 Shapes = Sequence[tuple[int, int]]
 

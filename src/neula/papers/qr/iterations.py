@@ -44,8 +44,7 @@ SPECTRA = ("arithmetic", "geometric", "cluster_small")
 CONDITIONS = [10.0 ** (k / 2) for k in range(11)]
 SLACK = 0.1
 MOST = 0.9
-SLOW = 1.1
-"""Below this condition number of A R^-1 a handful of iterations suffices for any spectrum."""
+SLOW = 1.1  # below this condition number of A R^-1 a handful of iterations suffices for any spectrum
 MEASURABLE = 1e-13
 """Eigenvalues of a Gram matrix that are smaller, relative to the largest, are rounding errors."""
 
@@ -203,14 +202,12 @@ def bits_decide(rows: Measurements) -> ClaimCheck:
 ITERATIONS = described("qr-paper", "iterations", globals())
 
 
-MOST_ITERATIONS = 200
-"""Most iterations that the paper tolerates."""
+MOST_ITERATIONS = 200  # most iterations that the paper tolerates
 LOOSE, TIGHT = 1e-6, 1e-12
 """Reductions of ``||R^-T A^T r||``: what the paper reaches after 200 iterations, and double precision."""
 SOLVERS = {"cgls": cgls, "lsqr": lsqr}
 SINGLE = "RGSQRF + CGLS, single"
-ONLY_EASIER = 30
-"""Iterations for condition 1e3: a stress case takes more."""
+ONLY_EASIER = 30  # iterations for condition 1e3: a stress case takes more
 
 
 def measure_stress(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:

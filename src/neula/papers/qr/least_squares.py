@@ -63,12 +63,9 @@ PAPER_SHAPES = [(16384, 8192), (32768, 16384), (65536, 8192), (131072, 4096), (2
 BYTES_AN_ENTRY = 48
 """A and its factor in double precision, what makes the matrix or the solver's copies, and room to spare."""
 
-ROUNDING = 10 * FP64.u
-"""Optimality that is nothing but rounding errors."""
-ALMOST_ALL = 0.85
-"""Seven of the eight matrices, say."""
-TENDENCY = 0.5
-"""Correlation from which on there is a tendency."""
+ROUNDING = 10 * FP64.u  # optimality that is nothing but rounding errors
+ALMOST_ALL = 0.85  # seven of the eight matrices, say
+TENDENCY = 0.5  # correlation from which on there is a tendency
 
 
 def measure_solvers(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:

@@ -21,8 +21,7 @@ from neula.papers.qr.householder import blocked_householder, householder_wy, rho
 from neula.papers.verdicts import HALF_AN_ORDER, MORE, ClaimCheck, about, within
 
 Shape = tuple[int, int]
-Rates = dict[int, float]
-"""TFLOP/s for each width."""
+Rates = dict[int, float]  # TFLOP/s for each width
 
 V100_SHAPE, V100_CAQR, V100_LIBRARY = (32768, 16384), 0.33, 6.67
 """Of the paper: the matrix, and TFLOP/s of the CAQR panel of 128 columns and of SGEQRF of all columns."""
@@ -59,8 +58,7 @@ def rate_at(rates: Rates, width: int) -> float:
 
 SGEQRF, WY_PANEL = "SGEQRF", "WY panel"
 LOW, FP32 = "low", "fp32"
-WIDEST_PANEL = 4096
-"""Wider ones are most of a matrix."""
+WIDEST_PANEL = 4096  # wider ones are most of a matrix
 
 
 def matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
@@ -197,8 +195,7 @@ def rate_table(setting: Setting, shape: Shape | None) -> dict[str, Rates]:
     return {column: {row["k"]: row[column] for row in rows if column in row} for column in rows.fields}
 
 
-AIM = 0.25
-"""How far a measurement may be from the model to count as predicted."""
+AIM = 0.25  # how far a measurement may be from the model to count as predicted
 
 
 # item: Q (4)

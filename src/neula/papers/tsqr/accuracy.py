@@ -27,15 +27,11 @@ FP32_NOTC = "fp32_notc"
 # item: T modes
 MODES = (FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC)
 ACCURATE = (*CORRECTED, FP32_NOTC)
-AUTO = "auto"
-"""The default of ``neula.tsqr``."""
-
-HOUSEHOLDER = "torch.linalg.qr"
-"""Householder QR of cuSOLVER on a GPU, of LAPACK on a CPU."""
+AUTO = "auto"  # the default of ``neula.tsqr``
+HOUSEHOLDER = "torch.linalg.qr"  # householder QR of cuSOLVER on a GPU, of LAPACK on a CPU
 
 COLUMNS = 128
-BYTES = 40
-"""Memory of an entry: A, Q, and the copies that they are made from."""
+BYTES = 40  # memory of an entry: A, Q, and the copies that they are made from
 
 TRUNCATING, NEAREST, SLIDES = "emulated", "to nearest", "as in the slides"
 """Emulated units: one that truncates as an A100 does, one that rounds to nearest, and the former with tiles,
@@ -56,12 +52,9 @@ def emulated(a: torch.Tensor, mode: str) -> Iterator[tuple[str, torch.Tensor, to
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
-MESSAGE = 1.5
-"""How many times the error of rounding to nearest shows that truncation is what costs accuracy."""
-AS_GOOD = 3.0
-"""How many times the error of another mode counts as the same level."""
-APART = 30.0
-"""The levels of fp16 and fp32 are a factor of 8192 apart."""
+MESSAGE = 1.5  # how many times the error of rounding to nearest shows that truncation is what costs accuracy
+AS_GOOD = 3.0  # how many times the error of another mode counts as the same level
+APART = 30.0  # the levels of fp16 and fp32 are a factor of 8192 apart
 
 
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
@@ -161,14 +154,12 @@ ACCURACY = described("tsqr-paper", "accuracy", globals())
 
 GEQRF = "torch.geqrf"
 """Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
-COPY = "copy of A"
-"""Reads one matrix and writes another: no QR with Q is faster."""
+COPY = "copy of A"  # reads one matrix and writes another: no QR with Q is faster
 
 BATCH_ROWS = 256
 RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
-EXTRA_OPERATIONS = 3.0
-"""Products that a corrected product is made of."""
+EXTRA_OPERATIONS = 3.0  # products that a corrected product is made of
 
 
 def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:

@@ -20,11 +20,8 @@ from neula.papers.errors import growth, product_error
 from neula.papers.figure import Setting, described
 from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 
-SMALLEST_NORMAL = -14
-"""Exponent of the smallest normal number of fp16."""
-
-SMALLEST = SMALLEST_NORMAL + 1 - FP16.significand
-"""Exponent of the smallest number of fp16."""
+SMALLEST_NORMAL = -14  # exponent of the smallest normal number of fp16
+SMALLEST = SMALLEST_NORMAL + 1 - FP16.significand  # exponent of the smallest number of fp16
 
 PAPERS_SHIFT = 10
 # item: T scale
@@ -35,8 +32,7 @@ EXPONENTS = range(-40, FP16.max_exponent)
 UNDERFLOW, SUBNORMAL = "underflow", "subnormal"
 LEGEND = {UNDERFLOW: "underflow", SUBNORMAL: "underflow or gradual underflow"}
 
-SIGMAS = 5
-"""Standard deviations that a measured frequency may be off its probability."""
+SIGMAS = 5  # standard deviations that a measured frequency may be off its probability
 
 
 # --- the formula ------------------------------------------------------------------------------------------
@@ -176,8 +172,7 @@ def one_more_bit(rows: Measurements) -> ClaimCheck:
 UNDERFLOW_FIGURE = described("tsqr-paper", "underflow", globals())
 
 
-UNIT = UNITS["h100"]
-"""The emulated unit that truncates: that of the GPU on which the figure was measured."""
+UNIT = UNITS["h100"]  # the emulated unit that truncates: that of the GPU on which the figure was measured
 BLOCK = UNIT.block
 
 FP32_PRODUCT = "fp32"
@@ -186,8 +181,7 @@ TOWARD_ZERO_RUNS = f"{TOWARD_ZERO}, runs of {RUN}"
 HARDWARE, HARDWARE_RUNS, UNCORRECTED = "hardware", f"hardware, runs of {RUN}", "hardware, uncorrected"
 EMULATED_UNCORRECTED = "emulated, uncorrected"
 
-AS_FP32 = 1.5
-"""How many times the error of the fp32 product counts as the same."""
+AS_FP32 = 1.5  # how many times the error of the fp32 product counts as the same
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
