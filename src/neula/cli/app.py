@@ -73,12 +73,10 @@ class Program(TyperGroup):
     """Group of all commands, with exit codes for signals and closed pipes."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Read the command line."""
         with _ended_early():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
         with _ended_early():
             return super().invoke(ctx)
 
@@ -87,7 +85,6 @@ class Command(TyperCommand):
     """A command that takes ``-:x1,x2``, a part of the standard input, for an argument and not for options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line."""
         return super().parse_args(ctx, [f"/dev/stdin{arg[1:]}" if arg[:2] == "-:" else arg for arg in args])
 
 

@@ -45,8 +45,6 @@ GEMM_ROWS = 512  # rows of a product that are compared with the product in doubl
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One problem, for neula and for torch."""
-
     shape: tuple[int, ...]
     accuracy: str  # requested of neula
     run: Callable[[], Any]
@@ -147,7 +145,6 @@ def _method(result: Any) -> str | None:
 
 
 def _fitting(problem: BenchmarkProblem, device: torch.device) -> list[tuple[int, int]]:
-    """Shapes for which there is memory."""
     if device.type != "cuda":
         return problem.cpu
     free = torch.cuda.mem_get_info(device)[0]
@@ -261,7 +258,6 @@ PROBLEMS = {
 
 
 def table(data: ExperimentData) -> Table:
-    """The rows of one problem for a terminal."""
     about = data.about
     if about["problem"] == sweep.NAME:
         return sweep.table(data)
@@ -284,7 +280,6 @@ _HEADINGS = {
 
 
 def line(row: Row) -> str:
-    """A row as one line of plain text."""
     ratio = f"{show(row['ratio'])} times as fast as torch's {show(row['torch_ms'])} ms"
     return f"{row['shape']} {row['accuracy']}: {show(row['ms'])} ms, {ratio}, error {row['error']:.1e}"
 

@@ -24,8 +24,6 @@ POINTS = 400  # points of a drawn curve
 
 @dataclass(frozen=True)
 class Fitting:
-    """A model, its data and its start."""
-
     formula: Formula
     label: str  # the response, as the caller named it
     predictors: dict[str, torch.Tensor]  # columns in the formula
@@ -35,7 +33,6 @@ class Fitting:
     start: np.ndarray
 
     def model(self, columns: dict[str, torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
-        """The formula, for columns and parameters."""
         found = self.formula({**columns, **dict(zip(self.parameters, values, strict=True))})
         length = len(next(iter(columns.values()))) if columns else len(self.observed)
         return torch.as_tensor(found, dtype=torch.float64, device="cpu").expand(length)
@@ -43,8 +40,6 @@ class Fitting:
 
 @dataclass(frozen=True)
 class FitPicture:
-    """Data of the picture of a fit."""
-
     title: str
     labels: tuple[str, str]  # of the axes
     data: tuple[np.ndarray, np.ndarray]  # observations

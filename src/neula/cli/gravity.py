@@ -59,7 +59,6 @@ class GravityProblem:
 
     @property
     def degree(self) -> int:
-        """The highest degree of the field."""
         return int(self.degrees[-1])
 
 
@@ -259,7 +258,6 @@ def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def as_vector(x: Any) -> FloatArray:
-    """Coefficients from anywhere as a float64 vector."""
     on_host = x.detach().cpu() if isinstance(x, torch.Tensor) else x
     return np.asarray(on_host, dtype=np.float64).ravel()
 

@@ -86,8 +86,6 @@ class ProgressReport:
 
 
 class Ending(NamedTuple):
-    """The report of a command on its result."""
-
     facts: show.Facts  # for programs
     rows: show.Labelled  # for people
     reached: str | None = None  # the accuracy that was reached, if the result is not certified
@@ -290,7 +288,6 @@ class CommandRun:
         self._outputs = {output: list(arrays) for output, arrays in wanted.items()}
 
     def say(self, text: str) -> None:
-        """Print a line on stderr."""
         self._err.print(f"neula: {text}", soft_wrap=True)
 
     def finish(self, ending: Ending) -> NoReturn:

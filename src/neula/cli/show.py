@@ -110,13 +110,11 @@ def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarra
 
 
 def attempts(tried: Sequence[Attempt]) -> str:
-    """A line for each attempt."""
     verdicts = ("rejected", "accepted")
     return "\n".join(f"{one.method}: {verdicts[one.accepted]}, {one.reason}" for one in tried)
 
 
 def numbers(values: np.ndarray, most: int = 8) -> str:
-    """The first numbers of an array."""
     flat = values.reshape(-1)
     return " ".join(f"{value:.4g}" for value in flat[:most]) + (" ..." if flat.size > most else "")
 
@@ -268,7 +266,6 @@ def _rate(gflops: float | None) -> str:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One object in one line."""
     print(json.dumps(_plain(value), allow_nan=False))
 
 

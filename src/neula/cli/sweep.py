@@ -148,7 +148,6 @@ def tasks(device: torch.device, condition: float | None = None) -> Iterator[Task
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 1) -> torch.Tensor:
-    """Normally distributed numbers."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
 
@@ -298,7 +297,6 @@ def _special(kind: str, m: int, n: int, device: torch.device) -> Any:
 
 
 def definite(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A random positive definite matrix."""
     half = normal((n, n), dtype, device)
     return half @ half.T / n + torch.eye(n, dtype=dtype, device=device)
 
@@ -329,7 +327,6 @@ _HEADINGS = {
 
 
 def table(data: ExperimentData) -> Table:
-    """The rows for a terminal."""
     count, slow = len(data.rows), sum(not row["within"] for row in data.rows)
     condition = data.about.get("condition")
     hard = "" if condition is None else f", matrices of condition {condition:g}"
@@ -362,7 +359,6 @@ def _cell(name: str, value: Any) -> str:
 
 
 def line(row: Row) -> str:
-    """A row as one line of plain text."""
     beside = f"{show(row['ratio'])} times as fast as {row['peer']}, {show(row['peer_ms'])} ms"
     return f"{row['problem']} {row['shape']} {row['dtype']}: {show(row['ms'])} ms, {beside}, {row['method']}"
 

@@ -183,12 +183,10 @@ def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray,
 
 
 def numbers_of(x: Any) -> Any:
-    """The ``finfo`` of the dtype of an array or a tensor."""
     return (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype)
 
 
 def torch_dtype(x: Any) -> torch.dtype:
-    """The dtype of an array or a tensor, as torch names it."""
     return x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(np.empty(0, x.dtype)).dtype
 
 

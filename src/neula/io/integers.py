@@ -23,7 +23,6 @@ def inexact(place: str, value: int) -> InexactIntegerError:
 
 
 def is_exact(value: int) -> bool:
-    """Whether an integer is a float64."""
     try:
         return float(value) == value
     except OverflowError:

@@ -42,7 +42,6 @@ class TextLayout:
 
     @property
     def columns(self) -> int:
-        """How many columns there are."""
         return self.width - self.closed
 
     @property
@@ -51,7 +50,6 @@ class TextLayout:
         return bool(self.names) and self.names[0] in ("", "Unnamed: 0")
 
     def fields(self, text: str) -> list[str]:
-        """The fields of a line."""
         if self.delimiter is None:
             return [field.strip('"') for field in re.findall(r'"[^"]*"|[^\s"]+', text)]
         if '"' not in text:  # also where a field is longer than csv allows
@@ -60,7 +58,6 @@ class TextLayout:
         return [field.strip() for field in row]
 
     def is_number(self, field: str) -> bool:
-        """Whether a field is a number."""
         try:
             float(self.with_points(field))
         except ValueError:
@@ -128,7 +125,6 @@ def lines_of(file: InputFile) -> Iterator[tuple[int, str]]:
 
 
 def below_header(file: InputFile, layout: TextLayout) -> Iterator[tuple[int, str]]:
-    """The lines below the header."""
     return (line for line in lines_of(file) if line[0] > layout.header)
 
 

@@ -52,8 +52,6 @@ class FileError(ValueError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read."""
-
     path: Path  # where its bytes are
     kind: str  # its extension, one of those that can be read
     name: str  # its name in messages

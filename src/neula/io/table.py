@@ -108,7 +108,6 @@ def complex_of(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
 
 
 def advice(missing: MissingValues) -> str:
-    """Advice for an empty field."""
     return (
         "leave out such lines with --missing drop" if missing == "error" else "fill it in: every line counts"
     )

@@ -34,13 +34,11 @@ class Measurements(list[Row]):
     """Measurements in the order in which they were taken; a field that a row lacks is None."""
 
     def where(self, **values: Any) -> Measurements:
-        """The rows that have these values."""
         return Measurements(
             row for row in self if all(row.get(name) == value for name, value in values.items())
         )
 
     def column(self, name: str) -> list[Any]:
-        """One field of all rows."""
         return [row.get(name) for row in self]
 
     def numbers(self, name: str) -> list[float]:
@@ -58,7 +56,6 @@ class Measurements(list[Row]):
 
     @property
     def fields(self) -> list[str]:
-        """Names of all fields in order of appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
 

@@ -80,8 +80,6 @@ def described(paper: str, name: str, module: Mapping[str, Any]) -> Figure:
 
 @dataclass
 class Setting:
-    """Device and size of an experiment."""
-
     scale: ExperimentScale  # small for two cores of a CPU and a minute, paper for a GPU
     report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
     notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
@@ -99,7 +97,6 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        """Device of the matrices."""
         if self.scale is ExperimentScale.small:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
@@ -121,7 +118,6 @@ class Setting:
         return select_engine("auto", self.device)
 
     def pick(self, *, small: T, paper: T) -> T:
-        """The choice for this scale."""
         return small if self.scale is ExperimentScale.small else paper
 
     def shape(
@@ -361,7 +357,6 @@ def _engines(about: Mapping[str, Any]) -> str:
 
 
 def _noise(data: ExperimentData) -> float:
-    """The factor that a time of these data may be off."""
     return float(data.about.get("noise", ASSUMED_NOISE))
 
 

@@ -137,12 +137,10 @@ def _queued_seconds(run: Callable[[], Any], waiting: float) -> float:
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Wall-clock seconds of one run."""
     return timed(run)[1]
 
 
 def timed(run: Callable[[], T]) -> tuple[T, float]:
-    """The result of one run, and its wall-clock seconds."""
     _drain()
     start = time.perf_counter()
     result = run()

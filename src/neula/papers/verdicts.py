@@ -19,8 +19,6 @@ ASSUMED_NOISE = 1.1  # factor that a time may be off where the noise of a run wa
 
 
 class Outcome(StrEnum):
-    """Verdict on a claim."""
-
     holds = "holds"
     in_part = "in part"
     fails = "does not hold"

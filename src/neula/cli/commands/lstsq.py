@@ -155,7 +155,6 @@ def _interval(text: str) -> tuple[float, float]:
 
 
 def _two_files(text: str) -> tuple[str, str]:
-    """The files of C and d."""
     c, comma, d = text.rpartition(",")
     if not comma or not c or not d:
         raise ValueError(f"--constraints {text!r} does not name two files: write it like C.csv,d.csv")
@@ -168,7 +167,6 @@ def _call_for(
     bounds: str | None,
     constraints: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[str, dict[str, Any]]:
-    """The function of neula to call, and its options."""
     if not nonnegative and bounds is None:
         return "lstsq", {**options, "constraints": constraints} if constraints else options
     if nonnegative and bounds is not None:

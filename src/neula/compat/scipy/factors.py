@@ -171,7 +171,6 @@ class CholeskyPair(_Pair):
 
     @cached_property
     def methods(self) -> CholeskyMethods:
-        """Methods of the factor, with which solutions are refined."""
         c, lower = self
         factor = np.tril(c) if lower else np.triu(c)
         bound = cholesky_bound(format_of(torch.from_numpy(c).dtype), len(c))

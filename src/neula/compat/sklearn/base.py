@@ -46,7 +46,6 @@ class Seen:
         return cls(held, data.total, data.means, data.left, centred)
 
     def plus(self, data: TrainingData) -> Seen:
-        """Add rows."""
         held, total = copy(self.held), self.weight + data.total
         if not self.centred:
             held.update(data.x, data.y, weights=data.weights)
@@ -63,7 +62,6 @@ class Seen:
 
     @property
     def means(self) -> Pair:
-        """Means of x and of y."""
         return self.origin[0] + self.apart[0], self.origin[1] + self.apart[1]
 
     def solve(self, damp: float, **how: Any) -> neula.LstsqResult[Any]:
@@ -77,8 +75,6 @@ class Seen:
 
 
 class Linear(Dense):
-    """A linear model."""
-
     accuracy: Accuracy | None
     engine: Any
     _solved = ("coef_", "intercept_", "rank_", "n_iter_", "result_")

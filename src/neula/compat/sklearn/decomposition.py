@@ -27,8 +27,6 @@ NO_VARIANCE = 1e-15
 
 
 class _Decomposition(Dense):
-    """Code shared by PCA and TruncatedSVD."""
-
     accuracy: Accuracy | None
     engine: Any
 
@@ -185,7 +183,6 @@ class PCA(_Decomposition, decomposition.PCA):
         return self
 
     def _rank(self, m: int, n: int) -> int:
-        """Triplets to compute."""
         wanted, smaller = self.n_components, min(m, n)
         if wanted == "mle" and m < n:
             raise ValueError("n_components='mle' is only supported if n_samples >= n_features")

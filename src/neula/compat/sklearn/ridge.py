@@ -222,7 +222,6 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         return self._keep(data, coefficients, path if soon is None else Later(evidence))
 
     def _leverage(self, data: TrainingData) -> Any:
-        """Leverages of the intercept."""
         if not self.fit_intercept:
             return 0.0
         w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights.square()

@@ -123,7 +123,6 @@ def accuracy_row(a: torch.Tensor, name: str, unit: str, engine: Engine) -> Row:
 
 
 def _storage(name: str, low: Format) -> Format:
-    """Format of the matrix."""
     return FP32 if name == SINGLE else low
 
 

@@ -67,19 +67,16 @@ def times(a: torch.Tensor, names: Sequence[str], setting: Setting) -> Iterator[R
 
 
 def operations(n: int) -> float:
-    """Operations of an LU factorization."""
     return 2 * n**3 / 3
 
 
 def draw_performance(rows: Measurements, canvas: Canvas) -> None:
-    """TFLOP/s against n."""
     axes = canvas.subplots()
     draw_rates(axes, rows, lu.COMPARED)
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
 
 
 def draw_rates(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
-    """Rates of algorithms and of the library."""
     shown = (*names, LIBRARY, LIBRARY_UNPIVOTED)
     part = Measurements(row for name in shown for row in rows.where(algorithm=name))
     lines(axes, part, "n", "tflops", "algorithm", SERIES)

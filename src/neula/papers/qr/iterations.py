@@ -236,7 +236,6 @@ def measure_stress(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> 
 
 
 def draw_stress(rows: Measurements, canvas: Canvas) -> None:
-    """Iterations on the left, times on the right."""
     left, right = canvas.subplots(1, 2)
     shapes = [shape_text(row["m"], row["n"]) for row in rows.where(solver=SINGLE)]
     counts = {

@@ -140,8 +140,6 @@ def _bar_label(row: Row) -> str:
 
 @dataclass(frozen=True)
 class _SolverComparison:
-    """The three solvers on one matrix."""
-
     refined: Row
     single: Row
     double: Row

@@ -62,7 +62,6 @@ WIDEST_PANEL = 4096  # wider ones are most of a matrix
 
 
 def matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
-    """The matrix of Table 3 and Figures 1 and 2."""
     shape = shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
     return setting.column_major_normal(*shape)
 
@@ -74,17 +73,14 @@ def widths(setting: Setting, small: range, paper: range, most: int) -> list[int]
 
 
 def engines(setting: Setting) -> dict[str, Engine]:
-    """Engines in the cheapest format and in fp32."""
     return {LOW: setting.speed, FP32: setting.speed.using("fp32")}
 
 
 def tflops(flops: float, run: Callable[[], object]) -> float:
-    """TFLOP/s of a run of so many operations."""
     return 1e-12 * flops / sustained_seconds(run)
 
 
 def best_recursion(engine: Engine) -> Recursion:
-    """How the recursion ends by default."""
     return engine.tuning.recursion(engine.storage)
 
 
@@ -115,7 +111,6 @@ def _rates(setting: Setting, shape: Shape | None) -> Iterator[Row]:
 
 
 def panel_column(panel: str) -> str:
-    """The column of Table 3 for a panel."""
     return {"householder": "SGEQRF panel", "caqr": "CAQR panel"}.get(panel, f"{panel} panel")
 
 

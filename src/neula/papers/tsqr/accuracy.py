@@ -80,7 +80,6 @@ def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
 
 
 def draw_accuracy(rows: Measurements, canvas: Canvas) -> None:
-    """Both errors against m, one line a mode."""
     labels = {quantity: (label, quantity) for quantity, label in QUANTITIES.items()}
     curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
 
@@ -163,7 +162,6 @@ EXTRA_OPERATIONS = 3.0  # products that a corrected product is made of
 
 
 def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
-    """Times for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 12), paper=range(10, 23))
     shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
