@@ -34,8 +34,7 @@ class Refused(Exception):
         self.error = error
 
 
-SMALL = 1 << 12
-"""Elements of a matrix up to which evidence takes longer than the library's factorization."""
+SMALL = 1 << 12  # elements of a matrix up to which evidence takes longer than the library's factorization
 
 REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, RuntimeError, np.linalg.LinAlgError)
 """Errors of neula for input that it cannot, or should not, answer; and of torch if memory is short, and for
@@ -47,8 +46,7 @@ UNCERTIFIED = """AccuracyWarning
     If the answer is not certified."""
 """Warnings that the docstrings of most drop-ins list."""
 
-IMPORTS = ("import numpy as np", "import torch")
-"""Before the examples that need them."""
+IMPORTS = ("import numpy as np", "import torch")  # before the examples that need them
 
 
 def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P, T]], Callable[P, T]]:

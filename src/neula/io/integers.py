@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-WHOLE = 2**53
-"""Up to here every integer is a float64."""
+WHOLE = 2**53  # up to here every integer is a float64
 
 
 class InexactIntegerError(ValueError):

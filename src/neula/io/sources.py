@@ -23,8 +23,7 @@ from neula.io.table import joined, parts_of
 LOADED = 1 << 28
 """Bytes in float64 up to which memory maps and datasets are arrays like any other: 256 MB fit anywhere."""
 
-SLICED = ("h5py", "zarr")
-"""Libraries whose arrays lie in files, and are read by slices."""
+SLICED = ("h5py", "zarr")  # libraries whose arrays lie in files, and are read by slices
 
 
 class Source(Protocol):
