@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from neula.cli import options as opt
 from neula.cli.run import running
 from neula.papers.data import TEXTS, ExperimentScale
 
@@ -31,31 +32,29 @@ def _command_of(paper: str, text: str) -> Callable[..., None]:
         return [name for name in names if name.startswith(incomplete)]
 
     def command(
-        figure: Annotated[str, typer.Argument(metavar="FIGURE|all", help=figures, autocompletion=complete)],
+        figure: Annotated[str, opt.argument("FIGURE|all", figures, autocompletion=complete)],
         scale: Annotated[
             ExperimentScale,
-            typer.Option(help="small: a minute a figure on two cores; paper: the paper's sizes, on a GPU."),
+            opt.option("small: a minute a figure on two cores; paper: the paper's sizes, on a GPU."),
         ] = ExperimentScale.small,
-        out: Annotated[Path, typer.Option(help="Directory for data, pictures and the page.")] = Path(
+        out: Annotated[Path, opt.option("Directory for data, pictures and the page.")] = Path(
             f"{paper}-paper"
         ),
         redraw: Annotated[
             bool,
-            typer.Option(
-                "--redraw", help="Draw the data in the directory and check the claims; measure nothing."
-            ),
+            opt.option("Draw the data in the directory and check the claims; measure nothing.", "--redraw"),
         ] = False,
         matrix: Annotated[
             Path | None,
-            typer.Option(
+            opt.option(
+                "Measure this matrix in place of the paper's; claims are not checked.",
                 metavar="FILE",
                 exists=True,
                 dir_okay=False,
-                help="Measure this matrix in place of the paper's; claims are not checked.",
             ),
         ] = None,
         matrices: Annotated[
-            Path | None, typer.Option(metavar="DIR", exists=True, file_okay=False, help=SUITE_SPARSE)
+            Path | None, opt.option(SUITE_SPARSE, metavar="DIR", exists=True, file_okay=False)
         ] = None,
     ) -> None:
         from neula.papers.figure import reproduce

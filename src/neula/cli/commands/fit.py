@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from neula.cli import options as opt
 from neula.cli.run import CommandRun, Ending, problem
 
@@ -14,37 +12,30 @@ from neula.cli.run import CommandRun, Ending, problem
 @problem("the parameters and their standard errors", missing=True)
 def fit(
     run: CommandRun,
-    data: Annotated[str, typer.Argument(metavar="DATA", help="File of a table with named columns, or -.")],
+    data: Annotated[str, opt.argument("DATA", "File of a table with named columns, or -.")],
     formula: Annotated[
         str,
-        typer.Argument(
-            metavar="FORMULA",
-            help='The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
+        opt.argument(
+            "FORMULA",
+            'The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
             "parameters; other names are quoted, as `1st floor`.",
         ),
     ],
     p0: Annotated[
-        str | None,
-        typer.Option("--p0", help='Starting values, such as "a=2,b=0.5" or "2,0.5,0"; ones by default.'),
+        str | None, opt.option('Starting values, such as "a=2,b=0.5" or "2,0.5,0"; ones by default.', "--p0")
     ] = None,
     response: Annotated[
         str | None,
-        typer.Option(
-            help="Column to fit; by default the left side of the formula, or the only column not in it."
-        ),
+        opt.option("Column to fit; by default the left side of the formula, or the only column not in it."),
     ] = None,
-    sigma: Annotated[
-        str | None, typer.Option(help="The column of standard deviations of the observations.")
-    ] = None,
+    sigma: Annotated[str | None, opt.option("The column of standard deviations of the observations.")] = None,
     absolute_sigma: opt.AbsoluteSigmaOption = False,
-    loss: Annotated[
-        str, typer.Option(help="linear, or for outliers soft_l1, huber, cauchy or arctan.")
-    ] = "linear",
-    f_scale: Annotated[float, typer.Option(help="Residuals beyond it count as outliers.")] = 1.0,
-    level: Annotated[float, typer.Option(help="Probability of intervals and of the band.")] = 0.95,
+    loss: Annotated[str, opt.option("linear, or for outliers soft_l1, huber, cauchy or arctan.")] = "linear",
+    f_scale: Annotated[float, opt.option("Residuals beyond it count as outliers.")] = 1.0,
+    level: Annotated[float, opt.option("Probability of intervals and of the band.")] = 0.95,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Picture of data, curve, band and residuals (.png, .svg or .pdf)."),
+        opt.option("Picture of data, curve, band and residuals (.png, .svg or .pdf).", metavar="FILE"),
     ] = None,
 ) -> Ending:
     """Fit a formula to the columns of a table by non-linear least squares."""

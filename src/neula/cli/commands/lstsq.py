@@ -8,8 +8,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from neula.cli import options as opt
 from neula.cli import show
 from neula.cli.run import CommandRun, Ending, problem
@@ -40,39 +38,36 @@ def lstsq(
     b: opt.RightHandSideFile,
     accuracy: opt.AccuracyOption = None,
     certify: opt.CertifyOption = opt.Certify.backward,
-    damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
+    damp: Annotated[float, opt.option("Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
     intercept: Annotated[
-        bool,
-        typer.Option("--intercept", help="Add a column of ones to A, before the others; never damped."),
+        bool, opt.option("Add a column of ones to A, before the others; never damped.", "--intercept")
     ] = False,
     rcond: opt.RcondOption = None,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
+        Algorithm | None, opt.option("Run this algorithm only; by default neula tries several.")
     ] = None,
     max_iterations: Annotated[
-        int, typer.Option(min=1, help="Largest number of refinement iterations.")
+        int, opt.option("Largest number of refinement iterations.", min=1)
     ] = MAX_ITERATIONS,
     weights: opt.WeightsOption = None,
     sigma: opt.SigmaOption = None,
     absolute_sigma: opt.AbsoluteSigmaOption = False,
     errors: Annotated[
         bool | None,
-        typer.Option(
+        opt.option(
+            "Standard errors and confidence intervals; by default of columns that have names.",
             "--errors/--no-errors",
-            help="Standard errors and confidence intervals; by default of columns that have names.",
         ),
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability of the intervals.")] = 0.95,
-    nonnegative: Annotated[bool, typer.Option("--nonnegative", help="Solve for x >= 0.")] = False,
+    level: Annotated[float, opt.option("Probability of the intervals.")] = 0.95,
+    nonnegative: Annotated[bool, opt.option("Solve for x >= 0.", "--nonnegative")] = False,
     bounds: Annotated[
-        str | None, typer.Option(metavar="LO,HI", help="Solve for LO <= x <= HI; inf is no bound.")
+        str | None, opt.option("Solve for LO <= x <= HI; inf is no bound.", metavar="LO,HI")
     ] = None,
     constraints: Annotated[
-        str | None, typer.Option(metavar="C,d", help="Files of C and d: solve for Cx = d.")
+        str | None, opt.option("Files of C and d: solve for Cx = d.", metavar="C,d")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
-    ] = None,
+    report: Annotated[Path | None, opt.option("A page (.html) about the solution.", metavar="FILE")] = None,
     stream: opt.StreamOption = False,
     memory: opt.MemoryOption = None,
     trace: opt.TraceOption = False,

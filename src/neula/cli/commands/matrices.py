@@ -6,8 +6,6 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from neula.cli import options as opt
 from neula.cli import show
 from neula.cli.commands.lstsq import named
@@ -30,13 +28,13 @@ VARIANT = "5.2/5.1"  # default of ``neula.lu_factor``
 def matmul(
     run: CommandRun,
     a: opt.MatrixFile,
-    b: Annotated[str, typer.Argument(metavar="B", help="File of the other matrix, or -.")],
+    b: Annotated[str, opt.argument("B", "File of the other matrix, or -.")],
     compute: Annotated[
         str | None,
-        typer.Option(
-            metavar="FORMAT",
-            help="Format of the operands: fp16, bf16, tf32, with _cor for error correction, fp32 "
+        opt.option(
+            "Format of the operands: fp16, bf16, tf32, with _cor for error correction, fp32 "
             "or fp64. The default is as accurate as the input's dtype.",
+            metavar="FORMAT",
         ),
     ] = None,
     trace: opt.TraceOption = False,
@@ -64,7 +62,7 @@ def solve(
     a: opt.MatrixFile,
     b: opt.RightHandSideFile,
     assume_a: Annotated[
-        Structure, typer.Option("--assume-a", help="pos: A is positive definite, symmetric or Hermitian.")
+        Structure, opt.option("pos: A is positive definite, symmetric or Hermitian.", "--assume-a")
     ] = Structure.gen,
     accuracy: opt.AccuracyOption = None,
     certify: opt.CertifyOption = opt.Certify.backward,
@@ -84,29 +82,27 @@ def lu(
     run: CommandRun,
     a: opt.MatrixFile,
     variant: Annotated[
-        str,
-        typer.Option(metavar="NUMBER", help="Algorithm of Lopez and Mary: 2.1, 3.1, 4.1, 5.1, 5.2/5.1, ..."),
+        str, opt.option("Algorithm of Lopez and Mary: 2.1, 3.1, 4.1, 5.1, 5.2/5.1, ...", metavar="NUMBER")
     ] = VARIANT,
     block: Annotated[
-        int | None, typer.Option("--block", "--panel", min=1, help="Columns r of a panel; 256 in the paper.")
+        int | None, opt.option("Columns r of a panel; 256 in the paper.", "--block", "--panel", min=1)
     ] = None,
     inner_panel: Annotated[
         str | None,
-        typer.Option(
+        opt.option(
+            "Columns of an inner panel of Algorithm 5.2, 8 in the paper; s,t: partitioned once more.",
             metavar="s[,t]",
-            help="Columns of an inner panel of Algorithm 5.2, 8 in the paper; s,t: partitioned once more.",
         ),
     ] = None,
     pivot: Annotated[
-        Pivot, typer.Option(help="none is faster, but only for matrices that need no pivoting.")
+        Pivot, opt.option("none is faster, but only for matrices that need no pivoting.")
     ] = Pivot.partial,
     compute: Annotated[
         str | None,
-        typer.Option(metavar="FORMAT", help="Format of the operands of products; by default the cheapest."),
+        opt.option("Format of the operands of products; by default the cheapest.", metavar="FORMAT"),
     ] = None,
     storage: Annotated[
-        str | None,
-        typer.Option(metavar="FORMAT", help="Format of L and U; by default that of --compute."),
+        str | None, opt.option("Format of L and U; by default that of --compute.", metavar="FORMAT")
     ] = None,
     trace: opt.TraceOption = False,
 ) -> Ending:
@@ -152,7 +148,7 @@ def cholesky(
     run: CommandRun,
     a: opt.MatrixFile,
     upper: Annotated[
-        bool, typer.Option("--upper", help="U with A = U'U, from the upper triangle of A, in place of L.")
+        bool, opt.option("U with A = U'U, from the upper triangle of A, in place of L.", "--upper")
     ] = False,
     accuracy: opt.AccuracyOption = None,
 ) -> Ending:
@@ -171,12 +167,10 @@ def qr(
     mode: opt.ModeOption = opt.Mode.reduced,
     accuracy: opt.AccuracyOption = None,
     algorithm: Annotated[
-        QRAlgorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
+        QRAlgorithm | None, opt.option("Run this algorithm only; by default neula tries several.")
     ] = None,
-    panel: Annotated[
-        PanelName | None, typer.Option(help="Panel at which the recursion of rgsqrf ends.")
-    ] = None,
-    cutoff: Annotated[int | None, typer.Option(min=1, help="Columns of a panel; 128 in the paper.")] = None,
+    panel: Annotated[PanelName | None, opt.option("Panel at which the recursion of rgsqrf ends.")] = None,
+    cutoff: Annotated[int | None, opt.option("Columns of a panel; 128 in the paper.", min=1)] = None,
     q_file: opt.QFileOption = None,
     r_file: opt.RFileOption = None,
     trace: opt.TraceOption = False,
@@ -201,17 +195,17 @@ def tsqr(
     a: opt.MatrixFile,
     mode: Annotated[
         str,
-        typer.Option(
+        opt.option(
+            "Compute Q and R, or R alone; or a mode of the slides, as FP16_Cor, the same as --compute.",
             metavar="reduced|r|MODE",
-            help="Compute Q and R, or R alone; or a mode of the slides, as FP16_Cor, the same as --compute.",
         ),
     ] = opt.Mode.reduced.value,
     compute: Annotated[
         str,
-        typer.Option(
-            metavar="MODE",
-            help="auto: the fastest for the accuracy of A. Or the tree of Ootomo and Yokota: fp16_cor, "
+        opt.option(
+            "auto: the fastest for the accuracy of A. Or the tree of Ootomo and Yokota: fp16_cor, "
             "fp16_nocor, tf32_cor, tf32_nocor, fp32_notc; fp16_slides, tf32_slides: as in the slides.",
+            metavar="MODE",
         ),
     ] = "auto",
     q_file: opt.QFileOption = None,
@@ -253,10 +247,7 @@ def _factors_written(
 
 @problem("Q", missing=True)
 def orth(
-    run: CommandRun,
-    a: opt.MatrixFile,
-    rcond: opt.RcondOption = None,
-    accuracy: opt.AccuracyOption = None,
+    run: CommandRun, a: opt.MatrixFile, rcond: opt.RcondOption = None, accuracy: opt.AccuracyOption = None
 ) -> Ending:
     """Compute an orthonormal basis of the columns of A; with --rcond of its numerical range."""
     run.check([a], 1)
@@ -273,19 +264,18 @@ def eigh(
     run: CommandRun,
     a: opt.MatrixFile,
     b: Annotated[
-        str | None,
-        typer.Argument(metavar="[B]", help="File of a positive definite matrix: A V = B V diag(w)."),
+        str | None, opt.argument("[B]", "File of a positive definite matrix: A V = B V diag(w).")
     ] = None,
     values_only: opt.ValuesOnlyOption = False,
     subset: Annotated[
         str | None,
-        typer.Option(
-            metavar="FIRST,LAST",
-            help="Indices of the eigenvalues to compute, both inclusive: 0,4 are the five smallest, "
+        opt.option(
+            "Indices of the eigenvalues to compute, both inclusive: 0,4 are the five smallest, "
             "-5,-1 the five largest.",
+            metavar="FIRST,LAST",
         ),
     ] = None,
-    upper: Annotated[bool, typer.Option("--upper", help="Read the upper triangles, not the lower.")] = False,
+    upper: Annotated[bool, opt.option("Read the upper triangles, not the lower.", "--upper")] = False,
     accuracy: opt.AccuracyOption = None,
 ) -> Ending:
     """Compute eigenvalues and eigenvectors of a symmetric or Hermitian A; its lower triangle is read."""
@@ -324,11 +314,9 @@ def _in_range(indices: tuple[int, int], n: int) -> tuple[int, int]:
 def svd(
     run: CommandRun,
     a: opt.MatrixFile,
-    rank: Annotated[
-        int | None, typer.Option(help="How many singular values and vectors; all by default.")
-    ] = None,
+    rank: Annotated[int | None, opt.option("How many singular values and vectors; all by default.")] = None,
     tol: Annotated[
-        float | None, typer.Option(help="Relative error of the approximation; takes as few as reach it.")
+        float | None, opt.option("Relative error of the approximation; takes as few as reach it.")
     ] = None,
     values_only: opt.ValuesOnlyOption = False,
     accuracy: opt.AccuracyOption = None,
