@@ -20,14 +20,7 @@ from neula.cli import gravity
 from neula.cli.fitting import POINTS, FitPicture
 from neula.cli.fitting import draw as draw_fit
 from neula.cli.gravity import draw
-from neula.io.datasets import (
-    SURVEYING_NAMES,
-    log_relative_error,
-    nist,
-    nist_names,
-    nist_nonlinear,
-    surveying,
-)
+from neula.io.datasets import SURVEYING_NAMES, log_relative_error, nist, nist_names, nist_nonlinear, surveying
 from neula.papers.errors import optimality
 from neula.papers.measuring import median_seconds, timed
 from neula.pipeline.progress import Progress

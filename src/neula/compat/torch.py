@@ -34,13 +34,7 @@ from neula.compat.measured import (
     measured_determinants,
     measured_inverse,
 )
-from neula.compat.spectra import (
-    are_eigenvectors,
-    are_singular_vectors,
-    are_values,
-    is_for_lapack,
-    mirrored,
-)
+from neula.compat.spectra import are_eigenvectors, are_singular_vectors, are_values, is_for_lapack, mirrored
 from neula.pipeline.inputs import is_variable
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode

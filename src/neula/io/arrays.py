@@ -14,16 +14,7 @@ from neula.io.integers import InexactIntegerError, in_float64
 from neula.io.matlab import check_tags
 from neula.io.memory import as_dense, check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.table import (
-    Message,
-    MissingValues,
-    Table,
-    advice,
-    chosen_columns,
-    complex_of,
-    joined,
-    listed,
-)
+from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, complex_of, joined, listed
 
 
 @contextmanager

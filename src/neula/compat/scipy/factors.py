@@ -97,11 +97,7 @@ def _solved_once(pair: LUPair, B: np.ndarray) -> np.ndarray | None:
 
 @drop_in(linalg, UNCERTIFIED_SOLUTION)
 def lu_solve(
-    lu_and_piv: Any,
-    b: Any,
-    trans: int = 0,
-    overwrite_b: bool = False,
-    check_finite: bool = True,
+    lu_and_piv: Any, b: Any, trans: int = 0, overwrite_b: bool = False, check_finite: bool = True
 ) -> np.ndarray:
     """Solve with LU factors as by :func:`scipy.linalg.lu_solve`, refined by :func:`neula.lu_solve`.
 

@@ -8,14 +8,7 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import (
-    SMALL,
-    drop_in,
-    is_for_library,
-    need,
-    need_finite,
-    with_nonnegative_diagonal,
-)
+from neula.compat.drop_in import SMALL, drop_in, is_for_library, need, need_finite, with_nonnegative_diagonal
 from neula.compat.measured import is_accurate_inverse, is_accurate_solution, refined_solution
 from neula.compat.scipy.systems import lapack_arrays
 

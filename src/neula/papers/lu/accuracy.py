@@ -146,13 +146,7 @@ def _both_units(
 
 
 def worse(
-    rows: Measurements,
-    name: str,
-    peer: str,
-    claimed: Interval,
-    *,
-    format: str = "fp16",
-    large: bool = False,
+    rows: Measurements, name: str, peer: str, claimed: Interval, *, format: str = "fp16", large: bool = False
 ) -> ClaimCheck:
     """How many times the error of an algorithm is that of another one, for all or large n."""
 
