@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.small_problems.tiles_triton import least_of, most_of
 from neula.kernels.triton_source import jit, tl
@@ -97,15 +97,7 @@ class Ends(NamedTuple):
     ends: torch.Tensor
 
 
-@trial("The kernels of sizes of rows and columns", "many launches of the library take their place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    ends_of.kernel(magnitudes.kernel(one), one)
-
-
-@kernel(
-    "magnitudes_triton", trial=_tried, when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4
-)
+@kernel("magnitudes_triton", when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4)
 def magnitudes(a: torch.Tensor) -> Magnitudes:
     """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU, and of one matrix on a GPU.
 
@@ -141,7 +133,7 @@ def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
     return single and b.dtype == sizes.sums.dtype == torch.float64 and b.shape[1] == sizes.columns.shape[2]
 
 
-@kernel("ends_of_triton", trial=_tried, when=_alone)
+@kernel("ends_of_triton", when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
     """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k).
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from tests.devices import DEVICE, KERNEL
 
-from neula.kernels.dispatch import runs
 from neula.kernels.few_vectors import mixed_product
 from neula.kernels.few_vectors.mixed_product import subtract_product
 
@@ -77,7 +76,7 @@ def test_the_reference_converts_some_rows_at_a_time(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.gpu
 def test_a_gpu_takes_the_kernel_for_few_columns_and_converts_for_many() -> None:
-    assert runs(subtract_product, DEVICE)
+    assert subtract_product.runs(DEVICE)
     for k in (1, mixed_product.VECTORS, mixed_product.VECTORS + 1):
         a, x, y = operands(3000, 700, k, torch.float16, torch.float64)
         expected = subtract_product.reference(a, x, y.clone())

@@ -13,7 +13,6 @@ import pytest
 import torch
 from tests.devices import DEVICE, HAS_GPU, KERNEL
 
-from neula.kernels.dispatch import runs
 from neula.kernels.precision import exact_matmul
 from neula.kernels.products.gemm import (
     RUN,
@@ -337,7 +336,7 @@ def test_nothing_to_do(m: int, n: int, k: int) -> None:
 
 
 def test_the_reference_on_a_cpu() -> None:
-    assert not runs(corrected_gemm, torch.device("cpu"))
+    assert not corrected_gemm.runs(torch.device("cpu"))
     a, b = uniform(5, 6, 22).cpu(), uniform(6, 7, 23).cpu()
     assert torch.equal(corrected_gemm(a, b), corrected_gemm_reference(a, b))
 
@@ -348,7 +347,7 @@ def test_the_reference_on_a_cpu() -> None:
 @pytest.mark.gpu
 def test_the_kernel_is_taken() -> None:
     a, b = uniform(200, 300, 24), uniform(300, 100, 25)
-    assert runs(corrected_gemm, DEVICE)
+    assert corrected_gemm.runs(DEVICE)
     assert torch.equal(corrected_gemm(a, b), kernel()(a, b, SCHEMES["fp16_cor"]))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.precision import exact_matmul
 from neula.kernels.products.parts_triton import round_to_bits
@@ -26,16 +26,8 @@ _CHUNK = {"cpu": 1 << 19, "cuda": 1 << 26}
 do."""
 
 
-@trial("The kernel of products in two precisions", "matrices are converted first, several times slower")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, device=device, dtype=torch.float64)
-    subtract_product.kernel(one.half(), one, one.clone())
-    subtract_product.kernel(one.half(), one.float(), one.float())
-
-
 @kernel(
     "subtract_product_triton",
-    trial=_tried,
     when=lambda a, x, y: a.shape[0] > 0 and a.dtype != x.dtype and x.shape[1] <= VECTORS,
 )
 def subtract_product(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, next_power_of_2, share
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
@@ -26,20 +26,12 @@ SMALLEST = 1 << 27
 """Elements of a matrix from which on more is gained than what it takes the host to launch."""
 
 
-@trial("The kernel of narrow products", "library calls take its place")
-def _tried(device: torch.device) -> None:
-    narrow_product.kernel(
-        torch.ones(4, 4, dtype=torch.float32, device=device),
-        torch.ones(4, 1, dtype=torch.float32, device=device),
-    )
-
-
 def _pays(a: torch.Tensor, x: torch.Tensor) -> bool:
     single = a.dtype == x.dtype == torch.float32 and a.ndim == 2
     return single and a.numel() >= SMALLEST and 0 < x.shape[1] <= MOST and elements_at_a_time(a) > 1
 
 
-@kernel("narrow_product_triton", trial=_tried, when=_pays)
+@kernel("narrow_product_triton", when=_pays)
 def narrow_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X`` of float32 matrices, as accurate as in float32, on a GPU by a Triton kernel in three products
     of TF32.

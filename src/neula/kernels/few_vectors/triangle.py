@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -28,20 +28,12 @@ BLOCK = {"cpu": 1 << 18, "cuda": 1 << 25}
 Kind = Literal["lower", "transposed", "symmetric"]
 
 
-@trial("The kernel of products with triangles", "library calls take its place")
-def _tried(device: torch.device) -> None:
-    triangle_product.kernel(
-        torch.ones(1, 1, 1, dtype=torch.float32, device=device), _ones(1, device), "symmetric"
-    )
-
-
 def _ones(n: int, device: torch.device) -> torch.Tensor:
     return torch.ones(1, n, VECTORS, dtype=torch.float64, device=device)
 
 
 @kernel(
     "triangle_product_triton",
-    trial=_tried,
     when=lambda t, x, kind: x.shape[2] == VECTORS and 0 not in t.shape,
 )
 def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:
@@ -160,18 +152,8 @@ def _add(total, block, place, mask):
     return tl.dot(block.to(tl.float64), tl.load(place, mask=mask, other=0.0), total, out_dtype=tl.float64)
 
 
-@trial("The kernels that measure Cholesky factors", "library calls take their place")
-def _factors_tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float32, device=device)
-    diagonal_scales.kernel(one)
-    factor_residuals.kernel(
-        one, one, torch.zeros_like(one[0, 0], dtype=torch.int32), one[0].double().expand(1, VECTORS)
-    )
-
-
 @kernel(
     "diagonal_scales_triton",
-    trial=_factors_tried,
     when=lambda a: a.dtype != torch.float64 and 0 not in a.shape,
 )
 def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
@@ -190,7 +172,6 @@ def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
 
 @kernel(
     "factor_residuals_triton",
-    trial=_factors_tried,
     when=lambda a, lower, order, probes: (
         probes.shape[-1] == VECTORS and 0 not in a.shape and a.dtype != torch.float64
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
@@ -17,16 +17,8 @@ NEW = 1e-3
 """Reduction of an image's length below which the remainder is rounding errors, not a new direction."""
 
 
-@trial("The kernels of Lanczos steps", "library calls take their place, many times slower")
-def _tried(device: torch.device) -> None:
-    basis = torch.ones(1, 2, 1, dtype=torch.float32, device=device)
-    advance.kernel(torch.ones(1, 1, dtype=torch.float32, device=device), basis, 0)
-    extreme_values.kernel(basis[..., 0], basis[..., 0])
-
-
 @kernel(
     "advance_triton",
-    trial=_tried,
     when=lambda image, basis, step: basis.shape[1] <= MOST and basis.numel() > 0,
 )
 def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,7 +50,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     return diagonal, beside
 
 
-@kernel("extreme_values_triton", trial=_tried, when=lambda diagonal, beside: diagonal.numel() > 0)
+@kernel("extreme_values_triton", when=lambda diagonal, beside: diagonal.numel() > 0)
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
     last element beside the diagonal is not read.

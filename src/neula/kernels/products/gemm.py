@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.products.gemm_split_triton import PAD, GemmConfig, Parts, configs, split
 from neula.kernels.products.parts import SCHEMES, Scheme, split_reference, unbalanced
@@ -45,13 +45,7 @@ GRAM_COLUMNS = 256
 """Columns of a Gram matrix that plain torch multiplies at a time."""
 
 
-@trial("The kernel for products", "slower products take its place")
-def _tried(device: torch.device) -> None:
-    ones = torch.ones(16, 16, dtype=torch.float32, device=device)
-    corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
-
-
-@kernel("gemm_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
+@kernel("gemm_triton", when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -82,9 +76,7 @@ def corrected_gemm(
     return corrected_gemm_reference(a, b, scheme, alpha=alpha, beta=beta, c=c)
 
 
-@kernel(
-    "corrected_projection_triton", trial=_tried, when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape)
-)
+@kernel("corrected_projection_triton", when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape))
 def corrected_projection(
     q: torch.Tensor,
     a: torch.Tensor,
@@ -116,7 +108,7 @@ def corrected_projection(
         corrected_gemm_reference(q, r_part, scheme, alpha=-1.0, beta=1.0, c=part)
 
 
-@kernel("gram_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
+@kernel("gram_triton", when=lambda a, *_, **__: 0 not in a.shape)
 def corrected_gram(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Self
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.products.gemm import SplitProduct, combine, first_that_runs, product_of_parts
 from neula.kernels.products.gemm_split_triton import Parts, configs, split_into
 from neula.kernels.products.parts import (
@@ -63,15 +63,7 @@ class Kept:
         return row_exponents(self.largest[:, None]) - self.scheme.top
 
 
-@trial("The kernels of operands in parts", "operands are split for each product")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
-    kept = Kept.room(ALIGNED, ALIGNED, one[0])
-    keep.kernel(one, kept)
-    multiply_kept.kernel(one, kept, kept, alpha=-1.0, beta=1.0)
-
-
-@kernel("keep_triton", trial=_tried, when=lambda x, into: 0 not in x.shape)
+@kernel("keep_triton", when=lambda x, into: 0 not in x.shape)
 def keep(x: torch.Tensor, into: Kept) -> None:
     """Split a float32 matrix (m, k) into its parts, for which there is room."""
     scheme = into.scheme
@@ -81,7 +73,7 @@ def keep(x: torch.Tensor, into: Kept) -> None:
         room.copy_(part)
 
 
-@kernel("multiply_kept_triton", trial=_tried, when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
+@kernel("multiply_kept_triton", when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
 def multiply_kept(
     c: torch.Tensor, x: Kept, y: Kept, *, alpha: float, beta: float, spare: int = 0
 ) -> torch.Tensor:

@@ -134,8 +134,7 @@ def in_cuda(n: int, count: int) -> bool:
     few, and three times as long to compile. Of more it takes 1.1 ms for 1000 of 200 x 50 on an H200, the
     other one 0.6.
     """
-    best = count <= FEW or columns_of(n) == MAX_COLUMNS
-    return best and hasattr(torch.cuda, "_compile_kernel")
+    return count <= FEW or columns_of(n) == MAX_COLUMNS
 
 
 @trial("The kernel of small problems", "dozens of launches take its place")

@@ -6,23 +6,15 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.polar.batched_product import place_of_tile
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
 
-@trial("The kernels that correct eigenvectors", "several passes of the library's take their place")
-def _tried(device: torch.device) -> None:
-    x = torch.ones(1, 16, 16, dtype=torch.float32, device=device)
-    turned.kernel(x, x[None], 0)
-    correction.kernel(x, x[0, :1], x[0, 0, :1], x[0, 0, :1])
-
-
 @kernel(
     "turned_triton",
-    trial=_tried,
     when=lambda x, turns, _: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] in (16, 32),
 )
 def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
@@ -44,7 +36,7 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-@kernel("correction_triton", trial=_tried, when=lambda s, *_: s.numel() > 0)
+@kernel("correction_triton", when=lambda s, *_: s.numel() > 0)
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
     S (batch, n, n).
