@@ -17,7 +17,6 @@ from neula.engines.graphs import Inputs, Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import CorrectedTuning, Tuning
-from neula.kernels.few_vectors.narrow_product import narrow_product
 from neula.kernels.lu import calu, tournament
 from neula.kernels.polar.batched_product import batched_product, joined, room, split
 from neula.kernels.precision import exact_matmul, exactly
@@ -114,8 +113,6 @@ class CudaEngine(Engine):
             return multiply(a, b, out_dtype=torch.float32)
         if self.format is TF32:
             return _tf32_matmul(a, b)
-        if a.ndim == 2 and narrow_product.takes(b.mT, a.mT):  # the transposed product of a matrix and vectors
-            return narrow_product.kernel(b.mT, a.mT).mT
         return exact_matmul(a, b)
 
     def rows(self, m: int) -> int:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.dispatch import kernel
-from neula.kernels.few_vectors.mixed_product import subtract_product
 from neula.kernels.few_vectors.one_pass_host import one_pass, pays
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.few_vectors.vectors_triton import load_vectors, store_vectors
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.precision import adjoint_times
@@ -84,7 +84,7 @@ def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if a.dtype != x.dtype and pays(a):
         return one_pass(a, x, back=False)[0]
     if a.dtype != x.dtype:
-        return subtract_product(a, -x, x.new_zeros(len(a), x.shape[1]))
+        return thin_product(a, x)
     return a @ x.T.contiguous().T
 
 

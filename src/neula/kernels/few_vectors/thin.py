@@ -1,4 +1,5 @@
-"""Products of a large matrix with a few vectors in a wider precision, of which certificates are made.
+"""Products of a large matrix with a few vectors in a wider precision, of which certificates are made, and
+solutions by factors in a low format.
 
 ``4 m n`` bytes in float32, and 4 or 8 multiply-adds for each element, for which even float64 is fast enough.
 A is converted in registers. A tile is long in the direction in which A is contiguous; every thread adds up

@@ -9,9 +9,7 @@ Updates run concurrently with tournaments, like rows of U. Elimination by the la
 columns are solved for and the next ones updated in one launch, since a row needs nothing of the others but
 rows of U, which each thread block finds for itself.
 
-At the end of a panel rows move to their places. As operations of torch that is two dozen launches of a few
-numbers each, one after the other, while nothing else of the factorization can continue: 50 us on an H200, and
-three launches by kernels.
+At the end of a panel rows move to their places: two dozen launches of a few numbers each, 50 us on an H200.
 """
 
 from __future__ import annotations
@@ -274,7 +272,6 @@ def _move_kernel(a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr
     tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)
 
 
-@kernel("end_panel_triton")
 def end_panel(
     lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -311,70 +308,3 @@ def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tupl
     to = torch.where(vacated, pivots, top[0])
     origin = torch.where(vacated, numbered[vacated.cumsum(0)], pivots[0])
     return torch.cat([top, to]), torch.cat([pivots, origin])
-
-
-COUNTED = 4096
-"""Rows that are counted at a time."""
-
-
-def end_panel_triton(lower, upper, found):
-    m, r = lower.shape
-    to, origin, numbered = (torch.empty(2 * r, dtype=torch.int64, device=lower.device) for _ in range(3))
-    blocks = ceil_div(r, WIDTH)
-    _moves_kernel[(1,)](
-        *(found.pivots, found.places, to, origin, numbered, m, r),
-        *(ELSEWHERE, COUNTED, next_power_of_2(r)),
-        num_warps=8,
-    )
-    move_rows_triton(lower, to, origin)
-    _upper_kernel[(blocks, blocks)](
-        *(lower, *lower.stride(), upper, *upper.stride(), found.factors, to, r, WIDTH)
-    )
-    return to, origin
-
-
-@jit
-def _moves_kernel(
-    pivots, places, to, origin, numbered, m, r,
-    ELSEWHERE: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr,
-):  # fmt: skip
-    """Targets of r pivot rows, and of the rows that they displace."""
-    rows = tl.arange(0, COUNTED)
-    above = tl.zeros((COUNTED,), tl.int32)
-    for start in range(0, m, COUNTED):
-        above += (tl.load(places + start + rows, mask=start + rows < m, other=0) == ELSEWHERE).to(tl.int32)
-    i = tl.arange(0, COUNT)
-    inside = i < r
-    first = tl.sum(above)
-    top = (first + i).to(tl.int64)
-    pivot = tl.load(pivots + i, mask=inside, other=0).to(tl.int64)
-    displaced = inside & (tl.load(places + top, mask=inside, other=0) < 0)
-    vacated = inside & (pivot >= first + r)
-    # The n-th of those goes to the n-th of these.
-    tl.store(numbered + tl.cumsum(displaced.to(tl.int32)), top, mask=displaced)
-    tl.debug_barrier()
-    number = tl.cumsum(vacated.to(tl.int32))
-    tl.store(to + i, top, mask=inside)
-    tl.store(origin + i, pivot, mask=inside)
-    tl.store(to + r + i, tl.where(vacated, pivot, first), mask=inside)
-    moved = tl.load(numbered + number, mask=vacated, other=0)
-    tl.store(origin + r + i, tl.where(vacated, moved, tl.load(pivots).to(tl.int64)), mask=inside)
-
-
-@jit
-def _upper_kernel(
-    lower, lower_row, lower_column, upper, upper_row, upper_column, factors, to, r, WIDTH: tl.constexpr
-):
-    """A block of U, to rows that begin where the first pivot row has gone to."""
-    down, across = tl.program_id(0), tl.program_id(1)
-    if across >= down:
-        w = tl.arange(0, WIDTH).to(tl.int64)
-        i, j = down * WIDTH + w, across * WIDTH + w
-        inside = (i < r)[:, None] & (j < r)[None, :]
-        if across == down:
-            block = tl.load(factors + down * WIDTH * WIDTH + w[:, None] * WIDTH + w[None, :])
-        else:
-            place = upper + i[:, None] * upper_row + j[None, :] * upper_column
-            block = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        place = lower + (tl.load(to) + i)[:, None] * lower_row + j[None, :] * lower_column
-        tl.store(place, block.to(lower.dtype.element_ty), mask=inside)

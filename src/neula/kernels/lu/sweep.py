@@ -12,7 +12,7 @@ import torch
 
 from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel
-from neula.kernels.few_vectors.mixed_product import VECTORS
+from neula.kernels.few_vectors.thin import VECTORS
 from neula.kernels.launch import multiprocessors
 from neula.kernels.precision import exact_matmul
 
