@@ -8,7 +8,6 @@ import torch
 
 from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
-from neula.kernels.polar.batched_product import place_of_tile
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
@@ -36,7 +35,6 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-@kernel("correction_triton", when=lambda s, *_: s.numel() > 0)
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
     S (batch, n, n).
@@ -63,16 +61,6 @@ def turned_triton(x, turns, offset, tile=64):
     return out
 
 
-def correction_triton(s, w, apart, noise, tile=64):
-    s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
-    count, n, _ = s.shape
-    across = ceil_div(n, tile)
-    _correction[(count * across * across,)](
-        s, w, apart.contiguous(), noise.contiguous(), out, n, across, tile
-    )
-    return out
-
-
 @jit(do_not_specialize=["m", "n", "down", "blocks", "before", "x_0"])
 def _turned(
     x, turns, out, m, n, down, blocks, before, x_0, x_1, x_2, ROWS: tl.constexpr, WIDTH: tl.constexpr
@@ -87,14 +75,3 @@ def _turned(
     k, l = tl.arange(0, WIDTH)[:, None], tl.arange(0, WIDTH)[None, :]  # noqa: E741
     turn = tl.load(turns + (batch * blocks + block) * WIDTH * WIDTH + k * WIDTH + l)
     tl.store(out + (batch * m + i) * n + j, tl.dot(found, turn, input_precision="ieee"), mask=inside)
-
-
-@jit(do_not_specialize=["n", "across"])
-def _correction(s, w, apart, noise, out, n, across, TILE: tl.constexpr):
-    batch, i, j, inside = place_of_tile(n, n, across, across, TILE, TILE)
-    at = (batch * n + i) * n + j
-    first = tl.load(w + batch * n + i, mask=i < n, other=0.0)
-    gap = tl.load(w + batch * n + j, mask=j < n, other=0.0) - first
-    x = tl.load(s + at, mask=inside, other=0.0)
-    clear = (tl.abs(gap) > tl.load(apart + batch)) & (tl.abs(x) > tl.load(noise + batch))
-    tl.store(out + at, tl.where(clear, x / tl.where(clear, gap, 1.0), 0.0), mask=inside)
