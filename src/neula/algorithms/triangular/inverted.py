@@ -21,7 +21,7 @@ import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.triangular.triangular import TriangularBlock, solve_in_blocks, steps_of, subtract_from
-from neula.kernels.few_vectors.mixed_product import subtract_product
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.lu.sweep import sweep
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.triangular_inverse import one_after_the_other, triangular_inverse, triangular_inverses
@@ -211,4 +211,4 @@ def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     elif a.dtype == x.dtype:
         subtract_from(a, x, y)
     else:
-        subtract_product(a, x, y)
+        y -= thin_product(a, x)
