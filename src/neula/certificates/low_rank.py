@@ -114,7 +114,6 @@ def largest_beyond(
     engine: Engine,
     *,
     most: int = 100,
-    carried: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Beyond:
     """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, what is left beside singular triplets.
 
@@ -130,8 +129,7 @@ def largest_beyond(
 
     ``a``, shape (m, n): float32 or float64. ``u``, ``v``, shape (m, l) and (n, l): with orthonormal columns.
     ``edge``: about the norm of D. ``wanted``: a bound that would be good enough; it decides on the
-    polynomial. ``engine``: multiplies, in the precision of A. ``most``: largest degree. ``carried``: ``D G``
-    and ``A^H D G`` of :func:`random_vectors`, where other products with A brought them along.
+    polynomial. ``engine``: multiplies, in the precision of A. ``most``: largest degree.
 
     Examples
     --------
@@ -150,11 +148,9 @@ def largest_beyond(
         return beside(v, engine.inner(a, y), engine.alone)
 
     seen, over_rows = visible(), engine.over_rows
-    g, product, grams = _first_product(a, u, v, engine, carried)
+    g, product, grams = _first_product(a, u, v, engine)
     (start, _), (_, size), (largest, _) = _norms(grams, over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
-    if bound > wanted and carried is not None:  # rounding errors along V that came along may be all there is
-        return largest_beyond(a, u, v, edge, wanted, engine, most=most)
     rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound <= wanted or rate == 0:
         return Beyond(bound, size, 1)
@@ -171,17 +167,8 @@ def largest_beyond(
     return Beyond(bound, size, degree)
 
 
-def random_vectors(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Probes for missed singular values, shape (n, ``VECTORS``); no triplet may depend on them."""
-    return gaussian(n, VECTORS, dtype, device, seed=SEED)
-
-
 def _first_product(
-    a: torch.Tensor,
-    u: torch.Tensor,
-    v: torch.Tensor,
-    engine: Engine,
-    carried: tuple[torch.Tensor, torch.Tensor] | None,
+    a: torch.Tensor, u: torch.Tensor, v: torch.Tensor, engine: Engine
 ) -> tuple[torch.Tensor, ...]:
     """Random vectors G beside V, ``D^H D G``, and the Gram matrices of both, with that of D G between them.
 
@@ -198,17 +185,14 @@ def _first_product(
         )
 
     (g,) = engine.replay(
-        lambda v: (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),),
+        lambda v: (beside(v, gaussian(len(v), VECTORS, v.dtype, v.device, seed=SEED), engine.alone),),
         *((v,), ("random vectors beside V", arithmetic)),
     )
-    if carried is None:
-        (image,) = engine.replay(
-            lambda u, image: (beside(u, image, engine),),
-            *((u, engine.gemm(a, g)), ("image beside U", arithmetic)),
-        )
-        carried = image, engine.inner(a, image)
-    image, product = carried
-    inputs = (v, product, g, image)
+    (image,) = engine.replay(
+        lambda u, image: (beside(u, image, engine),),
+        *((u, engine.gemm(a, g)), ("image beside U", arithmetic)),
+    )
+    inputs = (v, engine.inner(a, image), g, image)
     return g, *engine.replay(ended, inputs, ("what is left beside V", arithmetic))
 
 

@@ -20,7 +20,7 @@ from neula.algorithms.spectra.qr_svd import loss_of, refined_svd, svd_of_r, trun
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error
-from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
+from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
@@ -55,10 +55,7 @@ def by_iteration(
     operator = MixedPrecisionOperator.from_matrix(
         a, problems.norm, options.exact, options.exact.using(options.low)
     )
-    # Elsewhere a kernel multiplies so many vectors while it reads A once.
-    together = options.engine.tuning.lapack and operator.low is a and not options.engine.over_rows.spread
-    others = random_vectors(a.shape[1], a.dtype, a.device) if together else None
-    found, products = subspace_iteration(operator, rank, width, evidence.excess, most, others)
+    found, products = subspace_iteration(operator, rank, width, evidence.excess, most)
     u, s, v = found.u[:, :rank], found.s[:rank], found.v[:, :rank]
     values = _values(u, s, v, evidence.measures, evidence.errors, evidence.remainder)
     return replace(answered(values, label, options.progress), iterations=products)
@@ -104,8 +101,8 @@ class _TripletMeasurements:
         s, k, margin = found.s.numpy(), self.rank, float(most[-1])
         last, edge = float(s[k - 1]), float(s[-1])
         wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
-        a, exact, carried = self.problems.a[0], self.problems.options.exact, found.carried
-        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most, carried=carried)
+        a, exact = self.problems.a[0], self.problems.options.exact
+        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most)
         left = float(np.square(s[k:]).sum() + found.rest.numpy().trace().real)
         self.remainder = math.hypot(math.sqrt(left), beyond.size)
         bounds = upper_bounds(s, found.rest.numpy(), k, beyond.bound, margin, most / LESS)
