@@ -1,8 +1,7 @@
 """The table of links for leading singular triplets.
 
 A part of the singular values comes from iterations where these cost less than the Gram matrix and its
-eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of R,
-or for small matrices, unless their rows are distributed over processes, from the library's SVD.
+eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of R.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ import numpy as np
 import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.qr_svd import loss_of, refined_svd, svd_of_r, truncate
+from neula.algorithms.spectra.qr_svd import loss_of, svd_of_r
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
-from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer, Link, answered
 from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
@@ -135,38 +133,6 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
     return answered(values, f"gram-svd {compute}", options.progress)
 
 
-def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
-    """The library's SVD, truncated."""
-    options, a, norm = problems.options, problems.a[0], problems.norm
-    u, s, vh = refined_svd(a)
-    errors = _errors_of_all(a, u, s, vh)
-    k = truncate(s, options.rank, options.tol)
-    u, s, v = u[:, :k], s[:k], vh[:k].mH
-    gaps = torch.linalg.vector_norm(exact_matmul(a.mH, u) - v * s, dim=0)
-    numbers = torch.cat([torch.stack([s, gaps]), torch.stack([loss_of(u), loss_of(v)])[:, None].to(s)], 1)
-    numbers = numbers.double().cpu()
-    found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
-    weights = options.weights(found, norm, *a.shape)
-    residual = float(torch.linalg.vector_norm(gaps / weights))
-    residual += problems.rounded / float(weights.min()) if k else 0.0
-    errors = errors[:k].cpu() + problems.rounded
-    measures = [residual, float(losses.max()), residual]
-    values = _values(u, found, v, measures, errors)
-    return answered(values, f"svd {options.work.name}", options.progress)
-
-
-def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
-    """Bounds on the errors of all singular values of a tall matrix, in double precision.
-
-    Those of ``A V`` and ``U diag(s)`` differ by no more than the norm of the difference, and by so much from
-    those of A, and from s, as V and U lack of orthogonality.
-    """
-    n, (a, u, s, v) = a.shape[1], map(in_double, (a, u, s, vh.mH))
-    left = torch.linalg.matrix_norm(a @ v - u * s)
-    noise = measurement_error(n, torch.float64) * torch.linalg.matrix_norm(a)
-    return left + noise + (loss_of(u) + loss_of(v)) * n**0.5 * s
-
-
 def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     """QR, certified, and the SVD of R."""
     options, norm = problems.options, problems.norm
@@ -186,6 +152,8 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     residual += (left + problems.rounded) / smallest if smallest > 0 else 0.0
     orthogonality = certificate.orthogonality / certificate.orthogonality_bound
     orthogonality = orthogonality * options.orthogonality_bound(*shape) + lost
+    if orthogonality > options.orthogonality_bound(*shape):  # a sum of two, of which U has lost less
+        orthogonality = max(lost, float(over_rows.agree(loss_of(u, over_rows))))
     n, work = shape[1], options.work.dtype
     errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left + problems.rounded
     # Norms differ by half of what the squares of U and of V lack.
@@ -230,7 +198,6 @@ class SVDTuning:
     eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
     iteration: float  # price of a product by A^T A beside its operations, in operations in float32
     block: float  # price of that product for each element of A and column of the block, in the same unit
-    direct_svd: int  # m n^2 up to which the library's SVD takes no longer
 
 
 @dataclass(frozen=True)
@@ -247,17 +214,11 @@ class SVDCase(Case):
         return self.n if self.options.rank is None else self.options.rank
 
     @property
-    def small(self) -> bool:
-        """Whether the library's SVD takes no longer than what looks for a part of it."""
-        engine = self.options.engine
-        return self.m * self.n * self.n <= self.tuning[SVDTuning].direct_svd and not engine.over_rows.spread
-
-    @property
     def partial(self) -> bool:
         """Whether the leading triplets are computed by themselves."""
         options = self.options
         few = options.rank is not None and self.rank <= self.tuning[SVDTuning].gram_part * self.n
-        return options.algorithm is None and few and not self.small
+        return options.algorithm is None and few
 
 
 def chain(m: int, n: int, options: SVDOptions) -> Sequence[SVDLink]:
@@ -303,8 +264,6 @@ def _gram_arithmetic(options: SVDOptions) -> str:
 _when = Rule[SVDCase, bool]
 _formats = Rule[SVDCase, Sequence[str]]
 
-_small = _when("small matrices on a CPU", lambda case: case.options.algorithm is None and case.small)
-
 _iterates = _when(
     "a rank up to n / 4 where six products by A^T A cost less than its eigenvectors, and by name",
     lambda case: case.options.algorithm == "iteration" or (case.partial and _worth(case) >= FEWEST),
@@ -316,14 +275,11 @@ _part = _when(
 
 _default = _when("by default, and by name", lambda case: case.options.algorithm in (None, "qr-svd"))
 
-_work = _formats("fp32, fp64", lambda case: [case.options.work.name])
-
 _low = _formats("that of products by A", lambda case: [str(case.options.low)])
 
 _of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
 
 TABLE: Table[SVDCase] = (
-    Row("svd {}", way(by_svd), (_small,), arithmetics=_work),
     Row("subspace iteration {}", _iteration, (_iterates,), arithmetics=_low),
     Row("gram-svd {}", _gram, (_part,), arithmetics=_of_gram),
     Row("qr-svd", way(by_qr), (_default,)),
