@@ -44,6 +44,11 @@ class Ritz:
     # U^H A V differs from diag(s).
     rounding: float
 
+    @property
+    def residual(self) -> float:
+        """``||E||_F``."""
+        return float(self.rest.trace().real.clamp_min(0).sqrt())
+
 
 def orthonormal(
     x: torch.Tensor, engine: Engine, *, loss: float | None = None

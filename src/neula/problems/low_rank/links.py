@@ -22,7 +22,7 @@ from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer, Link, answered
+from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
@@ -115,20 +115,18 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
     options, a, norm = problems.options, problems.a[0], problems.norm
     rank = options.rank
     assert rank is not None
-    engine = options.exact.using(compute)
-    shape = options.shape_of(problems.a.shape)
-    found = gram_svd(a, rank, engine, options.rounding(*shape), norm)
-    s = found.s.double().cpu()
+    low, shape = options.exact.using(compute), options.shape_of(problems.a.shape)
+    triplets = gram_svd(a, rank, low, options.exact, options.rounding(*shape) * norm)
+    if triplets is None:
+        raise Declined("the Gram matrix overflows")
+    found, beyond = triplets
+    s, left = found.s, found.residual + problems.rounded
     # Up to rounding errors of A^T A, which are relative to its norm, that is the largest beyond.
-    beyond = (found.beyond**2 + engine.arithmetic.u * norm**2) ** 0.5
-    errors = torch.full_like(s, found.residual * norm)
-    errors[-1] = torch.maximum(errors[-1], beyond - s[-1])
-    weights = options.weights(s, norm, *shape)
-    errors = errors + problems.rounded
-    residual = (found.residual * norm + problems.rounded) / float(weights.min())
-    missed = float((errors / weights).max())
-    measures = [residual, found.orthogonality, missed]
-    errors = errors + found.orthogonality * rank**0.5 * s
+    beyond = (beyond**2 + low.arithmetic.u * norm**2) ** 0.5
+    weights, errors = options.weights(s, norm, *shape), torch.full_like(s, left)
+    errors[-1] = torch.maximum(errors[-1], beyond - s[-1] + problems.rounded)
+    measures = [left / float(weights.min()), found.loss, float((errors / weights).max())]
+    errors = errors + found.loss * rank**0.5 * s
     values = _values(found.u, s, found.v, measures, errors)
     return answered(values, f"gram-svd {compute}", options.progress)
 
