@@ -23,7 +23,6 @@ from neula.algorithms.orthogonal.reorthogonalize import (
     second_passes,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.gram import gram_r
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import (
     certificates_of,
@@ -234,20 +233,6 @@ def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
     r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
     over_rows = matrices.options.over_rows
     return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
-
-
-def refined_from_gram(compute: str) -> QRLink:
-    """R of a Gram matrix in some arithmetic, and Cholesky QR of ``A R^-1`` in double precision."""
-    label = f"cholesky {compute} + cholesky-qr fp64"
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        engine = matrices.options.engine.using(compute)
-        r = in_double(gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine))
-        if not bool(torch.isfinite(r).all()):
-            raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
-        return replace(_answer(matrices, "", *refine_qr(_in_double(matrices), r)), label=label)
-
-    return Link(label, answer)
 
 
 def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
