@@ -184,8 +184,10 @@ class InvertedBlocks:
         """Solve with the triangle; X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
-        if len(self.inverses) == 1:
-            return exact_matmul(self._steps[0].inverse, x)
+        if len(self.inverses) == 1:  # few columns one by one: a preconditioner is the same map for all of them
+            out = torch.empty_like(x)
+            _multiply(self._steps[0].inverse, x, out)
+            return out
         if self.lost is not None:
             return self._solve_with_lost(x, self.lost)
         if sweep.takes(self.t, self.inverses, x, upper=self.upper):
