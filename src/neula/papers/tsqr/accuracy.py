@@ -158,7 +158,6 @@ COPY = "copy of A"  # reads one matrix and writes another: no QR with Q is faste
 BATCH_ROWS = 256
 RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
-EXTRA_OPERATIONS = 3.0  # products that a corrected product is made of
 
 
 def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
