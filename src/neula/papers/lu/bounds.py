@@ -21,7 +21,7 @@ from neula.papers.data import Measurements, Row, span
 from neula.papers.errors import backward_error, orthogonality_defect
 from neula.papers.figure import ExperimentScale, Setting, described
 from neula.papers.lu import algorithms as lu
-from neula.papers.lu.performance import dominant
+from neula.papers.lu.figures import dominant
 from neula.papers.verdicts import ClaimCheck, Interval, about, within
 from neula.pipeline.result import LUFactors
 

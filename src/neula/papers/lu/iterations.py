@@ -23,7 +23,7 @@ from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
 from neula.papers.errors import norm_of_defect
 from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
-from neula.papers.lu.performance import SERIES
+from neula.papers.lu.figures import SERIES
 from neula.papers.verdicts import ClaimCheck, cases, within
 
 NAMES = tuple(name for name in lu.ALGORITHMS if name != lu.STANDARD)
