@@ -246,6 +246,12 @@ class CommandRun:
             options["engine"] = self.engine
             return call(*arrays, **{name: _plain(name, value) for name, value in options.items()})
 
+    def trace(self, name: str, *arrays: Any, **options: Any) -> None:
+        """Show the steps of an algorithm by a function of :mod:`neula.cli.tracing`."""
+        from neula.cli import tracing
+
+        self.steps = getattr(tracing, name)(*arrays, **options)
+
     @contextmanager
     def _keeping_accuracy_warnings(self) -> Iterator[None]:
         """Keep an AccuracyWarning for the last line, whatever filters the user has set; show all others."""

@@ -20,7 +20,7 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.products.gemm import RUN, corrected_gemm
 from neula.kernels.products.parts import SCHEMES
 from neula.papers.data import Measurements, Row, span
-from neula.papers.drawing import Canvas, curves
+from neula.papers.drawing import Canvas
 from neula.papers.errors import backward_error, growth, orthogonality_defect, product_error
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import householder_flops, steady_seconds
@@ -55,7 +55,10 @@ def emulated(a: torch.Tensor, mode: str) -> Iterator[tuple[str, torch.Tensor, to
         yield f"{mode}, {name}", *neula.tsqr(a, compute=compute, engine=EmulatedEngine(a.device, unit=unit))
 
 
-QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
+QUANTITIES = {
+    "residual": ("||A - QR||$_F$ / ||A||$_F$", "residual"),
+    "orthogonality": ("||Q$^T$Q - I||$_F$ / $\\sqrt{n}$", "orthogonality"),
+}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
 MESSAGE = 1.5  # how many times the error of rounding to nearest shows that truncation is what costs accuracy
 AS_GOOD = 3.0  # how many times the error of another mode counts as the same level
@@ -82,11 +85,6 @@ def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
     orthogonality = float(torch.linalg.matrix_norm(orthogonality_defect(q))) / math.sqrt(n)
     errors = {"residual": backward_error(a, q, r), "orthogonality": orthogonality}
     return {"m": m, "n": n, "method": method} | errors
-
-
-def draw_accuracy(rows: Measurements, canvas: Canvas) -> None:
-    labels = {quantity: (label, quantity) for quantity, label in QUANTITIES.items()}
-    curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
 
 
 def _ratios(rows: Measurements, methods: tuple[str, ...], peer: str) -> dict[str, list[float]]:
