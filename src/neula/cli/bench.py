@@ -151,9 +151,6 @@ def _fitting(problem: BenchmarkProblem, device: torch.device) -> list[tuple[int,
     return [(m, n) for m, n in problem.gpu if BYTES_AN_ENTRY * m * n <= free]
 
 
-# --- the problems ---
-
-
 def _low_accuracies(device: torch.device) -> tuple[FormatName, ...]:
     return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
@@ -252,9 +249,6 @@ PROBLEMS = {
     ),
 }
 """By name, as in ``neula bench NAME``."""
-
-
-# --- what is shown ---
 
 
 def table(data: ExperimentData) -> Table:

@@ -111,8 +111,6 @@ def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
     }
 
 
-# --- what is measured ---
-
 TALL = ((10, 3), (50, 5), (64, 32), (200, 20), (300, 40), (600, 100), (2000, 50), (2000, 500), (10000, 100))
 LARGE = ((20000, 500), (100000, 100), (16384, 2048))
 SQUARE = (512, 1000, 2000, 4000)
@@ -309,8 +307,6 @@ def _definite(n: int, device: torch.device) -> Any:
     ours = partial(neula.solve, a, b, assume_a="pos")
     return ours, _calls(torchs, scipys, a), partial(_error_of_system, a, b)
 
-
-# --- what is shown ---
 
 _HEADINGS = {
     "problem": "problem",

@@ -87,9 +87,6 @@ def _chosen(file: InputFile, layout: TextLayout, key: str | None, tell: Message)
     return [(names[i], (i,)) for i in range(layout.indexed, layout.columns)]
 
 
-# --- the numbers ------------------------------------------------------------------------------------------
-
-
 def _numbers(
     file: InputFile, layout: TextLayout, extent: Extent, wanted: Sequence[int], missing: MissingValues
 ) -> np.ndarray:
@@ -228,9 +225,6 @@ def _regular_lines(file: InputFile, layout: TextLayout) -> Iterator[str]:
         yield layout.with_points(text)
 
 
-# --- what is wrong with them ------------------------------------------------------------------------------
-
-
 def _fault(file: InputFile, layout: TextLayout, wanted: Sequence[int], missing: MissingValues) -> str | None:
     """Say what cannot be read, and in which line, as an editor counts; None if nothing is wrong."""
     widths = Counter(len(layout.fields(text)) for _, text in below_header(file, layout))
@@ -253,9 +247,6 @@ def _fault(file: InputFile, layout: TextLayout, wanted: Sequence[int], missing: 
                 why = hint(field) or " (choose columns by their names, behind a colon)" * bool(named)
                 return f"line {number}, {column}: {shorten(field)!r} is not a number{why}"
     return None
-
-
-# --- writing ----------------------------------------------------------------------------------------------
 
 
 def write_text(stream: IO[bytes], table: Table, kind: str) -> None:

@@ -195,9 +195,6 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
     return float(torch.where(error > 0, error / size, 0.0).max())
 
 
-# --- claims -----------------------------------------------------------------------------------------------
-
-
 def within_constants(rows: Measurements) -> ClaimCheck:
     """The constant, and a unit roundoff for the rounding of A."""
     found = [
@@ -313,9 +310,6 @@ def measure_storages(setting: Setting, shape: tuple[int, int] | None = None) -> 
             loss = float(torch.linalg.matrix_norm(orthogonality_defect(q))) / math.sqrt(n)
             row = {"m": m, "n": n, "t": unit.block, "storage": storage}
             yield row | {"residual": backward_error(a, q, r), "orthogonality": loss}
-
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 
 def _residuals(rows: Measurements, storage: str) -> list[float]:

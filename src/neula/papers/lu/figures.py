@@ -111,9 +111,6 @@ def draw_rates(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
     axes.set_xscale("log", base=2)
 
 
-# --- claims -----------------------------------------------------------------------------------------------
-
-
 def rates(rows: Measurements, name: str) -> dict[int, float]:
     """TFLOP/s for each n at which it was timed; NaN where it failed."""
     part = Measurements(row for row in rows.where(algorithm=name) if "tflops" in row)
@@ -274,9 +271,7 @@ def _formulas(setting: Setting) -> dict[str, tuple[int, Callable[[], torch.Tenso
     }
 
 
-# --- claims: judged only if there are enough matrices for a statement about the paper's fifteen -----------
-
-
+# Claims of Table 3 are judged only if there are enough matrices for a statement about the paper's fifteen.
 def ratios(
     rows: Measurements,
     name: str,
@@ -355,9 +350,6 @@ def _errors_on_units(a: torch.Tensor, name: str, setting: Setting) -> Iterator[R
             yield accuracy_row(a, name, unit, engine)
 
 
-# --- drawing ----------------------------------------------------------------------------------------------
-
-
 def draw_with_rates(rows: Measurements, canvas: Canvas, names: Sequence[str]) -> None:
     """Errors with their bounds on the left, rates on the right."""
     left, right = canvas.subplots(1, 2)
@@ -390,9 +382,7 @@ def _draw_errors(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
     axes.set_xscale("log", base=2)
 
 
-# --- claims: judged on the paper's unit, emulated; beside them stands what the machine's own unit does -----
-
-
+# Claims are judged on the paper's unit, emulated; the numbers of the machine's own unit follow in the text.
 def _errors(rows: Measurements, name: str, *, format: str = "fp16", emulated: bool = False) -> Measurements:
     """Rows with the errors of an algorithm on the unit; where it was only emulated, or by request, those."""
     part = rows.where(algorithm=name, format=format)

@@ -181,9 +181,6 @@ def draw_iterations(rows: Measurements, canvas: Canvas) -> None:
     canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=10)
 
 
-# --- claims -----------------------------------------------------------------------------------------------
-
-
 def _converged(rows: Measurements, solver: str) -> int:
     """Matrices for which a solver converges."""
     return sum(value is not None for value in rows.column(solver))

@@ -47,8 +47,6 @@ def gels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(a, b, driver="gels").solution
 
 
-# --- Figure 8 ---------------------------------------------------------------------------------------------
-
 RGSQRF, SGEQRF, DGEQRF = "RGSQRF iterative", "SGEQRF direct", "DGEQRF direct"
 PEERS = {SGEQRF: torch.float32, DGEQRF: torch.float64}
 GEOMETRIC, STRESS = ("geometric", 1e3), ("geometric", 1e4)
@@ -232,8 +230,6 @@ def unprofitable(rows: Measurements) -> ClaimCheck:
 # item: Q Figure 8; Q iterations; V Figure 3
 FIGURE_8 = described("qr-paper", "figure8", globals())
 
-
-# --- Figure 9 ---------------------------------------------------------------------------------------------
 
 S_DIRECT, D_DIRECT = "SCuSOLVE", "DCuSOLVE"
 LOW_DIRECT, LOW_REFINED = "RGSQRF direct", "RGSQRF + CGLS"

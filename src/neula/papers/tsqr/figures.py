@@ -241,9 +241,6 @@ LEGEND = {UNDERFLOW: "underflow", SUBNORMAL: "underflow or gradual underflow"}
 SIGMAS = 5  # standard deviations that a measured frequency may be off its probability
 
 
-# --- the formula ------------------------------------------------------------------------------------------
-
-
 # item: T underflow
 @dataclass(frozen=True)
 class Remainder:
@@ -288,9 +285,6 @@ def probabilities(exponent: int, shift: int) -> dict[str, float]:
     return {UNDERFLOW: remainder.below(SMALLEST, shift), SUBNORMAL: remainder.below(SMALLEST_NORMAL, shift)}
 
 
-# --- measured ---------------------------------------------------------------------------------------------
-
-
 def measure_underflow(setting: Setting, samples: int | None = None) -> Iterator[Row]:
     """Frequencies of underflow for random mantissas or the user's numbers, with the formula beside them."""
     count = samples or setting.pick(small=1 << 16, paper=1 << 22)
@@ -327,9 +321,6 @@ def draw_underflow(rows: Measurements, canvas: Canvas) -> None:
         place.grid(alpha=0.3)
     axes[0].set(ylabel="probability", yscale="log", ylim=(1e-5, 2.0))
     axes[1].legend(title="remainder, scaled by", loc="lower left")
-
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 
 def underflows(rows: Measurements) -> ClaimCheck:
