@@ -1,4 +1,4 @@
-"""``neula bench``: this machine's speed and accuracy beside the library's direct solvers, through torch.
+"""``neula bench``: this machine's speed and accuracy, compared with torch's direct solvers.
 
 Each problem yields cases, a case is measured in one place, and a measurement is a row: what was solved, the
 times of both, how near to the rate of plain products it comes, and the errors of both by one measure.

@@ -163,7 +163,7 @@ class CommandRun:
             )
 
     def read(self, files: Mapping[str, str | None], *, drops: bool = True) -> dict[str, Table]:
-        """Read the files of the arguments, by the names of these; all but matrices may be vectors.
+        """Read the files of the arguments, by the names of these; all except matrices may be vectors.
 
         With ``--missing drop`` lines that lack a value in any of them are left out of all, if ``drops``.
         """

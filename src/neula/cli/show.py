@@ -87,7 +87,7 @@ def facts_of(result: Any, *names: str) -> Facts:
 
 
 def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[Facts, Labelled]:
-    """LU factors, beside the rows of A in their order."""
+    """LU factors as a JSON object and as lines; ``rows`` are those of A, permuted."""
     import numpy as np
 
     # Along one random vector: a product of the factors would take as long as they did.

@@ -1,4 +1,4 @@
-"""``neula bench sweep``: every size beside the fastest call of torch and SciPy that is as accurate.
+"""``neula bench sweep``: every size compared with the fastest call of torch and SciPy that is as accurate.
 
 A peer counts if its error is at most :data:`AS_ACCURATE` times neula's, or ``sqrt(n) u``. All are timed in
 one process and several rounds, so that other load on the machine affects all of them equally, but each by

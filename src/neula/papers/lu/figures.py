@@ -212,7 +212,7 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
 def scaled_system(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """``R A C`` in float32 and ``C^-1`` times ones, the solution of the system scaled as for ``neula.solve``.
 
-    The paper scales rows and columns, too, lest the matrix become singular in fp16. Powers of two leave the
+    The paper scales rows and columns, too, to keep the matrix regular in fp16. Powers of two leave the
     componentwise backward error as it is.
     """
     scales = equilibrate(a, torch.linalg.vector_norm(a, 1, dim=1), engine)

@@ -286,7 +286,7 @@ def probabilities(exponent: int, shift: int) -> dict[str, float]:
 
 
 def measure_underflow(setting: Setting, samples: int | None = None) -> Iterator[Row]:
-    """Frequencies of underflow for random mantissas or the user's numbers, with the formula beside them."""
+    """Frequencies of underflow for random mantissas or the user's numbers, and by the formula."""
     count = samples or setting.pick(small=1 << 16, paper=1 << 22)
     generator = torch.Generator(setting.device).manual_seed(17)
     for exponent in setting.track(EXPONENTS, lambda exponent: f"numbers of 2^{exponent}"):
