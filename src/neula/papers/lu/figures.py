@@ -403,7 +403,7 @@ def _both_units(
         # Rows without a t are of neula 0.1.0, whose unit rounded to nearest.
         t = rows.where(unit=EMULATED)[0].get("t")
         unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
-        told = f"{unit}: {told}. Own unit: {on_unit(False)[1]}"
+        told = f"{unit}: {told}. This machine's unit: {on_unit(False)[1]}"
     return within(values, claimed, told, tendency=tendency)
 
 
@@ -440,7 +440,7 @@ def bounded(rows: Measurements, names: Sequence[str]) -> ClaimCheck:
         # NumPy's maximum of NaN and anything is NaN, which holds no bound.
         shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
     told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
-    return within(shares.values(), (0.0, 1.0), f"at most so much of them: {told}")
+    return within(shares.values(), (0.0, 1.0), f"largest error over bound: {told}")
 
 
 def ordered(rows: Measurements) -> ClaimCheck:

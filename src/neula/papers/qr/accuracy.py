@@ -138,7 +138,7 @@ def deteriorates(rows: Measurements, spectra: Sequence[str], least: float, most:
     parts = {spectrum: rows.where(spectrum=spectrum, method=RGSQRF)[1:] for spectrum in spectra}
     powers = {x: power([row for row in part if row["orthogonality"]]) for x, part in parts.items()}
     told = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
-    return within(powers.values(), (least, most), f"until it is lost: {told}")
+    return within(powers.values(), (least, most), f"until orthogonality is lost: {told}")
 
 
 # item: Q Figure 3; V Figure 2
