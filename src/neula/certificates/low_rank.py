@@ -114,7 +114,7 @@ def largest_beyond(
     *,
     most: int = 100,
 ) -> Beyond:
-    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, what is left beside singular triplets.
+    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, which singular triplets leave.
 
     Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
     For any polynomial T, ``w^H T(D^H D) G = T(d^2) w^H G``, so ``T(d^2) ||w^H G|| <= ||T(D^H D) G||_2``.

@@ -74,8 +74,8 @@ def steps_of(
     """In which order blocks of unknowns are found, and by which blocks of T.
 
     Inverses of the diagonal blocks, and the blocks themselves for ``refining``, have the shape (blocks, ...,
-    width, width); the last one may be bordered. Only what is beside the diagonal blocks is read of T, and
-    only on one side.
+    width, width); the last one may be bordered. Of T only elements outside of the diagonal
+    blocks are read, on one side.
     """
     n, found = t.shape[-1], []
     exact = [None] * len(inverses) if refining is None else refining

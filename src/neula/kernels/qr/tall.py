@@ -137,7 +137,7 @@ SUM = (32, 128)
 """Matrices that are added at a time, and elements of each."""
 
 SAMPLES = 4
-"""Blocks of rows that a thread block looks at for its scales, if it has as many."""
+"""Blocks of rows that a thread block reads for its scales, if it has as many."""
 
 GRAM_TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
@@ -179,7 +179,7 @@ def sum_of_blocks(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
 
 
 def samples_of(chunk: int, rows: int) -> int:
-    """Blocks of rows to look at of a chunk of them: of a short one all, once."""
+    """Blocks of rows of a chunk to read for its scales: of a short one all, once."""
     return max(1, min(SAMPLES, chunk // rows))
 
 

@@ -136,7 +136,7 @@ def stepped(
     least: float,
 ) -> Stepped:
     """A step of refinement, given the update (batch, n, k) and a bound on the error before, for columns that
-    are ``active``, and whether another one is worth its while.
+    are ``active``, and whether another one is worthwhile.
 
     The last three are as for :func:`neula.kernels.small_problems.refining.progress`.
     """
