@@ -56,19 +56,21 @@ def squares(x: torch.Tensor) -> torch.Tensor:
     return x.square() if not x.is_complex() else x.real.square().addcmul_(x.imag, x.imag)
 
 
-def two_norms(x: torch.Tensor, *dims: int) -> torch.Tensor:
-    """2-norms along some dimensions; of complex numbers as of their parts, for which the library on a CPU
-    takes a fortieth of the time.
+def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tensor:
+    """2-norms along some dimensions, by default all; of complex numbers as of their parts, for which the
+    library on a CPU takes a third to a fortieth of the time.
 
     Examples
     --------
     >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
     tensor([5.])
     """
-    if x.is_complex():
-        dims = (*(dim % x.ndim for dim in dims), x.ndim)
-        x = torch.view_as_real(x.resolve_conj())
-    return torch.linalg.vector_norm(x, dim=dims)
+    if not x.is_complex():
+        return torch.linalg.vector_norm(x, dim=dims or None, keepdim=keepdim)
+    over = (*(dim % x.ndim for dim in dims or range(x.ndim)), x.ndim)
+    parts = torch.view_as_real(x.conj() if x.is_conj() else x)
+    found = torch.linalg.vector_norm(parts, dim=over, keepdim=keepdim)
+    return found.squeeze(-1) if keepdim else found
 
 
 class Magnitudes(NamedTuple):
