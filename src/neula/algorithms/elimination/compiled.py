@@ -153,14 +153,5 @@ def setting_of(kernels: Core, vectors: np.ndarray, margin: float, digits: float)
     its estimate by a ``margin`` at most, and the last one that of A. Solutions are refined to the forward
     error ``digits``.
     """
-    return kernels.systems_setting(
-        vectors,
-        in_safe_range=MODERATE,
-        equilibrated=EQUILIBRATED,
-        max_rate=MAX_RATE,
-        rounding=ROUNDING,
-        margin=margin,
-        computed=COMPUTED,
-        estimated=ESTIMATED,
-        digits=digits,
-    )
+    limits = (MODERATE, EQUILIBRATED, MAX_RATE, ROUNDING, margin, COMPUTED, ESTIMATED, digits)
+    return kernels.systems_setting(vectors, limits)
