@@ -172,9 +172,7 @@ def _check(status: int) -> None:
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """A matrix as BLAS wants it, a copy where it must be, whether it is transposed, and the leading
-    dimension.
-    """
+    """A matrix as BLAS wants it, or a copy, whether it is transposed, and its leading dimension."""
     (m, n), (down, across) = x.shape, x.stride()
     if (m == 1 or down == 1) and (n == 1 or across >= m):
         return x, 0, across if n > 1 else m

@@ -314,9 +314,7 @@ class Engine(ABC):
         return torch.linalg.vector_norm(parts[0], dim=(1, 2), dtype=self.storage)
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
-        """Products of batches in parts, in the storage precision; of symmetric ones the lower triangle
-        counts.
-        """
+        """Products of batches in parts, in the storage precision; symmetric ones by lower triangles."""
         c = self._matmul(a[0], b[0]).to(self.storage)
         return hermitian_from_lower(c) if symmetric else c
 
