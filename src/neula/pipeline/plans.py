@@ -282,17 +282,12 @@ Extremes = dict[str, tuple[float, float]]
 """The smallest and the largest of each number that was measured, by name."""
 
 
-class Settling(Protocol):
-    def settled(self, largest: Sequence[float]) -> bool:
-        """Whether all are accepted, from the largest of each number that was measured."""
-
-
 class LaunchedPlan(ABC, Generic[P, S, Solved]):
     """The first link for linear systems or least-squares problems of one shape."""
 
     result: type[Solved]
 
-    def __init__(self, link: Link[P, S], judge: Settling, options: SolutionOptions) -> None:
+    def __init__(self, link: Link[P, S], judge: Any, options: SolutionOptions) -> None:
         self.link, self.judge, self.options = link, judge, options
 
     @abstractmethod
