@@ -271,9 +271,7 @@ def unread(
     return {
         "x": call.hand_back(shapes.solutions(values.x), options.dtype),
         "converged": accepted.all(),
-        "iterations": 0,
         "backward_error": values.backward_error.amax(),
-        "tolerance": math.nan,
         "engine": str(options.engine),
         "accuracy": options.target.name,
         **{name: call.hand_back(x.contiguous(), x.dtype) for name, x in found.items()},
