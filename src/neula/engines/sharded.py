@@ -141,11 +141,6 @@ class RowsOfGroup(Reduction):
         distributed.recv(message, group=self.group, group_src=of)
         return message
 
-    def gather_objects(self, one: Any) -> list[Any]:
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, one, group=self.group)
-        return found
-
     def gathered(self, a: Tensor) -> Tensor:
         """Rows of all processes, one block after the other."""
         tallest = max(self.counts)
@@ -155,8 +150,9 @@ class RowsOfGroup(Reduction):
         return torch.cat([block[:count] for block, count in blocks])
 
     def first_of(self, bad: Tensor, a: Tensor) -> tuple[tuple[int, ...], complex, str] | None:
-        here = super().first_of(bad, a)
-        for rank, found in enumerate(self.gather_objects(here)):
+        everywhere: list[Any] = [None] * self.size
+        distributed.all_gather_object(everywhere, super().first_of(bad, a), group=self.group)
+        for rank, found in enumerate(everywhere):
             if found is not None:
                 (row, *column), value, _ = found
                 return (row + sum(self.counts[:rank]), *column), value, f" (row {row} of process {rank})"
