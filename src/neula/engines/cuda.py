@@ -31,8 +31,7 @@ ALIGNED = 8
 """Columns start at multiples of so many elements, 16 bytes in half precision, where bulk copies can. Working
 matrices end there as well: products over an odd number of rows take several times as long."""
 
-ORTHONORMAL = 1.5
-"""Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
+ORTHONORMAL = 1.5  # elements of orthonormal columns are at most 1; others may overflow, and are rejected
 
 BRIEF = 4
 """Projections are replayed if their inputs take at most a fourth of the limit: inputs are copied, and for
@@ -43,16 +42,9 @@ SUMMED_ROWS = 1 << 15
 """Tensor cores truncate, so sums of squares come out too small: over 131072 rows by enough to
 raise the measured ``||I - W^T W||`` of least squares over processes, over 65536 by half as much."""
 
-LARGE = 1 << 28
-"""Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
-
-TILE = (128, 256)
-"""Elements of a product that cuBLAS computes on a multiprocessor at a time; products with error correction
-have square tiles."""
-
-FREE = 4
-"""Multiprocessors that products leave to concurrent work: cuBLAS deals tiles out to all of them before it
-starts, and those of one that is busy would wait."""
+LARGE = 1 << 28  # bytes of Q from which on columns are projected in two halves: parts take as much
+TILE = (128, 256)  # elements that cuBLAS computes on a multiprocessor at a time; corrected tiles are square
+FREE = 4  # multiprocessors left to concurrent work: tiles dealt out to one that is busy would wait
 
 SPARE = 24
 """Multiprocessors left by products that go from tile to tile by themselves, and leave them free all the time

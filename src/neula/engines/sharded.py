@@ -35,8 +35,7 @@ from neula.engines.tuning import Tuning
 from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.precision import exact_matmul
 
-TRIANGLE_BLOCKS, NARROWEST = 8, 1024
-"""Messages that a triangular matrix is sent in, and columns of the smallest."""
+TRIANGLE_BLOCKS, NARROWEST = 8, 1024  # messages of a triangular matrix, and columns of the smallest
 
 
 class RowsOfGroup(Reduction):

@@ -26,8 +26,7 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode of ``make_fx`` and ``to
 EXCLUDED, KEYS = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
 """Whether this thread leaves out a step of torch's dispatch, and the names of steps."""
 
-OF_PARTS = {"complex64": "float32", "complex128": "float64"}
-"""Accuracies of complex dtypes: compilers do not know ``dtype.to_real``."""
+OF_PARTS = {"complex64": "float32", "complex128": "float64"}  # compilers do not know ``to_real``
 
 
 class Operator:

@@ -48,7 +48,6 @@ OF_EACH |= {"conditions": "condition", "forward_errors": "forward_error"}
 """Fields of results with what is known of each problem, and where solutions have it."""
 
 Told = tuple[str, Callable[[], str]]  # the label of a link, and why its answer is accepted, in words
-
 COPIED = 1 << 15  # elements of a view up to which its copy takes less time than the front end
 
 R = TypeVar("R", bound=Shown)
@@ -59,9 +58,7 @@ Solved = TypeVar("Solved", bound=SolutionResult[Any])
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]  # makes an array one of the user's library
-
-Planner = Callable[..., "Plan | None"]
-"""From the arrays of a call to the plan of their shapes; None where the core is not the first link."""
+Planner = Callable[..., "Plan | None"]  # from arrays to the plan of their shapes
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
@@ -278,8 +275,7 @@ def returned(given: Given, x: np.ndarray, options: Any) -> Any:
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))
 
 
-Extremes = dict[str, tuple[float, float]]
-"""The smallest and the largest of each number that was measured, by name."""
+Extremes = dict[str, tuple[float, float]]  # the smallest and the largest of each measured number, by name
 
 
 class LaunchedPlan(ABC, Generic[P, S, Solved]):

@@ -76,7 +76,7 @@ def depends_on_subspaces(turned: Tensor, dw: Tensor, size: Tensor, negligible: f
 
 
 def _by_gaps(x: Tensor, w: Tensor, ties: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
-    """``x_ij / (w_j - w_i)`` without a diagonal (:func:`_quotient`)."""
+    """``x_ij / (w_j - w_i)`` without a diagonal (as ``_quotient``)."""
     asked = (asked | asked.mH) & ~torch.eye(w.shape[-1], dtype=torch.bool, device=w.device)
     gaps, tie = w.unsqueeze(-2) - w.unsqueeze(-1), ties.unsqueeze(-1) + ties.unsqueeze(-2)
     return _quotient(x, gaps, tie, asked, settled)
