@@ -160,11 +160,7 @@ def certificates_of(
 
 
 def certificate_of(
-    numbers: Sequence[float],
-    shape: Sequence[int],
-    target: Format,
-    *,
-    measured_in: torch.dtype = torch.float64,
+    numbers: Sequence[float], measured_in: torch.dtype, shape: Sequence[int], target: Format
 ) -> QRCertificate:
     """The certificate of a single matrix, from four numbers as of :func:`qr_measures`."""
     return QRCertificate(*_errors(numbers, shape, measured_in, target))
