@@ -48,9 +48,7 @@ def file_of(machine: Machine) -> Path:
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """Thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if they are
-    broken.
-    """
+    """Thresholds measured on a machine; empty if there are none, or, with a warning, if broken."""
     path = file_of(machine)
     try:
         return _checked(tomllib.loads(path.read_text("utf-8")), machine)

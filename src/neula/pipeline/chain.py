@@ -25,11 +25,8 @@ P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=ProblemBatch, contravariant=True)
 
-Settled = Callable[[Any], bool]
-"""Whether nothing is left to do for any problem of a batch, from the largest of each measured number."""
-
-MANY = 2048
-"""Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
+Settled = Callable[[Any], bool]  # whether nothing is left to do, from the largest of each number
+MANY = 2048  # problems of which a GPU reads the worst alone if all are accepted: it solves them sooner
 
 
 class Declined(Exception):

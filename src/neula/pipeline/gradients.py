@@ -20,8 +20,7 @@ from neula.pipeline import spectral_derivatives as spectral
 
 Tensor = torch.Tensor
 
-Solve = Callable[[Tensor, Tensor], Tensor]
-"""Solution of ``A x = b``, or product of A and b, for batches, differentiable."""
+Solve = Callable[[Tensor, Tensor], Tensor]  # differentiable ``A^-1 b``, or ``A b``
 
 
 def known(*answer: Tensor, again: Callable[..., Any] = dense.no_answer) -> dense.Answerer:

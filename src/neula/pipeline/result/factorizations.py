@@ -204,7 +204,7 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
     upper: bool
     converged: bool
     residual: float
-    bound: float
+    bound: float = math.nan
     residuals: Any
     accepted: Any = Deferrable()  # noqa: RUF009
     jitter: Any = 0.0

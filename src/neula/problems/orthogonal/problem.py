@@ -353,7 +353,7 @@ class QRJudge:
         numbers.
         """
         known = values.measures[0] if numbers is None else numbers[:, 0]
-        found = certificate_of(known.tolist(), self.shape, self.target, measured_in=values.measures.dtype)
+        found = certificate_of(known.tolist(), values.measures.dtype, self.shape, self.target)
         if not found.doubtful:
             return found
         (norm,) = values.norms(np.ones(1, dtype=bool), found, self.over_rows)
