@@ -20,8 +20,8 @@ from neula.engines.tuning import CorrectedTuning, Tuning
 from neula.kernels.lu import calu, tournament
 from neula.kernels.polar.batched_product import batched_product, joined, room, split
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.products.gemm import corrected_gemm, corrected_gram, corrected_projection
-from neula.kernels.products.kept import Kept, keep
+from neula.kernels.products.gemm import corrected_gemm, corrected_gram, corrected_projection, multiply_kept
+from neula.kernels.products.kept import Kept
 from neula.kernels.qr.projection import project_out
 from neula.kernels.transposed_copy import transposed_copy
 
@@ -62,8 +62,8 @@ class CudaEngine(Engine):
 
     @cached_property
     def tuning(self) -> Tuning:  # asked for some ten times a call
-        kernels = (keep, tournament.play, calu.eliminate)
-        corrected, *tournaments = (kernel.runs(self.device) for kernel in kernels)
+        kernels = (multiply_kept, tournament.play, calu.eliminate)
+        corrected, *tournaments = (kernel.expected(self.device) for kernel in kernels)
         return _tuning_of(self.device, self.replayed_bytes, corrected, all(tournaments))
 
     @property
@@ -90,7 +90,7 @@ class CudaEngine(Engine):
 
     @property
     def _in_corrected_parts(self) -> bool:
-        return self.arithmetic.corrected and keep.runs(self.device)
+        return self.arithmetic.corrected and multiply_kept.runs(self.device)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         if self._corrects(a, b):
@@ -132,7 +132,7 @@ class CudaEngine(Engine):
 
     def kept(self, rows: int, columns: int, largest: Tensor, *, exact: bool = False) -> Kept | None:
         pays = self.arithmetic.corrected or (exact and self.storage == torch.float32)
-        if not pays or not keep.runs(self.device):
+        if not pays or not multiply_kept.runs(self.device):
             return None
         return Kept.room(rows, columns, largest)
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from neula.kernels.dispatch import NotReadyError, launched
 from neula.kernels.whole_file import cache_folder, keep, read_checked
 
 Launch = Callable[..., None]
@@ -55,16 +54,13 @@ def compiled(
     name: str, function: str, device: torch.device, macros: str = "", shared_bytes: int = 0
 ) -> Launch:
     """A function of ``name.cu``, ``extern "C"``, to be launched on a device, compiled with macros before the
-    source; NotReadyError where that cannot be.
+    source.
 
     ``shared_bytes`` is the dynamic shared memory of a thread block, where it is more than a kernel may have
     unasked.
     """
-    try:
-        with torch.cuda.device(device), _lock:
-            return _Launch(_module(name, macros, device), function, device, shared_bytes)
-    except Exception as error:
-        raise NotReadyError(str(error)) from error
+    with torch.cuda.device(device), _lock:
+        return _Launch(_module(name, macros, device), function, device, shared_bytes)
 
 
 @lru_cache
@@ -180,7 +176,6 @@ class _Launch:
         if torch._C._cuda_getDevice() == self._device:
             stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
             self._check(self._launch(self._kernel.func, *grid, *block, shared_bytes, stream, places, None))
-            launched.count += 1
         else:
             with torch.cuda.device(self._device):
                 self._with(grid, block, places, shared_bytes)

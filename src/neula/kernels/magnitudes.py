@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.small_problems.tiles_triton import least_of, most_of
 from neula.kernels.triton_source import jit, tl
 
@@ -124,12 +124,18 @@ def _of_block(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return size.amax(2, keepdim=True), size.amax(1, keepdim=True), size.sum(2), size.square_().sum(1)
 
 
+@trial("The kernel of sizes of systems", "many launches of the library take its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
+    ends_of.kernel(magnitudes(one), one)
+
+
 def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
     single = len(b) == 1 and b.numel() > 0 and b.shape[2] <= FEW
     return single and b.dtype == sizes.sums.dtype == torch.float64 and b.shape[1] == sizes.columns.shape[2]
 
 
-@kernel("ends_of_triton", when=_alone)
+@kernel("ends_of_triton", trial=_tried, when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
     """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k).
 

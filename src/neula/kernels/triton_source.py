@@ -2,8 +2,8 @@
 
 To import Triton and to let it find what it has kept takes 0.9 s in each process on an H200, to compile a
 kernel up to 1.5 s. So machine code is looked for in the package, filled by :mod:`neula.kernels.ahead`, and in
-the user's cache folder, and Triton is imported where neither has it. Its interpreter and GPUs of others than
-NVIDIA go Triton's own way.
+the user's cache folder, and Triton is imported where neither has it. Its interpreter goes Triton's own way,
+and so do kernels that move tiles where a GPU cannot.
 
 Tiles of a tensor are moved by GPUs from compute capability 9.0 on by themselves (TMA): the driver encodes
 where the tensor lies and how large a tile is (``cuTensorMapEncodeTiled``), and a kernel gets the 128 bytes by
@@ -29,7 +29,6 @@ from typing import Any
 import torch
 
 from neula.kernels.cuda_source import Capability, driver, kept_in, loaded
-from neula.kernels.dispatch import NotReadyError, launched
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
@@ -164,16 +163,12 @@ class TritonKernel:
         variant, values = self._variant(args)
         key = (first.get_device(), variant, *options.items())
         if key not in self._ready:
-            try:
-                self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
-            except Exception as error:
-                raise NotReadyError(str(error)) from error
+            self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
         if (ready := self._ready[key]) is not None:
             ready(grid, values)
             return
         with torch.cuda.device_of(first):
             self.by_triton[grid](*map(_of_triton, args), **options)
-        launched.count += 1
 
     def _variant(self, args: Sequence[Any]) -> tuple[Variant, list[Any]]:
         """The variant of these arguments, and the numbers that its machine code is given."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.few_vectors.vectors_triton import add_rows_times, load_vectors
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
@@ -25,7 +25,13 @@ _CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements that are converted at a time: what a cache holds, and what fills a GPU."""
 
 
-@kernel("thin_product_triton", when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape)
+@trial("The kernel of thin products", "library calls take its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, dtype=torch.float32, device=device)
+    thin_product.kernel(one, one.double())
+
+
+@kernel("thin_product_triton", trial=_tried, when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape)
 def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X`` in the precision of X, float32 or float64, complex if A is, for A (m, n) of any dtype and
     strides.

@@ -12,7 +12,7 @@ from typing import Literal
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
@@ -25,8 +25,15 @@ BLOCK = {"cpu": 1 << 18, "cuda": 1 << 25}
 Kind = Literal["lower", "transposed", "symmetric"]
 
 
+@trial("The kernel of products with triangles", "library calls take its place")
+def _tried(device: torch.device) -> None:
+    x = torch.ones(1, 1, VECTORS, dtype=torch.float64, device=device)
+    triangle_product.kernel(x[..., :1].float(), x, "symmetric")
+
+
 @kernel(
     "triangle_product_triton",
+    trial=_tried,
     when=lambda t, x, kind: x.shape[2] == VECTORS and 0 not in t.shape,
 )
 def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tensor:

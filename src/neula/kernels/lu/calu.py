@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.lu.lu_block import PRECISION, products
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors
@@ -26,7 +26,18 @@ from neula.kernels.triton_source import jit, tl
 HALF = WIDTH // 2
 
 
-@kernel("rows_of_u_triton", when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
+@trial("The kernels of pivoted panels", "matrices that need pivoting are left to the library")
+def _tried(device: torch.device) -> None:
+    panel = torch.zeros(WIDTH, 3 * WIDTH, dtype=torch.float32, device=device)
+    found, lower = PanelFactors.for_panel(panel, torch.float16), panel.half()
+    block, upper = panel[:, WIDTH : 2 * WIDTH].contiguous(), lower.new_zeros(3 * WIDTH, 3 * WIDTH)
+    rows_of_u.kernel(panel, lower, upper, found, 0)
+    update.kernel(panel, lower, upper, 0, block)
+    eliminate.kernel(block.clone(), block, lower, upper, found, 0)
+    move_rows.kernel(lower, found.pivots, found.pivots)
+
+
+@kernel("rows_of_u_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
@@ -42,7 +53,7 @@ def rows_of_u(
     upper[k, right] = _rows_of_upper(rest, found, start, upper.dtype)
 
 
-@kernel("update_triton", when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
+@kernel("update_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def update(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
 ) -> None:
@@ -58,7 +69,7 @@ def update(
     out.zero_()[:, : beside.shape[1]] = beside - known
 
 
-@kernel("eliminate_triton", when=lambda block, following, lower, *_: lower.dtype.itemsize == 2)
+@kernel("eliminate_triton", trial=_tried, when=lambda block, following, lower, *_: lower.dtype.itemsize == 2)
 def eliminate(
     block: torch.Tensor,
     following: torch.Tensor,
@@ -96,6 +107,7 @@ def _rows_of_upper(rest: torch.Tensor, found: PanelFactors, start: int, low: tor
 
 @kernel(
     "move_rows_triton",
+    trial=_tried,
     when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize <= 4,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:

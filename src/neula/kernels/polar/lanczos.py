@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
@@ -17,8 +17,15 @@ NEW = 1e-3
 """Reduction of an image's length below which the remainder is rounding errors, not a new direction."""
 
 
+@trial("The kernel of Lanczos steps", "library calls take its place, many times slower")
+def _tried(device: torch.device) -> None:
+    basis = torch.ones(1, 2, 1, dtype=torch.float32, device=device)
+    advance.kernel(torch.ones(1, 1, dtype=torch.float32, device=device), basis, 0)
+
+
 @kernel(
     "advance_triton",
+    trial=_tried,
     when=lambda image, basis, step: basis.shape[1] <= MOST and basis.numel() > 0,
 )
 def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div, multiprocessors, share
-from neula.kernels.products.kept import ALIGNED, Kept
+from neula.kernels.products.kept import ALIGNED, Kept, keep
 from neula.kernels.products.parts import SCHEMES, Scheme, unbalanced
 from neula.kernels.products.parts_triton import exponents_of, times_power_of_two
 from neula.kernels.triton_source import Tiles, jit, tl
@@ -138,7 +138,19 @@ def corrected_gram(
     return g
 
 
-@kernel("multiply_kept_triton", when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
+@trial("The kernel for products", "slower products take its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
+    kept = Kept.room(ALIGNED, ALIGNED, one[0])
+    keep.kernel(one, kept)
+    multiply_kept.kernel(one, kept, kept, alpha=1.0, beta=0.0)
+
+
+@kernel(
+    "multiply_kept_triton",
+    trial=_tried,
+    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
+)
 def multiply_kept(
     c: torch.Tensor,
     x: Kept,

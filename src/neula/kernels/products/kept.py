@@ -14,7 +14,7 @@ from typing import Self
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
 from neula.kernels.products.parts import (
     SCHEMES,
@@ -96,7 +96,13 @@ class Kept:
         return row_exponents(self.largest[:, None]) - self.scheme.top
 
 
-@kernel("keep_triton", when=lambda x, into, scales=None: 0 not in x.shape)
+@trial("The kernel that splits operands", "plain torch takes its place")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
+    keep.kernel(one, Kept.room(ALIGNED, ALIGNED, one[0]))
+
+
+@kernel("keep_triton", trial=_tried, when=lambda x, into, scales=None: 0 not in x.shape)
 def keep(x: torch.Tensor, into: Kept, scales: torch.Tensor | None = None) -> None:
     """Split a float32 matrix (m, k), its rows times ``scales``, into parts, whose memory is given; columns
     from k on become zeros.

@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -63,7 +63,13 @@ def _fits_in_place(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twi
     return 0 < m <= TALLEST_TILE.get(tiles.dtype, 0) and n <= TILE_COLUMNS and tiles.numel() > 0
 
 
-@kernel("mgs_into_triton", when=_fits_in_place)
+@trial("The tile kernel", "plain torch takes its place, many times slower")
+def _tried(device: torch.device) -> None:
+    one = torch.ones(1, 1, 1, dtype=torch.float32, device=device)
+    mgs_into.kernel(one, one, one.clone())
+
+
+@kernel("mgs_into_triton", trial=_tried, when=_fits_in_place)
 def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> None:
     """:func:`mgs` of tiles (batch, m, n) with the place for Q, which may be the tiles themselves, and R; on a
     GPU by a kernel, one thread block a tile (up to 1024 x 32 in float32, 256 x 32 in float64).

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.doubled.doubled_triton import two_sum
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.small_problems.refining import added, over, progress, relative_error
@@ -69,11 +69,21 @@ class MeasuredSystems(NamedTuple):
     numbers: torch.Tensor
 
 
+@trial("The kernels of the evidence of linear systems", "a launch for each operation takes their place")
+def _tried(device: torch.device) -> None:
+    vector = torch.ones(1, 65, 1, dtype=torch.float64, device=device)  # longer than the shortest
+    number, margins = vector[:, 0], EvidenceMargins(0.25, 1.0, 3.0)
+    one, active = number[0], torch.ones_like(number, dtype=torch.bool)
+    trust = Trust(vector, number, number, number, number, 1.0)
+    stepped.kernel(vector, vector, vector, active, number, trust, 0.5, 0.5, 2.0)
+    measured_systems.kernel(*(vector,) * 5, number, active, number, number, one, one, margins)
+
+
 def _steps(high: torch.Tensor, *_: object) -> bool:
     return high.dtype == torch.float64 and high.numel() > 0 and high.shape[2] <= FEW
 
 
-@kernel("stepped_triton", when=_steps)
+@kernel("stepped_triton", trial=_tried, when=_steps)
 def stepped(
     high: torch.Tensor,
     low: torch.Tensor,
@@ -107,7 +117,7 @@ class EvidenceMargins:
     estimated: float  # factor between an estimate of a condition number and a bound
 
 
-@kernel("measured_systems_triton", when=_steps)
+@kernel("measured_systems_triton", trial=_tried, when=_steps)
 def measured_systems(
     high: torch.Tensor,
     low: torch.Tensor,

@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
 
+@trial("The kernel that turns eigenvectors", "several passes of the library's take its place")
+def _tried(device: torch.device) -> None:
+    x = torch.ones(1, 16, 16, dtype=torch.float32, device=device)
+    turned.kernel(x, x[None], 0)
+
+
 @kernel(
     "turned_triton",
+    trial=_tried,
     when=lambda x, turns, _: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] in (16, 32),
 )
 def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
