@@ -6,8 +6,9 @@ compiled core solves the same problems.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -26,8 +27,10 @@ from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
+from neula.kernels.ahead import LIST
 from neula.kernels.small_problems import seminormal, seminormal_host
 from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
+from neula.kernels.triton_source import TritonKernel
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.systems.factor_source import NORMAL_EQUATIONS
 
@@ -451,3 +454,21 @@ def test_systems_go_on_where_the_kernel_has_no_answer(engine: str) -> None:
     assert neula.solve(a @ a.T, b, assume_a="pos", engine=engine).converged
     with pytest.raises(np.linalg.LinAlgError, match="not positive definite"):
         neula.solve(a @ a.T - np.eye(8), b, assume_a="pos", engine=engine)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_machine_code_of_any_memory_and_any_half_is_made_ahead(
+    offset: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To make it for 64 columns takes up to 20 s."""
+    variants = []
+
+    def launched(kernel: TritonKernel, grid: Sequence[int], *args: object, **options: object) -> None:
+        variants.append((*kernel._variant(args)[0][:-1], True))  # as on a GPU
+
+    monkeypatch.setattr(TritonKernel, "_launch", launched)
+    a, b = (torch.ones(offset + size, device=DEVICE).to(dtype)[offset:] for size in (40 * 33, 40))
+    seminormal.solved(a.view(1, 40, 33), b.view(1, 40, 1), dtype, LIMITS)
+    known = [entry[2] for entry in json.loads(LIST.read_text())["triton"] if entry[1] == "_seminormal"]
+    assert [*variants[0]] in known

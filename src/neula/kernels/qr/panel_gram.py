@@ -14,7 +14,7 @@ import torch
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
-from neula.kernels.qr.tall import TallGramConfig, multiply_panel, sum_of_blocks
+from neula.kernels.qr.tall import TallGramConfig, sum_of_blocks
 from neula.kernels.triton_source import jit, tl
 
 WIDTH = 128
@@ -42,7 +42,6 @@ def _tried(device: torch.device) -> None:
     a = torch.eye(WIDTH + 1, dtype=torch.float16, device=device).T
     gram = panel_gram.kernel(a)
     eliminate.kernel(gram.first.float(), gram.across, gram.second, gram.across.float())
-    multiply_panel.kernel(a[:, :WIDTH], gram.first.float(), gram.first[0].float())
 
 
 @kernel("panel_gram_triton", trial=_tried)

@@ -81,9 +81,10 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
 def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """``A W``, float32, as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
-    A (m, n) is float32, of at most 256 columns; W is upper triangular: what lies below is not read. ``sizes``
-    (n,) are at least the largest magnitude of each column of A, best not many times as large: scales for the
-    kernel. The result is NaN where W is.
+    A (m, n) is float32, of at most 256 columns, whose squares neither overflow nor underflow, like the Gram
+    matrix that W comes from: so W fits in float32. It is upper triangular: what lies below is not read.
+    ``sizes`` (n,) are at least the largest magnitude of each column of A, best not many times as large:
+    scales for the kernel. The result is NaN where W is.
     """
     w = w.to(torch.promote_types(w.dtype, torch.float64)).triu()
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])

@@ -10,6 +10,7 @@ those steps.
 
 from __future__ import annotations
 
+import math
 from dataclasses import astuple, dataclass
 from functools import lru_cache
 from typing import NamedTuple, Self
@@ -37,7 +38,7 @@ from neula.kernels.small_problems.tiles_triton import (
     target_of,
     total,
 )
-from neula.kernels.triton_source import jit, tl
+from neula.kernels.triton_source import ALIGNED, jit, tl
 
 MAX_COLUMNS = 64
 """Columns of A at most: a Gram matrix of them takes half of the registers of a multiprocessor."""
@@ -182,6 +183,8 @@ def solved(
     """
     # Triton 3.6 cannot lower products in double precision of what was loaded in half precision.
     a, b = (x.float() if x.dtype.itemsize < 4 else x for x in (a, b))
+    # Machine code is made ahead for memory that is aligned, and other code takes up to 20 s to make.
+    a, b = (x.clone() if x.data_ptr() % ALIGNED else x for x in (a, b))
     (count, m, n), k = a.shape, b.shape[2]
     found = SeminormalSolutions.empty(count, n, k, a.device)
     columns = columns_of(n)
@@ -191,7 +194,8 @@ def solved(
         *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
         *(found.doubtful.view(torch.uint8), limits_on(a.device, limits, square)),
         *(m, n, k, count, *a.stride(), *b.stride(), 0 if square is None else int(square.definite)),
-        *(rows, columns, together, dtype, square is not None, a.is_cuda),
+        *(1 - round(math.log2(torch.finfo(dtype).eps)), rows, columns, together),
+        *(square is not None, a.is_cuda),
         num_warps=columns // PER_WARP,
         maxnreg=REGISTERS,
         # Contracted to a multiply-add, a sum of rounded products has another rounding error.
@@ -203,17 +207,15 @@ def solved(
 UNIT = 2.0**-53
 
 SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_row", "b_column")
-TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", "to_doubtful", "limits")
 
 
-# Otherwise it would be compiled anew for sizes that are 1 or divisible by 16, and where memory begins at
-# multiples of 16 bytes.
-@jit(do_not_specialize=[*SIZES, "definite", *TENSORS])
+# Otherwise it would be compiled anew for sizes that are 1 or divisible by 16.
+@jit(do_not_specialize=[*SIZES, "definite", "significand"])
 def _seminormal(
     a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, limits, m, n, k, count,
-    a_batch, a_row, a_column, b_batch, b_row, b_column, definite,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, DTYPE: tl.constexpr,
-    SQUARE: tl.constexpr, FUSED: tl.constexpr,
+    a_batch, a_row, a_column, b_batch, b_row, b_column, definite, significand,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SQUARE: tl.constexpr,
+    FUSED: tl.constexpr,
 ):  # fmt: skip
     """Some problems: their matrices, and then one right-hand side after the other, of which the worst counts.
 
@@ -248,7 +250,7 @@ def _seminormal(
         high, low, left, b_norm, g, projected, r_norm, r_largest = _refined(
             a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row, limits, FUSED
         )
-        rounded = rounded_to(high, DTYPE)
+        rounded = rounded_to(high, significand)
         given_norm, b_largest = _given(a, target, rounded, m, n, l, j, a_row, b_row)
         of_x, lost, error = _errors(
             size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed

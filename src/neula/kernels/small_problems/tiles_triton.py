@@ -87,8 +87,13 @@ def residual_of(block, target, high, low, FUSED: tl.constexpr):
 
 
 @jit
-def rounded_to(x, DTYPE: tl.constexpr):
-    return x if tl.float64 == DTYPE else x.to(tl.float32).to(DTYPE).to(tl.float64)
+def rounded_to(x, significand):
+    """To float64, float32, float16 or bfloat16, whichever has so many bits."""
+    single = x.to(tl.float32)
+    half = tl.where(
+        significand == 11, single.to(tl.float16).to(tl.float32), single.to(tl.bfloat16).to(tl.float32)
+    )
+    return tl.where(significand == 53, x, tl.where(significand == 24, single, half).to(tl.float64))
 
 
 @jit
