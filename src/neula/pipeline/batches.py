@@ -84,6 +84,10 @@ class Values(Batch):
             return parts[0]
         return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
+    def measured(self) -> torch.Tensor:
+        """Numbers for a judge, shape (numbers, batch), without synchronizing: the ``measures`` of links."""
+        return self.by_name["measures"].T
+
     def copied(self) -> Self:
         return type(self)(*(x.clone() for x in self.tensors))
 

@@ -23,7 +23,6 @@ from neula.pipeline.result.deferred import Later
 
 P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
-Judged = TypeVar("Judged", bound=ProblemBatch, contravariant=True)
 
 Settled = Callable[[Any], bool]
 """Whether nothing is left to do for any problem of a batch, from the largest of each measured number."""
@@ -135,11 +134,8 @@ class Verdict:
     evidence: Any = None
 
 
-class Judge(Protocol[Judged, V]):
-    """Measures answers, and decides."""
-
-    def measure(self, problems: Judged, answer: Answer[V]) -> torch.Tensor:
-        """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
+class Judge(Protocol[V]):
+    """Decides by what was measured."""
 
     def verdict(self, answer: Answer[V], numbers: np.ndarray) -> Verdict:
         """Judge the answers by the measured numbers."""
@@ -194,12 +190,10 @@ class Run(Generic[V]):
             return None
         return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)
 
-    def weigh(
-        self, answer: Answer[V], problems: P, judge: Judge[P, V], settled: Settled | None
-    ) -> np.ndarray:
+    def weigh(self, answer: Answer[V], judge: Judge[V], settled: Settled | None) -> np.ndarray:
         """Have answers to the open problems judged, and keep what is better than before; which are left."""
-        measured = judge.measure(problems, answer) if answer.measured is None else answer.measured
-        settled = settled if self._is_first(len(problems)) else None
+        measured = answer.values.measured() if answer.measured is None else answer.measured
+        settled = settled if self._is_first(len(self.open)) else None
         if settled is not None and isinstance(measured, torch.Tensor) and measured.shape[1] >= MANY:
             worst = _read(measured[:, measured.argmax(1)])  # NaN is the largest
             if settled(worst.diagonal().tolist()):
@@ -230,7 +224,7 @@ class Run(Generic[V]):
         self.open = self.open[left]
         return left
 
-    def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[Any, V]) -> np.ndarray:
+    def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[V]) -> np.ndarray:
         """Take first answers to all problems, given what was measured of them, or of the worst by each number
         alone; none is left.
         """
@@ -288,7 +282,7 @@ class Run(Generic[V]):
 def run_chain(
     links: Iterable[Link[P, V]],
     problems: P,
-    judge: Judge[P, V],
+    judge: Judge[V],
     known: V | None = None,
     begun: Answer[V] | None = None,
     settled: Settled | None = None,
@@ -318,7 +312,7 @@ def run_chain(
                 if str(why):
                     run.attempts.append(logged(Attempt(why.label or link.label, False, str(why))))
                 continue
-            left = run.weigh(previous, mine, judge, settled)
+            left = run.weigh(previous, judge, settled)
             if begun is not None and not run.accepted.all():
                 run.values = run.found.copied()
             begun = None
@@ -378,7 +372,7 @@ def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | Non
         return None
 
 
-def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -> Answer[V] | None:
+def first_answer(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
     """Answer of the first link, measured on its device; None if the link synchronizes or declines these
     problems.
 
@@ -388,7 +382,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
         return None
     answer = answer_of_first(links, problems)
     if answer is not None and answer.measured is None:
-        answer.measured = judge.measure(problems, answer)
+        answer.measured = answer.values.measured()
     return answer
 
 

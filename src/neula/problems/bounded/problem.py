@@ -250,10 +250,6 @@ class BoundedJudge:
 
     limits: Limits
 
-    def measure(self, problems: BoundedProblems, answer: Answer[BoundedValues]) -> torch.Tensor:
-        """Backward and forward errors and condition numbers."""
-        return answer.values.measured()
-
     def verdict(self, answer: Answer[BoundedValues], numbers: np.ndarray) -> Verdict:
         """Among solutions that are not accepted, prefer the smallest backward error."""
         backward, forward, condition = numbers

@@ -161,7 +161,7 @@ def cholesky(
         with call.computing():
             lower = _lower(call, upper=upper)
             links = chain(len(lower), n, options, wait=False)
-            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
+            begun = first_answer(links, Symmetric(lower, options))
         if begun is not None:
             finish = partial(_finished, call, options, begun, upper=upper)
             return _result(call, options, begun.values, upper=upper, pending=finish)

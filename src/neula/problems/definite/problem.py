@@ -90,11 +90,6 @@ class CholeskyJudge:
         """Whether factors are accepted by a residual, or those of an array; NaN where there is no factor."""
         return within((residual, self.bound))
 
-    def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
-        """Residuals, and the orders of minors that are not positive: links have measured."""
-        assert isinstance(answer.measured, torch.Tensor)
-        return answer.measured
-
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
         """Among factors that are not accepted, prefer the smallest residual."""
         residual, order = numbers

@@ -143,10 +143,6 @@ class LeastSquaresJudge:
         enough = options.first_error(m, n) if together else SURE
         return cls(options.limits((m, n)), enough, together)
 
-    def measure(self, problems: object, answer: Answer[LeastSquaresSolutions]) -> torch.Tensor:
-        """The numbers called :attr:`LeastSquaresSolutions.names`, for each problem."""
-        return answer.values.measured()
-
     def settled(self, largest: Sequence[float]) -> bool:
         """Whether all are accepted, and none is zero, from the largest of each number that was measured."""
         evidence, zero = Evidence.from_numbers(largest), largest[LeastSquaresSolutions.names.index("zero")]

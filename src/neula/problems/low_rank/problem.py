@@ -109,10 +109,6 @@ class SVDJudge:
         """The judge of triplets of a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
-    def measure(self, problems: object, answer: Answer[SVDValues]) -> torch.Tensor:
-        """Links have done it, since iterations stop by what is measured."""
-        return answer.values.measures.T
-
     def certificate(self, numbers: np.ndarray) -> SVDCertificate:
         """The certificate for the measured numbers."""
         residual, orthogonality, missed = numbers[:, 0].tolist()

@@ -338,10 +338,6 @@ class QRJudge:
     in_place: bool = False  # whether there is nothing but the last factors
     over_rows: Reduction = HERE
 
-    def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs play it back with the rest."""
-        return answer.values.measures.T
-
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
         """Certificates of the best factors."""
         found: Sequence[QRCertificate] | None = run.evidence

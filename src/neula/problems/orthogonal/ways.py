@@ -210,8 +210,10 @@ def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     """
     options, in_place = matrices.options, matrices.options.in_place
     start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
-    asked = {"panel": panel, "cutoff": options.cutoff, "overwrite_q": in_place}
-    return _answer(matrices, " + reortho", *reorthogonalize(*start, options.low_engine, **asked))
+    factors = reorthogonalize(
+        *start, options.low_engine, panel=panel, cutoff=options.cutoff, overwrite_q=in_place
+    )
+    return _answer(matrices, " + reortho", *factors)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:

@@ -166,7 +166,7 @@ def polar_result(
     if not wait and call.first.tensor.numel() > 0:
         with call.computing():
             a = call.matrices()
-            begun = first_answer(chain(options), PolarMatrices(a, options), PolarJudge.for_batch(a, options))
+            begun = first_answer(chain(options), PolarMatrices(a, options))
         if begun is not None:
             return _pending(call, options, side, begun)
     return _finished(call, options, side)

@@ -105,6 +105,9 @@ class PolarValues(Values):
     rank: torch.Tensor
     measures: torch.Tensor  # shape (batch, numbers): as in neula.certificates.polar.polar_measures
 
+    def measured(self) -> torch.Tensor:
+        return torch.cat([self.rank.double()[:, None], self.measures], 1).T
+
 
 @dataclass(frozen=True)
 class PolarJudge:
@@ -124,11 +127,6 @@ class PolarJudge:
     def full(self) -> int:
         """The full rank."""
         return min(self.options.shape_of(self.batch.shape))
-
-    def measure(self, problems: PolarMatrices, answer: Answer[PolarValues]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs play it back with the rest."""
-        values = answer.values
-        return torch.cat([values.rank.double()[:, None], values.measures], 1).T
 
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
         """The measured numbers, by name."""

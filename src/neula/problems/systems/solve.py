@@ -279,15 +279,14 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
     n = matrices.shape[-1]
     if 0 in (matrices.numel(), columns.numel()):
         return None
-    judge = SystemsJudge.for_shape(n, options, improves=False)
     with call.computing():
         systems = Systems(matrices, columns, replace(options, may_wait=False))
-        begun = first_answer(chain_together(len(matrices), n, systems.options), systems, judge)
+        begun = first_answer(chain_together(len(matrices), n, systems.options), systems)
         if begun is None or begun.measured is None:
             return None
         of = dict(zip(SystemsSolutions.names, begun.measured, strict=True))
         fits = of["largest"] <= torch.finfo(options.dtype).max
-        accepted = judge.limits.accept(Evidence.from_numbers(begun.measured)) & fits
+        accepted = options.limits(n).accept(Evidence.from_numbers(begun.measured)) & fits
     result: SolveResult[Any] = SolveResult(
         **unread(call, shapes, begun.values, accepted, options),
         growth=math.nan,

@@ -26,7 +26,7 @@ from neula.kernels.shift import LIMIT, shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer, Verdict
-from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
+from neula.problems.systems.problem import SystemsOptions, SystemsSolutions, in_words
 
 ALIKE, NEAR = 3, 100
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
@@ -367,12 +367,6 @@ class SystemsJudge:
     def for_shape(cls, n: int, options: SystemsOptions, *, improves: bool = True) -> SystemsJudge:
         """The judge of systems of order n."""
         return cls(options.limits(n), improves)
-
-    def measure(
-        self, problems: Systems | EquilibratedSystem, answer: Answer[SystemsSolutions]
-    ) -> torch.Tensor:
-        """The numbers called :attr:`SystemsSolutions.names`, for each system."""
-        return answer.values.measured()
 
     def settled(self, largest: Sequence[float]) -> bool:
         """Whether all are accepted, from the largest of each number that was measured."""
