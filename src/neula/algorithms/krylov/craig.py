@@ -17,7 +17,7 @@ from neula.algorithms.krylov.refinement import INNER_REDUCTION
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Scale
-from neula.certificates.stagnation import goes_on
+from neula.certificates.residuals import goes_on
 from neula.kernels.magnitudes import squares
 from neula.kernels.small_problems.refining import over
 

@@ -22,7 +22,7 @@ from neula.algorithms.krylov.driver import BestSolutions, Evaluated, Refined, it
 from neula.algorithms.krylov.gmres import Space
 from neula.algorithms.spectra.inverse_norm import SharedSolves
 from neula.certificates.backward_error import Measures, Scaling, backward_error
-from neula.certificates.stagnation import STAGNATION, goes_on, improves
+from neula.certificates.residuals import STAGNATION, goes_on, improves
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
 
 INNER_TOLERANCE = 1e-12

@@ -18,7 +18,7 @@ from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
-from neula.certificates.stagnation import improves
+from neula.certificates.residuals import improves
 
 INNER_REDUCTION = 1e-8
 """Reduction by one inner solve: the square root of double precision, before CGLS drifts."""

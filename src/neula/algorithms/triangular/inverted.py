@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.kernels.few_vectors.mixed_product import subtract_product
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.lu.sweep import sweep
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.triangular_inverse import one_after_the_other, triangular_inverse, triangular_inverses
@@ -281,7 +281,7 @@ def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
     elif a.ndim > 2:
         y -= exact_matmul(a.to(x.dtype), x)
     elif a.dtype != x.dtype:
-        subtract_product(a, x, y)
+        y -= thin_product(a, x)
     elif x.shape[1] > VECTORS:
         y -= exact_matmul(a, x)
     else:

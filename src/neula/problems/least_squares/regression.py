@@ -12,7 +12,7 @@ import torch
 from neula.engines.formats import double_of
 from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
-from neula.pipeline.result.statistics import Robust
+from neula.pipeline.result.regression import Robust
 from neula.problems.least_squares.fit import UNCHANGED, LinearFit
 
 
