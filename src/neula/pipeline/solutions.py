@@ -12,15 +12,13 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
-from neula.engines import FP64, Engine, Format, format_of, select_engine
+from neula.engines import FP64, Engine, format_of, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
-from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
-from neula.pipeline.call import Call, HostTuning
+from neula.pipeline.call import Call, HostTuning, ProblemOptions
 from neula.pipeline.chain import Run
-from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolutionResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
@@ -33,21 +31,14 @@ LEAST_WORK = 4096  # operations that the calls for a problem come to, at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolutionOptions:
-    engine: Engine
-    target: Format  # whose accuracy the result is to have
+class SolutionOptions(ProblemOptions):
     dtype: torch.dtype  # of x as it is returned
     max_iterations: int
     forward: bool = False  # whether to refine until the forward error is that of the accuracy
-    progress: Progress | None = None
     # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
     # Whether the host may take over small problems that a first link has left: no engine was named.
     by_host: bool = False
-
-    @property
-    def over_rows(self) -> Reduction:
-        return self.engine.over_rows
 
     @property
     def digits(self) -> float:

@@ -191,7 +191,7 @@ def _asked(
     n = given.shape[-1]
     if given.shape[-2] != n:
         raise ValueError(f"A must be square, got {given.shape[-2]} x {n}; use qr for other shapes")
-    return call, CholeskyOptions(call.target, call.engine, progress, jitter is not None)
+    return call, CholeskyOptions(call.target, call.engine, jitter is not None, progress=progress)
 
 
 def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> Plan | None:

@@ -11,26 +11,16 @@ import torch
 
 from neula.certificates.cholesky import cholesky_bound
 from neula.certificates.verdict import within
-from neula.engines import FP64, Arithmetic, Engine, Format, Tuning
+from neula.engines import FP64, Arithmetic
 from neula.errors import of_batch
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class CholeskyOptions:
-    """Options of a Cholesky factorization."""
-
-    target: Format  # the format whose accuracy the factors are to have
-    engine: Engine
-    progress: Progress | None = None
+class CholeskyOptions(ProblemOptions):
     jitter: bool = False  # whether to add to the diagonals of matrices that are not definite
-
-    @cached_property
-    def tuning(self) -> Tuning:
-        """The tuning of the engine, cached because looking it up takes some microseconds."""
-        return self.engine.tuning
 
     @cached_property
     def low(self) -> Arithmetic:

@@ -9,30 +9,20 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.low_rank import SVDCertificate
-from neula.engines import BF16, FP16, FP32, FP64, Engine, Format
+from neula.engines import BF16, FP16, Engine
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class SVDOptions:
-    """Options of a low-rank approximation."""
-
-    # The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
-    target: Format
-    # Largest error of each singular value and its vectors, as a part of it, if that was requested instead.
-    part: float | None
-    engine: Engine
+class SVDOptions(ProblemOptions):
+    # Largest error of each singular value and its vectors, as a part of it, if that was requested instead of
+    # the accuracy of a format; that is then one which is accurate enough.
+    part: float | None = None
     rank: int | None = None
     tol: float | None = None
     algorithm: str | None = None
-    progress: Progress | None = None
-
-    @property
-    def work(self) -> Format:
-        """The format in which triplets are stored, computed and measured."""
-        return FP64 if self.target is FP64 else FP32
 
     @property
     def low(self) -> str:
@@ -47,10 +37,6 @@ class SVDOptions:
     def exact(self) -> Engine:
         """The engine in the working precision."""
         return self.engine.using(self.work)
-
-    def shape_of(self, here: torch.Size) -> tuple[int, int]:
-        """Shape of a matrix of whose rows these are here."""
-        return self.engine.over_rows.count(here[-2]), here[-1]
 
     def bound(self, m: int, n: int) -> float:
         """Largest accepted relative error."""

@@ -255,7 +255,7 @@ def _options(
     target, part = _of_number(accuracy, call.dtype) if isinstance(accuracy, Real) else (call.target, None)
     # Not an unsigned rank, of which there is no -rank.
     whole = None if rank is None else operator.index(rank)
-    return SVDOptions(target, part, call.engine, whole, part_of_one("tol", tol), algorithm, progress)
+    return SVDOptions(target, call.engine, part, whole, part_of_one("tol", tol), algorithm, progress=progress)
 
 
 def _of_source(

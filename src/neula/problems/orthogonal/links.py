@@ -97,11 +97,6 @@ class QRCase(Case):
         """Whether numbers are complex: kernels are for real ones."""
         return self.options.engine.is_complex
 
-    @property
-    def storage(self) -> Format:
-        """The working precision."""
-        return FP64 if self.target is FP64 else FP32
-
     @cached_property
     def square(self) -> bool:
         """Whether it is more often than not too ill-conditioned for one pass in float32: the condition
@@ -115,7 +110,7 @@ class QRCase(Case):
         products are as fast (64 of 1024 x 1024 on an H200: 7.4 ms and 11.4), and a single tile takes two.
         """
         k = min(self.m, self.n)
-        return self.m < 2 * k and self.storage is FP32 and k > TILE_COLUMNS and self.tuning.fast_fp64
+        return self.m < 2 * k and self.options.work is FP32 and k > TILE_COLUMNS and self.tuning.fast_fp64
 
     @cached_property
     def passes(self) -> int:
@@ -310,9 +305,9 @@ _last = _by_name("by default, and ``algorithm='householder'``", None, "household
 # ---------------------------------------------------------------- arithmetics that depend on the case
 _formats = Rule[QRCase, Sequence[str]]
 
-_working = _formats("fp32, fp64: the working precision", lambda case: [case.storage.name])
+_working = _formats("fp32, fp64: the working precision", lambda case: [case.options.work.name])
 
-_doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.storage.name])
+_doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.options.work.name])
 
 _low = _formats(
     "fp16, fp32 or fp16_cor, fp64, by the accuracy, or ``compute``",
@@ -338,7 +333,11 @@ _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
     """LAPACK's reflections, of matrices as they are."""
-    return ways.alone_by_lapack(case.storage) if case.stage is Stage.ALONE else ways.by_lapack(case.storage)
+    return (
+        ways.alone_by_lapack(case.options.work)
+        if case.stage is Stage.ALONE
+        else ways.by_lapack(case.options.work)
+    )
 
 
 def _reflected_in_double(case: QRCase, label: str, name: str) -> QRLink:
@@ -357,9 +356,11 @@ def _gram_schmidt(passes: int) -> Make:
                 else ways.another_pass(label)
             )
         if passes == case.passes:
-            return ways.together(label, case.storage.dtype, partial(batched_qr, passes=passes), scaled=False)
+            return ways.together(
+                label, case.options.work.dtype, partial(batched_qr, passes=passes), scaled=False
+            )
         method = partial(_orthogonal_at_any_rank, passes=passes)
-        return ways.together(label, case.storage.dtype, method, waits=True)
+        return ways.together(label, case.options.work.dtype, method, waits=True)
 
     return make
 

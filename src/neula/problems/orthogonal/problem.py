@@ -24,16 +24,16 @@ from neula.certificates.qr import (
     units,
 )
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
-from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
+from neula.engines import BF16, FP16, FP64, Arithmetic, Engine, Format
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Run, Verdict
 from neula.pipeline.inputs import check_finite, usable_members
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -52,29 +52,15 @@ class QRTuning:
 
 
 @dataclass(frozen=True)
-class QROptions:
-    """Options of a QR factorization."""
-
-    target: Format  # the format whose accuracy the factors are to have
-    engine: Engine
+class QROptions(ProblemOptions):
     # algorithm, compute, panel, cutoff: as for neula.qr.
     algorithm: str | None = None
     compute: str | None = None
     panel: str | None = None
     cutoff: int | None = None
-    progress: Progress | None = None
     in_place: bool = False  # whether Q is to take the memory of A
     # Whether the host may wait for small matrices: no engine is named, nor anything else.
     by_host: bool = False
-
-    @property
-    def over_rows(self) -> Reduction:
-        """The reduction over the rows of all processes."""
-        return self.engine.over_rows
-
-    def shape_of(self, here: torch.Size) -> tuple[int, int]:
-        """Shape of a matrix of whose rows these are here."""
-        return self.over_rows.count(here[-2]), here[-1]
 
     @property
     def named(self) -> bool:
@@ -165,7 +151,7 @@ class QRMatrices(Batch):
         Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
         of the range in which their squares can be trusted, and then measures are NaN.
         """
-        q = q.to(matching_dtype((FP64 if self.options.target is FP64 else FP32).dtype, q.dtype))
+        q = q.to(matching_dtype(self.options.work.dtype, q.dtype))
         r = r.to(torch.promote_types(self.a.dtype, torch.float32))
         if scales is not None:
             r = r / scales[:, None, : self.k]

@@ -221,7 +221,7 @@ def qr(
     default = wait and plain and (algorithm, compute, panel, cutoff) == (None,) * 4
     by_host = default and engine == "auto" and not call.differentiable
     options = QROptions(
-        call.target, call.engine, algorithm, compute, panel, cutoff, progress, by_host=by_host
+        call.target, call.engine, algorithm, compute, panel, cutoff, by_host=by_host, progress=progress
     )
     begun = solved_by_plan(call, options, mode) if default else None
     if default and call.engine.tuning[HostTuning].by_host and not isinstance(begun, QRResult):

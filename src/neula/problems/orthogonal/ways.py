@@ -415,7 +415,7 @@ def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) ->
     """
     target, a = matrices.options.target, matrices.a[0]
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    given = a.to(matching_dtype((FP64 if target is FP64 else FP32).dtype, a.dtype))
+    given = a.to(matching_dtype(matrices.options.work.dtype, a.dtype))
     by_rows = a.stride(1) == 1
     room = torch.empty if a.is_complex() else empty
     q = room(*a.shape, dtype=given.dtype) if by_rows else room(*a.T.shape, dtype=given.dtype).T

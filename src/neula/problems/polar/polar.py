@@ -155,7 +155,9 @@ def polar(
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)
-    options = PolarOptions(call.target, call.engine, part_of_one("rcond", rcond), completion, progress)
+    options = PolarOptions(
+        call.target, call.engine, part_of_one("rcond", rcond), completion, progress=progress
+    )
     return polar_result(call, options, side, wait=wait)
 
 

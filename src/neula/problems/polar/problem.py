@@ -9,35 +9,24 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.polar import PolarBounds, PolarNumbers
-from neula.engines import BF16, FP32, FP64, Engine, Format
-from neula.engines.reduction import Reduction
+from neula.engines import BF16, FP32
 from neula.errors import of_batch
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.inputs import usable_members
-from neula.pipeline.progress import Progress
 
 SIDES = ("right", "left")
 """Where H stands: ``A = U H`` or ``A = H U``."""
 
 
 @dataclass(frozen=True)
-class PolarOptions:
-    """Options of a polar decomposition."""
-
-    target: Format  # the format whose accuracy the factors are to have
-    engine: Engine
+class PolarOptions(ProblemOptions):
     # Singular values of A up to this part of the largest are to become zero; those that the working precision
     # cannot tell from zero where it is None.
     rcond: float | None = None
     completion: bool = False  # whether all singular values are to become 1
-    progress: Progress | None = None
-
-    @property
-    def work(self) -> Format:
-        """The format in which factors are computed unless a cheaper one is accurate enough."""
-        return FP64 if self.target is FP64 else FP32
 
     def cutoff(self, here: torch.Size) -> float:
         """Singular values up to this part of the largest count as zero.
@@ -51,15 +40,6 @@ class PolarOptions:
     def small_too(self) -> bool:
         """Whether it matters where small singular values end."""
         return self.target is not BF16 or self.completion or self.rcond is not None
-
-    @property
-    def over_rows(self) -> Reduction:
-        """Reductions over the rows of a matrix."""
-        return self.engine.over_rows
-
-    def shape_of(self, here: torch.Size) -> tuple[int, int]:
-        """Shape of a matrix of whose rows these are here."""
-        return self.over_rows.count(here[-2]), here[-1]
 
     def bounds(self, here: torch.Size) -> PolarBounds:
         """Bounds on the errors, for matrices whose rows in this process have shape ``here``."""
