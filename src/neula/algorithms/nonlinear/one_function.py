@@ -124,7 +124,6 @@ class OneFunction:
         return f if self._loss is None else self._loss.rooted(torch.from_numpy(f))[0].numpy()
 
     def squared_slopes(self, x: np.ndarray) -> np.ndarray:
-        """Its Jacobian's transpose."""
         slopes = self.slopes(x)
         if self._loss is None:
             return slopes

@@ -30,8 +30,7 @@ from neula.kernels.phases import with_real_diagonal
 
 MAX_PASSES = 5
 
-FULL_RANK = 0.5
-"""Smallest diagonal element of the second R for which the first Q spanned all directions."""
+FULL_RANK = 0.5  # smallest diagonal element of the second R for which the first Q spanned all directions
 
 ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 """Blocks of rows that are rounded at a time, of so many rows at least, which fill the matrix unit."""
@@ -39,8 +38,7 @@ ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 NEARLY_ORTHONORMAL = 0.25
 """``||I - Q^H Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
 
-LIFT = 2.0**12
-"""Elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
+LIFT = 2.0**12  # elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11
 
 WELL_CONDITIONED = 0.5
 """``||I - W^H W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""

@@ -92,7 +92,6 @@ def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: 
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Products of batches in the arithmetic of an engine."""
     return engine.wide(engine.parts(x), engine.parts(y))
 
 
@@ -239,7 +238,6 @@ class _Tree:
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
-    """A copy of matrices with another diagonal."""
     a = a.clone()
     a.diagonal(0, 1, 2).copy_(diagonal)
     return a

@@ -21,24 +21,19 @@ from neula.algorithms.spectra.ritz import Ritz, is_blind, orthonormal, orthonorm
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 
-SEED = 1
-"""Of the block to begin with."""
+SEED = 1  # of the block to begin with
 
-CONDITIONED = 0.1
-"""How far from orthonormal a block may be that is only multiplied."""
+CONDITIONED = 0.1  # how far from orthonormal a block may be that is only multiplied
 
-HEADROOM = 7
-"""Powers of two between the norm of an operand and the largest number of its format."""
+HEADROOM = 7  # powers of two between the norm of an operand and the largest number of its format
 
-SAFETY = 3.0
-"""A polynomial is to damp more than the residual asks for by so much."""
+SAFETY = 3.0  # a polynomial is to damp more than the residual asks for by so much
 
 MAGNIFIED = 0.75
 """Power of ``1/u`` by which a polynomial may magnify the first singular vector more than the last: a basis
 takes rounding errors along the first out of the last as long as they are smaller than that."""
 
-MAGNIFIED_LOW = 0.5
-"""The power in a low format."""
+MAGNIFIED_LOW = 0.5  # the power in a low format
 
 EPSILON = torch.finfo(torch.float64).eps
 
@@ -128,7 +123,6 @@ def subspace_iteration(
 
 
 def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Its columns made nearly orthonormal."""
     if not is_blind(image, engine):
         return orthonormal(image, engine, loss=CONDITIONED)[0]
 

@@ -54,8 +54,6 @@ memory takes, and for two columns together in 2 to 4 times that."""
 
 
 class TriangularBlock(NamedTuple):
-    """A block of unknowns of a triangular system."""
-
     # first, size: where the block is.
     first: int
     size: int
@@ -220,7 +218,6 @@ class InvertedLU:
 
     @classmethod
     def from_factors(cls, lu: torch.Tensor, permutation: torch.Tensor, width: int) -> Self:
-        """Invert diagonal blocks of some width."""
         return cls(*inverted_factors(lu, lu.dtype, width), permutation[..., None])
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:

@@ -176,7 +176,6 @@ def _asked(
     progress: Progress | None = None,
     jitter: str | None = None,
 ) -> tuple[Call, CholeskyOptions]:
-    """Check the arguments of :func:`cholesky`."""
     check_name("jitter", jitter, ("auto",), optional=True)
     call = Call.begin(
         {"A": A},
@@ -207,12 +206,10 @@ def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) ->
 def _gone_on(
     A: Any, begun: Answer[CholeskyValues], *, upper: bool = False, wait: bool = True, **keywords: Any
 ) -> CholeskyResult[Any]:
-    """The result where the first link has not factorized all."""
     return _finished(*_asked(A, **keywords), begun, upper=upper)
 
 
 def _lower(call: Call, *, upper: bool) -> torch.Tensor:
-    """Matrices whose lower triangles are read."""
     matrices = call.matrices()
     return matrices.mH if upper else matrices
 
@@ -253,7 +250,6 @@ def _with_jitter(call: Call, options: CholeskyOptions, *, upper: bool) -> Choles
 
 
 def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """L, attached to the graph of A."""
     lower = lower.reshape(call.first.tensor.shape)
     if not call.differentiable:
         return lower
@@ -296,7 +292,6 @@ def _factorize(
 
 
 def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
-    """Refuse NaN and Inf in what is read."""
     read = given.triu() if upper else given.tril()
     check_finite(read, read, "A")
 
@@ -304,7 +299,6 @@ def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
 def _collect(
     call: Call, options: CholeskyOptions, run: Run[CholeskyValues], *, upper: bool
 ) -> CholeskyResult:
-    """The result with its warnings."""
     result = _result(call, options, run.found, run, upper=upper)
     if not result.converged:
         call.report_missed(

@@ -27,8 +27,7 @@ from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Not
 
 Solution = Answer[CholeskyValues]
 
-Found = tuple[torch.Tensor, torch.Tensor]
-"""L, and what is measured of it."""
+Found = tuple[torch.Tensor, torch.Tensor]  # L, and what is measured of it
 
 
 SAFE_EXPONENT = 450
@@ -42,7 +41,6 @@ take the host beside it.
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """The recursion in products of an arithmetic, all of it launched at once."""
     engine = matrices.options.engine.using(arithmetic)
     return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
 
@@ -133,7 +131,6 @@ def _is_safe(scales: torch.Tensor) -> bool:
 
 
 def _in(work: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A column-major copy in another precision."""
     return torch.empty_strided(work.shape, work.stride(), dtype=dtype, device=work.device).copy_(work)
 
 
@@ -142,8 +139,6 @@ CholeskyLink = Link[Symmetric, CholeskyValues]
 
 @dataclass(frozen=True)
 class CholeskyCase(Case):
-    """Matrices of one order, without numbers."""
-
     count: int
     n: int
     options: CholeskyOptions
@@ -156,7 +151,6 @@ class CholeskyCase(Case):
 
     @property
     def double(self) -> bool:
-        """Whether products are in double precision."""
         return self.options.low.format is FP64
 
     @property
@@ -174,7 +168,6 @@ class CholeskyCase(Case):
 
 
 def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) -> Sequence[CholeskyLink]:
-    """Links for ``count`` matrices of order n together, or for a single one."""
     return Chain(TABLE, CholeskyCase(count, n, options, wait))
 
 

@@ -32,11 +32,9 @@ from neula.problems.definite.problem import (
     Symmetric,
 )
 
-LARGEST = 255
-"""Order up to which NumPy multiplies by a few vectors in one thread, and leaves torch its cores."""
+LARGEST = 255  # order up to which NumPy multiplies by a few vectors in one thread, and leaves torch its cores
 
-BY_SCIPY = 95
-"""Order up to which SciPy factorizes in one thread."""
+BY_SCIPY = 95  # order up to which SciPy factorizes in one thread
 
 
 class CholeskyPlan:
@@ -52,7 +50,6 @@ class CholeskyPlan:
         self._vectors = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
 
     def __call__(self, given: Given) -> CholeskyResult[Any] | None:
-        """The result; None where it is not accepted."""
         (a,), upper = given.arrays, self._upper
         with np.errstate(all="ignore"):  # not accepted unless finite
             diagonal, most = a.diagonal().real, 2.0**SAFE_EXPONENT
@@ -101,7 +98,6 @@ class LaunchedCholeskyPlan:
         self.options, self._link, self._upper = options, link, upper
 
     def __call__(self, given: Given) -> CholeskyResult[Any] | Answer[CholeskyValues] | None:
-        """The result of a call like one before, else what the link has found, if anything."""
         (a,) = given.arrays
         return self.solved(given, torch.from_numpy(a) if isinstance(a, np.ndarray) else a)
 

@@ -34,22 +34,17 @@ class CholeskyOptions(ProblemOptions):
 
 @dataclass(frozen=True)
 class Symmetric(Batch):
-    """A batch of symmetric matrices as given."""
-
     a: torch.Tensor  # shape (batch, n, n): only the lower triangles count
     options: CholeskyOptions
     # Shape (batch,): where each is in what the user gave; None for all of these.
     place: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:
-        """Matrices at some places of the batch."""
         return replace(self, a=self.a[places], place=places if self.place is None else self.place[places])
 
 
 @dataclass(frozen=True)
 class CholeskyValues(Values):
-    """Factors ``A = L L^H``, and what was measured of them."""
-
     lower: torch.Tensor  # shape (batch, n, n): in the dtype of A
     # Shape (batch,): as in neula.certificates.cholesky.residuals_of_triangles; NaN where there is no factor.
     residual: torch.Tensor
@@ -67,13 +62,10 @@ class NotDefiniteMember(np.linalg.LinAlgError):
 
 @dataclass(frozen=True)
 class CholeskyJudge:
-    """Factors are accepted by their residual."""
-
     bound: float
 
     @classmethod
     def for_shape(cls, n: int, options: CholeskyOptions) -> CholeskyJudge:
-        """The judge of factors of order n."""
         return cls(cholesky_bound(options.target, n))
 
     def accept(self, residual: Any) -> Any:

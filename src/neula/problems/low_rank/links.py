@@ -132,7 +132,6 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
 
 
 def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
-    """QR, certified, and the SVD of R."""
     options, norm = problems.options, problems.norm
     shape, over_rows = options.shape_of(problems.a.shape), options.engine.over_rows
     factors = factorize(
@@ -175,17 +174,14 @@ def _values(
 
 SVDLink = Link[TallMatrix, SVDValues]
 
-OVERSAMPLING = 4
-"""A block has a column for each triplet that is wanted, and more for each so many of them."""
+OVERSAMPLING = 4  # a block has a column for each triplet that is wanted, and more for each so many of them
 
-MULTIPLE = 8
-"""Columns of a block come in such numbers, so that products fill the matrix units."""
+MULTIPLE = 8  # columns of a block come in such numbers, so that products fill the matrix units
 
 FEWEST = 6
 """Products by ``A^T A`` that must be worth it before iterations are tried: four do where there is a gap."""
 
-LIMIT = 1000
-"""Largest number of products by ``A^T A`` if iterations are requested by name."""
+LIMIT = 1000  # largest number of products by ``A^T A`` if iterations are requested by name
 
 
 @dataclass(frozen=True)
@@ -200,15 +196,12 @@ class SVDTuning:
 
 @dataclass(frozen=True)
 class SVDCase(Case):
-    """A tall matrix without numbers."""
-
     m: int
     n: int
     options: SVDOptions
 
     @property
     def rank(self) -> int:
-        """How many triplets are wanted; all of them where none is named."""
         return self.n if self.options.rank is None else self.options.rank
 
     @property
@@ -220,7 +213,6 @@ class SVDCase(Case):
 
 
 def chain(m: int, n: int, options: SVDOptions) -> Sequence[SVDLink]:
-    """Links for a tall matrix."""
     return Chain(TABLE, SVDCase(m, n, options))
 
 

@@ -35,15 +35,12 @@ class SVDOptions(ProblemOptions):
 
     @property
     def exact(self) -> Engine:
-        """The engine in the working precision."""
         return self.engine.using(self.work)
 
     def bound(self, m: int, n: int) -> float:
-        """Largest accepted relative error."""
         return self.rounding(m, n) if self.part is None else self.part
 
     def orthogonality_bound(self, m: int, n: int) -> float:
-        """Largest accepted loss of orthogonality."""
         return orthogonality_bound(self.target, n) + measurement_error(m, self.work.dtype)
 
     def weights(self, s: torch.Tensor, norm: float, m: int, n: int) -> torch.Tensor:
@@ -59,8 +56,6 @@ class SVDOptions(ProblemOptions):
 
 @dataclass(frozen=True)
 class SVDValues(Values):
-    """Singular triplets, with what was measured of them."""
-
     u: torch.Tensor  # shape (1, m, k)
     s: torch.Tensor  # shape (1, k): descending, float64
     v: torch.Tensor  # shape (1, n, k)
@@ -72,8 +67,6 @@ class SVDValues(Values):
 
 @dataclass(frozen=True)
 class TallMatrix(Batch):
-    """A tall matrix, as a batch of one."""
-
     # Shape (1, m, n), m >= n: in working precision, in a range where squares neither overflow nor underflow.
     a: torch.Tensor
     norm: float  # ||A||_F
@@ -92,11 +85,9 @@ class SVDJudge:
 
     @classmethod
     def for_shape(cls, m: int, n: int, options: SVDOptions) -> SVDJudge:
-        """The judge of triplets of a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
     def certificate(self, numbers: np.ndarray) -> SVDCertificate:
-        """The certificate for the measured numbers."""
         residual, orthogonality, missed = numbers[:, 0].tolist()
         return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
 

@@ -248,7 +248,6 @@ def clean_data(
 
 
 def _at(sigma: Any, kept: Any) -> Any:
-    """Deviations, or covariances, of some observations."""
     if sigma is None or np.ndim(sigma) == 0:
         return sigma
     sigma = floats(sigma, "sigma", or_complex=True)

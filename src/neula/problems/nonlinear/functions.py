@@ -19,8 +19,7 @@ from neula.pipeline.memory import is_shortage
 
 MODES = ("forward", "reverse")
 SCHEMES = tuple(STEPS)
-TORCH = "torch"
-"""The mode with fewer directions."""
+TORCH = "torch"  # the mode with fewer directions
 
 
 @dataclass
@@ -103,8 +102,6 @@ def refuse_dependence(out: Any, name: str) -> None:
 
 
 def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call:
-    """The caller's function of x, or of x and a block."""
-
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
         out = tensor_of(fun(given, *([item] if blocked else [])), "fun(x)", or_complex=True)
@@ -121,8 +118,6 @@ def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call
 
 
 def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Call:
-    """The caller's Jacobian."""
-
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
         out = tensor_of(jac(given, *([item] if blocked else [])), "jac(x)", or_complex=True)
@@ -146,8 +141,6 @@ def mode_of(jac: Any, *, is_tensor: bool) -> str:
 
 @dataclass
 class Jacobian:
-    """The Jacobian, from the caller or found here."""
-
     call: Call  # the residuals
     given: Call | None  # the caller's own: from points, numbers and a block to shape (P, m, n)
     mode: str  # one of MODES or SCHEMES, or TORCH
@@ -182,7 +175,6 @@ class Jacobian:
 
     @property
     def approximate(self) -> bool:
-        """Whether it is found by differences."""
         return self.given is None and self.mode in SCHEMES
 
     @property

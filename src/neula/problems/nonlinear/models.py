@@ -61,7 +61,6 @@ class Observations:
     factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
-        """Residuals of some problems at parameters x, shape (P, m)."""
         xdata, y = self.model.select(self.xdata, which, self.shape), self.y[which]
         found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
         try:
@@ -76,8 +75,6 @@ class Observations:
         return self.whitened(left[..., None], which)[..., 0]
 
     def derivatives(self, jac: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """The caller's derivatives of the model by its parameters, whitened."""
-
         def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
             xdata = self.model.select(self.xdata, which, self.shape)
             return self.whitened(self.model.values(jac, xdata, x, "jac(xdata, ...)"), which)

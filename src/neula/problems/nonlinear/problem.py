@@ -23,8 +23,6 @@ METHODS = ("trf", "dogbox", "lm")
 
 @dataclass(frozen=True)
 class Start:
-    """Starting point of a fit."""
-
     x: torch.Tensor  # shape (P, n)
     batch: tuple[int, ...]  # leading dimensions
     bounds: Bounds
@@ -126,7 +124,6 @@ def limits_of(tolerances: Tolerances) -> Limits:
 
 
 def check_names(method: str | None, verbose: int) -> None:
-    """Refuse unknown ones."""
     check_name("method", method, METHODS, optional=True)
     if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
@@ -173,7 +170,6 @@ def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
         return Loss(None if loss == "linear" else LOSSES[loss], scale)
 
     def rho(z: torch.Tensor) -> Rho:
-        """The caller's, for one row of residuals at a time."""
         rows = [tensor_of(loss(wrap(row)), "loss").to(device, torch.float64) for row in z]
         for row in rows:
             refuse_dependence(row, "loss")

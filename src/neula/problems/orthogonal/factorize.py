@@ -27,8 +27,7 @@ from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_tog
 from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import QRLink, without_factors
 
-Begun = Sequence[Answer[QRValues]]
-"""Answers of first links: of a chain for all matrices, or of one for each."""
+Begun = Sequence[Answer[QRValues]]  # answers of first links: of a chain for all matrices, or of one for each
 
 
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:

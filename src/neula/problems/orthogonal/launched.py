@@ -37,7 +37,6 @@ def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
 
 
 def _measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Factors of the matrix as given, with what is measured of them."""
     options = matrix.options
     if r.dtype.to_real() == matrix.scales.dtype:  # in place, since it may be as large as A
         options.engine.fill(r, r, matrix.scales.reciprocal())
@@ -81,7 +80,6 @@ def _in_double(matrix: Matrix) -> torch.Tensor:
 
 
 def two_passes(matrix: Matrix) -> Factors:
-    """Two passes of recursive Gram-Schmidt in the low arithmetic."""
     options = matrix.options
     passes = second_passes(*matrix.rgsqrf(), options.low_engine, panel=options.panel, cutoff=options.cutoff)
     return next(passes)
@@ -125,7 +123,6 @@ def corrected_where_lost(label: str) -> QRLink:
 
 
 def low_cholesky_qr(matrix: Matrix) -> Factors:
-    """Cholesky QR of the whole matrix in the low arithmetic."""
     engine = matrix.options.low_engine
     m, n = matrix.a.shape
     # Columns are filled up like rows: they are those of the Gram matrix.

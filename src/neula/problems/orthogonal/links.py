@@ -43,8 +43,6 @@ from neula.problems.orthogonal.ways import QRLink
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """A matrix without its numbers."""
-
     m: int
     n: int
     dtype: torch.dtype
@@ -54,7 +52,6 @@ class MatrixLayout:
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor) -> MatrixLayout:
-        """Layout of a single matrix."""
         m, n = a.shape
         return cls(m, n, a.dtype, a.stride(1) == 1, a.stride(0) == 1)
 
@@ -64,8 +61,6 @@ class MatrixLayout:
 
 
 class Stage(Enum):
-    """Which part of the table."""
-
     TOGETHER = "small matrices of a batch together"
     TALL = "tall matrices of a few columns, ``tsqr``"
     ALONE = "one matrix"
@@ -73,8 +68,6 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class QRCase(Case):
-    """Matrices of one shape, without numbers."""
-
     layout: MatrixLayout
     options: QROptions
     stage: Stage
@@ -94,7 +87,6 @@ class QRCase(Case):
 
     @property
     def complex(self) -> bool:
-        """Whether numbers are complex: kernels are for real ones."""
         return self.options.engine.is_complex
 
     @cached_property
@@ -119,7 +111,6 @@ class QRCase(Case):
 
     @cached_property
     def lapack(self) -> bool:
-        """Whether LAPACK's reflections come first."""
         free = not (self.options.named or self.options.in_place)
         return free and self.tuning.lapack_first(self.m, self.n)
 
@@ -170,12 +161,10 @@ def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
 
 
 def chain_together(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    """Links for all matrices of a batch together."""
     return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
 
 
 def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    """Links for tall matrices of a few columns, one or a batch."""
     return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
 
 

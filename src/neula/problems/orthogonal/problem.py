@@ -64,7 +64,6 @@ class QROptions(ProblemOptions):
 
     @property
     def named(self) -> bool:
-        """Whether an algorithm or one of its parameters was named."""
         return (self.algorithm, self.compute, self.panel, self.cutoff) != (None,) * 4
 
     @cached_property
@@ -75,7 +74,6 @@ class QROptions(ProblemOptions):
 
     @cached_property
     def low_engine(self) -> Engine:
-        """The engine in that arithmetic."""
         return self.engine.using(self.low)
 
     def report(self, n: int) -> Callable[[int], None] | None:
@@ -88,8 +86,6 @@ class QROptions(ProblemOptions):
 
 @dataclass(frozen=True)
 class QRValues(Values):
-    """Factors ``A = Q R``, and what was measured of them."""
-
     q: torch.Tensor  # shape (batch, m, k): with k = min(m, n), in working precision
     r: torch.Tensor  # shape (batch, k, n)
     measures: torch.Tensor  # shape (batch, 4): as of neula.certificates.qr.qr_measures
@@ -114,8 +110,6 @@ def raw_dtype(given: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class QRMatrices(Batch):
-    """A batch of matrices as given, and how their factors are kept and measured."""
-
     a: torch.Tensor  # shape (batch, m, n)
     options: QROptions
 
@@ -126,7 +120,6 @@ class QRMatrices(Batch):
 
     @property
     def k(self) -> int:
-        """Columns of Q."""
         return min(self.options.shape_of(self.a.shape))
 
     def leading(self, dtype: torch.dtype) -> torch.Tensor:
@@ -134,13 +127,11 @@ class QRMatrices(Batch):
         return self.a[..., : self.k].to(dtype)
 
     def scales(self) -> torch.Tensor:
-        """Column scales, shape (batch, n)."""
         wide_enough = torch.promote_types(self.a.dtype.to_real(), torch.float32)
         largest = largest_magnitude(self.a, 1)
         return power_of_two_scales(self.options.over_rows.largest(largest).to(wide_enough))
 
     def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The leading blocks with their columns scaled."""
         return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
 
     def measured(
@@ -230,7 +221,6 @@ class Matrix:
         return image_of(self.a, self.scales, certifying_dtype(self.a.dtype, self.options.target))
 
     def scaled(self, engine: Engine) -> torch.Tensor:
-        """Scaled copy in the working storage of an engine."""
         return self.filled(engine.empty(*self.a.shape), engine)
 
     def filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -325,7 +315,6 @@ class QRJudge:
     over_rows: Reduction = HERE
 
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
-        """Certificates of the best factors."""
         found: Sequence[QRCertificate] | None = run.evidence
         dtype = run.found.measures.dtype
         return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found

@@ -266,7 +266,6 @@ def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:
 
 
 def _check_mode(mode: str, call: Call, *, pivoting: bool, wait: bool) -> None:
-    """Refuse options that a mode does not support."""
     if not wait and (pivoting or mode not in ("reduced", "r")):
         raise ValueError(f"wait=False is for the modes 'reduced' and 'r' without pivoting, got {mode!r}")
     shape = call.first.tensor.shape

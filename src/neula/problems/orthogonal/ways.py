@@ -68,8 +68,7 @@ WIDE = 1024
 """A multiple that these columns come in where that is at most twice as many: from so many on their inner
 products are on matrix units. Elsewhere it is :data:`WHOLE`."""
 
-Factors = tuple[torch.Tensor, torch.Tensor]
-"""Q and R."""
+Factors = tuple[torch.Tensor, torch.Tensor]  # Q and R
 
 Solution = Answer[QRValues]
 
@@ -77,8 +76,7 @@ QRLink = Link[QRMatrices, QRValues]
 
 # --- a batch, all matrices together ---
 
-Method = Callable[[torch.Tensor], Factors]
-"""From a matrix, or from a batch of them, to Q and R."""
+Method = Callable[[torch.Tensor], Factors]  # from a matrix, or from a batch of them, to Q and R
 
 
 def together(
@@ -133,7 +131,6 @@ def another_pass(label: str) -> QRLink:
 
 
 def reflections(storage: Format) -> str:
-    """The label of reflections in a format."""
     return f"householder {storage.name}"
 
 
@@ -152,7 +149,6 @@ def one_by_one(a: torch.Tensor, method: Method) -> Factors:
 
 
 def holding_nan(count: int, total: int) -> str:
-    """Why some matrices have no factors."""
     return f"{count} of {total} matrices hold NaN or Inf"
 
 
@@ -292,7 +288,6 @@ def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
 
 
 def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
-    """Factors of the matrix as given, with what is measured of them."""
     matrix, options, engine = matrices.single, matrices.options, matrices.options.low_engine
     if options.in_place:
         r, q = engine.fill(r_scaled, r_scaled, matrix.scales.reciprocal()), _as_returned(q, matrix)
@@ -353,16 +348,13 @@ def _rgsqrf_in_place(matrix: Matrix) -> Factors:
 COLUMNS = 128
 """Up to so many the factor of a Gram matrix stays in a cache, and LAPACK's reflections take more time."""
 
-PART = 0.5
-"""Part of the bound on orthogonality that steps without repetition may lose."""
+PART = 0.5  # part of the bound on orthogonality that steps without repetition may lose
 
 
-SMALL = 0.125
-"""Part of the bound for the kernel of small matrices on a GPU, whose passes are short."""
+SMALL = 0.125  # part of the bound for the kernel of small matrices on a GPU, whose passes are short
 
 
 def is_for_core(m: int, n: int, target: Format) -> bool:
-    """Whether the core factorizes matrices of this shape to this accuracy."""
     return m >= n > 0 and n <= COLUMNS and target in (FP32, FP64) and core() is not None
 
 

@@ -98,7 +98,6 @@ MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9
 
 
 def chain(options: PolarOptions) -> Sequence[PolarLink]:
-    """Links for polar factors."""
     return Chain(TABLE, options)
 
 

@@ -164,7 +164,6 @@ def polar(
 def polar_result(
     call: Call, options: PolarOptions, side: str | None = None, *, wait: bool = True
 ) -> PolarResult:
-    """The decomposition of what a call was given."""
     if not wait and call.first.tensor.numel() > 0:
         with call.computing():
             a = call.matrices()
@@ -175,7 +174,6 @@ def polar_result(
 
 
 def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[PolarValues]) -> PolarResult:
-    """The result of the first link before anything is read from the device."""
     shape = call.first.tensor.shape
     bounds = options.bounds(shape)
     with call.computing():
@@ -208,7 +206,6 @@ def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[
 def _factors(
     call: Call, options: PolarOptions, side: str | None, u: torch.Tensor, ranks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """U and H, attached to the graph of A."""
     shape = call.first.tensor.shape
     if call.differentiable:
         return attach_polar(call.first.graph, u.reshape(shape), side, ranks=ranks)
@@ -232,8 +229,6 @@ def _finished(
 
 @dataclass(frozen=True)
 class PolarOutcome:
-    """Result of a chain, and its judge."""
-
     run: Run[PolarValues]
     judge: PolarJudge
 
@@ -305,7 +300,6 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Polar
 
 
 def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:
-    """The result with its gradient and warnings."""
     given, run, judge = call.first.tensor, found.run, found.judge
     batch, bounds = given.shape[:-2], judge.bounds
     measured, ranks = judge.numbers(run.numbers), judge.ranks(run.numbers)

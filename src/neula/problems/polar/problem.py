@@ -17,8 +17,7 @@ from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.inputs import usable_members
 
-SIDES = ("right", "left")
-"""Where H stands: ``A = U H`` or ``A = H U``."""
+SIDES = ("right", "left")  # where H stands: ``A = U H`` or ``A = H U``
 
 
 @dataclass(frozen=True)
@@ -70,16 +69,12 @@ class PolarOptions(ProblemOptions):
 
 @dataclass(frozen=True)
 class PolarMatrices(Batch):
-    """A batch of matrices as given."""
-
     a: torch.Tensor  # shape (batch, m, n)
     options: PolarOptions
 
 
 @dataclass(frozen=True)
 class PolarValues(Values):
-    """Factors, and what was measured of them."""
-
     u: torch.Tensor  # shape (batch, m, n): in working precision
     # Shape (batch,): int64: singular values that became 1; -1 where what is measured says it.
     rank: torch.Tensor
@@ -91,8 +86,6 @@ class PolarValues(Values):
 
 @dataclass(frozen=True)
 class PolarJudge:
-    """Factors are accepted by residual, orthogonality, and the sign of H."""
-
     bounds: PolarBounds
     options: PolarOptions
     # Shape (batch, m, n): what was given: matrices that hold NaN or Inf are not tried again.
@@ -100,16 +93,13 @@ class PolarJudge:
 
     @classmethod
     def for_batch(cls, batch: torch.Tensor, options: PolarOptions) -> PolarJudge:
-        """The judge of a batch of matrices."""
         return cls(options.bounds(batch.shape), options, batch)
 
     @property
     def full(self) -> int:
-        """The full rank."""
         return min(self.options.shape_of(self.batch.shape))
 
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
-        """The measured numbers, by name."""
         return PolarNumbers(*measured[1:])
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
@@ -132,7 +122,6 @@ class PolarJudge:
         return Verdict(accepted, penalty, reason, accepted | ~usable_members(self.batch, found.residual))
 
     def reason(self, found: PolarNumbers, place: int) -> str:
-        """The reason for one of the matrices."""
         bounds = self.bounds
         measured = (
             f"residual {found.residual[place]:.1e} (bound {bounds.residual:.1e}), "

@@ -78,8 +78,6 @@ MODES = (*PLAIN, *SCHEMES)
 
 @dataclass(frozen=True)
 class Product:
-    """``alpha A B + beta C``."""
-
     mode: str  # one of MODES
     engine: Engine
     alpha: float = 1.0
@@ -367,7 +365,6 @@ def _factor(x: Any, name: str) -> float:
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A vector A as a row, a vector B as a column."""
     return (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
 
 

@@ -28,8 +28,7 @@ from neula.problems.systems.ways import MIXED
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
 
-VECTORS = 3
-"""Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
+VECTORS = 3  # random vectors that show how well factors solve; with LAPACK's that is more than is needed
 
 Factorize = Callable[[ScaledSystems, Engine], tuple[Factors, torch.Tensor | None]]
 """Factors of scaled matrices, and how much elements have grown, shape (batch,); None where they do not."""
@@ -51,8 +50,6 @@ class FactorSource:
 
 
 class SingularMember(np.linalg.LinAlgError):
-    """One matrix of a batch has no factors."""
-
     def __init__(self, place: int, why: str) -> None:
         super().__init__(why)
         self.place, self.why = place, why

@@ -67,7 +67,6 @@ class SystemsCase(Case):
 
     @property
     def asks(self) -> bool:
-        """Whether pivots or a format are named."""
         return self.options.pivot is not None or self.options.compute is not None
 
     @cached_property
@@ -239,7 +238,6 @@ def _cholesky(case: SystemsCase, label: str, name: str) -> SingleLink:
 
 
 def _in(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], Link]:
-    """A way in the format of the row."""
     return lambda case, label, name: Link(label, partial(way, format=FORMATS[name]))
 
 

@@ -214,7 +214,6 @@ def _asked(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> tuple[Call, BatchedProblem, SystemsOptions]:
-    """Check the arguments of :func:`solve`."""
     _check_names(assume_a, pivot, certify)
     call = Call.begin(
         {"A": A, "b": b},
@@ -261,7 +260,6 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
-    """Choose the device on which one small system is solved."""
     (a, b), tuning = call.tensors, call.engine.tuning
     orders, most = tuning[QueuedTuning], tuning[HostTuning].by_host_system
     queued = orders.queued_definite if positive else orders.queued  # which takes less time than LAPACK
@@ -414,7 +412,6 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
 
 
 def why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]) -> str:
-    """Why the accuracy was missed."""
     if not result.backward_error <= result.tolerance:
         asked = f"asked for {result.tolerance:.1e} ({result.method})"
         lost = rounded_away(run, result.tolerance, options.dtype)

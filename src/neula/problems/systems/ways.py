@@ -119,14 +119,12 @@ def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> So
 
 
 def pivoted_lu(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
-    """LU with partial pivoting."""
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=True)
     return _refined(system, f"lu {format.name} with pivoting", factors, format)
 
 
 def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """LU with partial pivoting in double precision by the library."""
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
@@ -142,7 +140,6 @@ def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
 
 
 def by_cholesky(system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """Cholesky factors."""
     engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     if engine.format is not FP64 and system.smallest < SHIFT * engine.format.u:
         raise Declined(f"the smallest eigenvalue seems to be {system.smallest:.1e}")
@@ -320,7 +317,6 @@ def _condition_at_least(system: EquilibratedSystem, refined: Refined) -> float:
 def _members(
     system: EquilibratedSystem, refined: Refined, evidence: SystemEvidence, growth: float
 ) -> SystemsSolutions:
-    """The solution in the user's units, with its evidence."""
     options = system.options
     x = in_double(system.unscale(refined.x).to(options.dtype))
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
