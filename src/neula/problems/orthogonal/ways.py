@@ -62,7 +62,7 @@ continues from it."""
 
 LAST = (24, 12, 4)
 """Which part of the columns, at the end, may be all that is to be corrected: a 24th of normal square matrices
-of order 6000 to 24576, of which all but a 32nd have lost as much as may be left."""
+of order 6000 to 24576, of which all except a 32nd have lost as much as may be left."""
 
 WIDE = 1024
 """A multiple that these columns come in where that is at most twice as many: from so many on their inner
@@ -184,7 +184,7 @@ def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def _is_triangular(matrices: QRMatrices) -> bool:
-    """Whether nothing but zeros is below the diagonal, most often known from the first column."""
+    """Whether only zeros are below the diagonal, most often known from the first column."""
     a = matrices.a[0]
     return not (matrices.options.over_rows.spread or bool(a[1:, 0].any()) or bool(a.tril(-1).any()))
 
@@ -257,7 +257,7 @@ def _in_double(matrices: QRMatrices) -> torch.Tensor:
 
 
 def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
-    """Q and R of the scaled matrix that a second pass starts from; in place there is nothing but these."""
+    """Q and R of the scaled matrix that a second pass starts from; in place there are only these."""
     matrix = matrices.single.leading
     if matrices.options.in_place:
         if before is None:
@@ -330,7 +330,7 @@ def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
 def _rgsqrf_in_place(matrix: Matrix) -> Factors:
     """The first pass, and before it what is to be known of A when it is gone.
 
-    Nothing can be done again from A, so panels are those of Householder, but on a GPU.
+    Nothing can be done again from A, so panels are those of Householder, except on a GPU.
     """
     options, engine = matrix.options, matrix.options.low_engine
     matrix.image  # noqa: B018
