@@ -353,8 +353,6 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
     """A tall matrix in working precision, and the power of two by which it is multiplied.
 
     That is 1 where squares neither overflow nor underflow.
-
-    Raises ValueError for NaN and Inf.
     """
     device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
     tall = tall.to(torch.promote_types(tall.dtype, torch.float32))

@@ -92,10 +92,7 @@ class Watched(NamedTuple):
 
 
 def run_fit(problem: Residuals, start: Start, tolerances: Tolerances, watched: Watched) -> NonlinearFit:
-    """Minimize, refine, and measure.
-
-    Raises ValueError if residuals or the Jacobian are not finite at the start.
-    """
+    """Minimize, refine, and measure."""
     everyone = torch.arange(len(start.x), device=start.x.device)
     cost = problem.cost(start.x, everyone)
     _check_finite(cost.isfinite(), "residuals are", start)

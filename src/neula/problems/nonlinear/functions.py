@@ -57,10 +57,7 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 
 def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
-    """Convert the return value of a user's function to a tensor.
-
-    Raises TypeError for what is no array of numbers, and for complex numbers that are not accepted.
-    """
+    """Convert the return value of a user's function to a tensor."""
     if isinstance(out, torch.Tensor) and (out.dtype in FLOATS or (or_complex and out.is_complex())):
         return out
     if isinstance(out, (list, tuple, float, int, complex)):
@@ -83,10 +80,7 @@ def complex_rows(f: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_dependence(out: Any, name: str) -> None:
-    """A gradient that is not computed must be an error, for an argument or a tensor that the function uses.
-
-    Raises ValueError if ``out`` requires a gradient, has a tangent, or is a batch of ``torch.vmap``.
-    """
+    """Make a gradient that is not computed an error, for an argument or a tensor that the function uses."""
     if not isinstance(out, torch.Tensor):
         return
     if torch._C._functorch.is_batchedtensor(out):
@@ -127,10 +121,7 @@ def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Ca
 
 
 def mode_of(jac: Any, *, is_tensor: bool) -> str:
-    """How the Jacobian is found.
-
-    Raises ValueError for an unknown name, and for derivatives of what is not of torch.
-    """
+    """How the Jacobian is found."""
     if jac is None or callable(jac):
         return TORCH if is_tensor else "2-point"
     check_name("jac", jac, (*MODES, *SCHEMES))

@@ -191,10 +191,7 @@ class Matrix:
 
     @classmethod
     def checked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
-        """Check the numbers and choose the scales: one pass over the matrix.
-
-        Raises ValueError if it holds NaN or Inf.
-        """
+        """Check the numbers and choose the scales: one pass over the matrix."""
         column_max = _column_max(a, options)
         seen = column_max.cpu()  # the host waits once for all that it looks at
         check_finite(a, seen, "A", options.over_rows)

@@ -31,10 +31,7 @@ from neula.problems.signatures import Array, ArrayLike, Kind, MatmulKeywords
 def multiply_over_processes(
     A: Any, B: Any, *, compute: str | None, alpha: float, beta: float, out: Any, engine: str | Engine
 ) -> Any:
-    """:func:`neula.matmul` of an A whose columns are spread like the rows of B.
-
-    Raises TypeError for operands that are spread otherwise. Raises ValueError if ``out`` is given.
-    """
+    """:func:`neula.matmul` of an A whose columns are spread like the rows of B."""
     if out is not None or beta != 0.0:
         raise ValueError("out= and beta= are for whole matrices: leave them out over processes")
     is_transposed = isinstance(A, ColumnSharded) or (
