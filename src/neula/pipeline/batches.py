@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 
 
@@ -19,6 +20,14 @@ class ProblemBatch(Protocol):
 
     def at(self, places: torch.Tensor) -> Self:
         """Some of them."""
+
+
+class SingularMember(np.linalg.LinAlgError):
+    """The matrix at some place of a batch has no factors."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
 
 
 class SingleProblem:

@@ -18,6 +18,7 @@ from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.factors import CholeskyMethods
@@ -33,7 +34,6 @@ from neula.problems.definite.problem import (
     CholeskyJudge,
     CholeskyOptions,
     CholeskyValues,
-    NotDefiniteMember,
     Symmetric,
 )
 from neula.problems.operators.factorizations import traced_cholesky
@@ -277,7 +277,7 @@ def _factorize(
         links = chain(len(lower), n, options, wait=begun is None)
         judge = CholeskyJudge.for_shape(n, options)
         run = run_chain(links, Symmetric(lower, options), judge, begun=begun)
-    except NotDefiniteMember as error:
+    except SingularMember as error:
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])
         which = f"A[{', '.join(map(str, where))}] of the batch" if given.ndim > 2 else "A"

@@ -20,10 +20,11 @@ from neula.engines.formats import matching_dtype
 from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.few_vectors.triangle import diagonal_scales
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.progress import stage
 from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way
-from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
+from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 
 Solution = Answer[CholeskyValues]
 
@@ -59,7 +60,7 @@ def by_library(
     """LAPACK or cuSOLVER, in float32 or float64.
 
     ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
-    NotDefiniteMember if there is no factor in double precision.
+    SingularMember if there is no factor in double precision.
     """
     a, label = matrices.a, f"cholesky {format.name}"
     dtype = matching_dtype(format.dtype, a.dtype)
@@ -77,9 +78,8 @@ def by_library(
         orders = found.order.tolist()
         if any(orders):
             first = next(i for i, order in enumerate(orders) if order)
-            raise NotDefiniteMember(
-                first if matrices.place is None else int(matrices.place[first]), orders[first]
-            )
+            place = first if matrices.place is None else int(matrices.place[first])
+            raise SingularMember(place, f"the leading minor of order {orders[first]} is not positive")
     report(1.0)
     measured = residuals_of_triangles(a, lower, found.order)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)

@@ -16,6 +16,7 @@ from neula.errors import of_batch
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.inputs import flattened
@@ -28,7 +29,6 @@ from neula.problems.definite.problem import (
     CholeskyJudge,
     CholeskyOptions,
     CholeskyValues,
-    NotDefiniteMember,
     Symmetric,
 )
 
@@ -112,7 +112,7 @@ class LaunchedCholeskyPlan:
         matrices = flattened(a).to(device)
         problems = Symmetric(matrices.mH if upper else matrices, options)
         memory = MemoryGuard(device).attempt(self._link.label)
-        with suppress(NotDefiniteMember), memory, plain_arithmetic(device):
+        with suppress(SingularMember), memory, plain_arithmetic(device):
             found = self._link.answer(problems, None)
         if found is None or found.measured is None:
             return found

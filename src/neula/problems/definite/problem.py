@@ -50,16 +50,6 @@ class CholeskyValues(Values):
     residual: torch.Tensor
 
 
-class NotDefiniteMember(np.linalg.LinAlgError):
-    """A matrix, at a place in what the user gave, is not positive definite, as double precision finds; the
-    order is that of its first leading minor that is not positive.
-    """
-
-    def __init__(self, place: int, order: int) -> None:
-        super().__init__(f"the leading minor of order {order} is not positive")
-        self.place, self.order = place, order
-
-
 @dataclass(frozen=True)
 class CholeskyJudge:
     bound: float

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
@@ -22,6 +21,7 @@ from neula.engines.formats import in_double, matching_dtype
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
+from neula.pipeline.batches import SingularMember
 from neula.problems.systems.system import ScaledSystems
 from neula.problems.systems.ways import MIXED
 
@@ -47,12 +47,6 @@ class FactorSource:
     power: int = 1  # of the condition number, by which a solve magnifies rounding errors
     vectors: int = PROBES  # random vectors that show how well factors solve
     unit: bool = False  # whether these may be unit vectors
-
-
-class SingularMember(np.linalg.LinAlgError):
-    def __init__(self, place: int, why: str) -> None:
-        super().__init__(why)
-        self.place, self.why = place, why
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.gradients import attach_system
@@ -37,7 +38,6 @@ from neula.pipeline.solutions import (
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import ArrayLike, Kind, SolveKeywords
 from neula.problems.systems.by_core import suits
-from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
 from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry

@@ -30,6 +30,7 @@ from neula.engines.graphs import Inputs, Tensors, called, made, nbytes_of
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.refining import over
 from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
@@ -38,7 +39,6 @@ from neula.problems.systems.factor_source import (
     SOURCES,
     FactorSource,
     OfOne,
-    SingularMember,
     check_diagonal,
 )
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
