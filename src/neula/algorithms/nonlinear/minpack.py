@@ -20,7 +20,6 @@ from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, l
 from neula.kernels import scipy_linalg
 
 TINY = EPS**0.75  # part of x that a step must be longer than, if errors of the Jacobian may be all that it is
-
 STATUS = {1: FTOL, 2: XTOL, 3: BOTH, 4: GTOL}  # of MINPACK's numbers for the tests that are passed
 
 

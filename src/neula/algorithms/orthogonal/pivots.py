@@ -272,7 +272,6 @@ GRAM_ROUNDING = 4.0
 """Unit roundoffs, times the root of the rows, that a Gram matrix is off by, relative to its norm."""
 
 CERTAIN = 100.0  # times its rounding errors a pivot of a Gram matrix is one
-
 ROUNDS = 8  # Gram matrices of what is left: each has three or four digits of the singular values
 
 

@@ -29,7 +29,6 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.phases import with_real_diagonal
 
 MAX_PASSES = 5
-
 FULL_RANK = 0.5  # smallest diagonal element of the second R for which the first Q spanned all directions
 
 ROW_BLOCKS, FEWEST_ROWS = 4, 8192

@@ -35,7 +35,6 @@ MAX_INTERCHANGES = 100
 """Each multiplies the determinant by :data:`GAIN`, or makes the rank smaller by one R hides; a few do."""
 
 LEAST = 2.0**-20  # part of the tolerance that is put in place of smaller pivots
-
 BLOCK = 32  # rows whose squares are summed by one product
 
 WEAK = 10.0

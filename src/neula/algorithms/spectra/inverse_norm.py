@@ -22,7 +22,6 @@ NORM_STEPS = 3
 three with up to a million columns."""
 
 SQUARINGS = 4  # of a Gram matrix, whose sixteenth power leaves its largest eigenvector
-
 Solve = Callable[[torch.Tensor], torch.Tensor]
 
 

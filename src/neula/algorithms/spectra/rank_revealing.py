@@ -278,7 +278,6 @@ def _lengths(x: torch.Tensor) -> torch.Tensor:
 
 
 FIRST_ORDER = 0.1  # relative change of a basis up to which its square does not matter
-
 ALIKE = 16.0  # if column norms differ by less, Cholesky QR loses at most this factor of accuracy
 
 

@@ -22,11 +22,8 @@ from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 
 SEED = 1  # of the block to begin with
-
 CONDITIONED = 0.1  # how far from orthonormal a block may be that is only multiplied
-
 HEADROOM = 7  # powers of two between the norm of an operand and the largest number of its format
-
 SAFETY = 3.0  # a polynomial is to damp more than the residual asks for by so much
 
 MAGNIFIED = 0.75
@@ -34,7 +31,6 @@ MAGNIFIED = 0.75
 takes rounding errors along the first out of the last as long as they are smaller than that."""
 
 MAGNIFIED_LOW = 0.5  # the power in a low format
-
 EPSILON = torch.finfo(torch.float64).eps
 
 

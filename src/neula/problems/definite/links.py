@@ -27,7 +27,6 @@ from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 
 Solution = Answer[CholeskyValues]
-
 Found = tuple[torch.Tensor, torch.Tensor]  # L, and what is measured of it
 
 

@@ -33,7 +33,6 @@ from neula.problems.definite.problem import (
 )
 
 LARGEST = 255  # order up to which NumPy multiplies by a few vectors in one thread, and leaves torch its cores
-
 BY_SCIPY = 95  # order up to which SciPy factorizes in one thread
 
 

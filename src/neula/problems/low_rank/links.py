@@ -173,9 +173,7 @@ def _values(
 
 
 SVDLink = Link[TallMatrix, SVDValues]
-
 OVERSAMPLING = 4  # a block has a column for each triplet that is wanted, and more for each so many of them
-
 MULTIPLE = 8  # columns of a block come in such numbers, so that products fill the matrix units
 
 FEWEST = 6
@@ -264,9 +262,7 @@ _part = _when(
 )
 
 _default = _when("by default, and by name", lambda case: case.options.algorithm in (None, "qr-svd"))
-
 _low = _formats("that of products by A", lambda case: [str(case.options.low)])
-
 _of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
 
 TABLE: Table[SVDCase] = (

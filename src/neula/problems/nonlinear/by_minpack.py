@@ -32,7 +32,6 @@ WORK = 1e6
 """Value of ``m n^2`` up to which MINPACK, column by column, takes no longer than what works with blocks."""
 
 USUAL = usual_tolerance(torch.float64)
-
 SCHEMES = ("2-point", "3-point", "5-point")  # differences that are taken here
 
 

@@ -14,7 +14,6 @@ from neula.algorithms.nonlinear.levenberg_marquardt import Iterates
 from neula.certificates.residuals import X
 
 SLOWEST = 0.99  # rate of Gauss-Newton steps beyond which nothing is known of where they lead
-
 MARGIN = 10.0  # times the errors of the columns: singular values above them are not what errors make of zero
 
 

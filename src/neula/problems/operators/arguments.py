@@ -14,9 +14,7 @@ from neula.pipeline.inputs import is_spread
 from neula.pipeline.operators import accuracy_of, name_of
 
 Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shapes and dtypes of results
-
 Tensors = tuple[torch.Tensor, ...]
-
 COMMON = 'str? accuracy=None, str engine="auto", bool strict=False'
 
 

@@ -216,9 +216,7 @@ def _by_products(case: QRCase) -> bool:
 
 
 _one_pass = _when("two rows a column, or in fp64 for fp32", lambda case: case.passes == 1)
-
 _real = _when("real numbers", lambda case: not case.complex)
-
 _complex = _when("complex numbers", lambda case: case.complex)
 
 _tall = _when(
@@ -241,9 +239,7 @@ _gram_shifted = _when(
 
 
 _below_fp64 = _when("accuracies below fp64", lambda case: case.target is not FP64)
-
 _corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
-
 _queued = _when("at least as many rows as columns", lambda case: case.queued and not case.corrected)
 
 
@@ -286,16 +282,12 @@ def _second(case: QRCase) -> bool:
 
 
 _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
-
 _exactly_two = _by_name("only ``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
-
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
 
 # ---------------------------------------------------------------- arithmetics that depend on the case
 _formats = Rule[QRCase, Sequence[str]]
-
 _working = _formats("fp32, fp64: the working precision", lambda case: [case.options.work.name])
-
 _doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.options.work.name])
 
 _low = _formats(
@@ -429,9 +421,7 @@ REPEATED, ONCE, TWICE, SHIFTED = (
 )
 RGSQRF, HOUSEHOLDER, TREE, GRAM_SCHMIDT = "rgsqrf {}", "householder {}", "tsqr {}", "gram-schmidt {}"
 REORTHO, CORRECTION = "reortho", ways.CORRECTED.removeprefix(" + ")
-
 _ON_GPU = _alone, _not_lapack
-
 _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (

@@ -48,7 +48,6 @@ from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QR
 from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"
-
 ROUNDS = 4  # eliminations in half precision, each of which reaches some three digits further down
 
 SHOWN = 2.0

@@ -111,7 +111,6 @@ def _answer(
 
 
 Case = tuple[int, QROptions]  # rows, and what is requested
-
 _when = Rule[Case, bool]
 
 _lapack = _when(

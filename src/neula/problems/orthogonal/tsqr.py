@@ -40,7 +40,6 @@ COMPUTE = {
 """The paper's five modes, and the format whose accuracy each has."""
 
 SLIDES = {"fp16_slides": "fp32", "tf32_slides": "fp32"}  # the corrected modes with all values of the slides
-
 SLIDES_ROWS, SLIDES_SHIFT = 256, 10  # rows of a tile, and the exponent by which remainders are scaled
 
 

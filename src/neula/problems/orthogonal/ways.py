@@ -69,9 +69,7 @@ WIDE = 1024
 products are on matrix units. Elsewhere it is :data:`WHOLE`."""
 
 Factors = tuple[torch.Tensor, torch.Tensor]  # Q and R
-
 Solution = Answer[QRValues]
-
 QRLink = Link[QRMatrices, QRValues]
 
 # --- a batch, all matrices together ---

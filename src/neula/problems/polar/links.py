@@ -23,7 +23,6 @@ from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 Solution = Answer[PolarValues]
-
 PolarLink = Link[PolarMatrices, PolarValues]
 
 
@@ -136,7 +135,6 @@ def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
 
 _when = Rule[PolarOptions, bool]
 _formats = Rule[PolarOptions, Sequence[str]]
-
 _no_threshold = _when("without ``rcond=``", lambda options: options.rcond is None)
 
 _lapack = _when(
@@ -145,11 +143,8 @@ _lapack = _when(
 )
 
 _products = _when("on a GPU", lambda options: not options.engine.tuning.lapack)
-
 _first = _formats("fp16, fp16_cor, fp64", lambda options: [_cheapest(options, first=True).name])
-
 _fine = _formats("fp16_cor, fp64", lambda options: [_cheapest(options, first=False).name])
-
 _work = _formats("fp32", lambda options: [options.work.name])
 
 TABLE: Table[PolarOptions] = (

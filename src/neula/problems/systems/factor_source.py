@@ -27,7 +27,6 @@ from neula.problems.systems.ways import MIXED
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
-
 VECTORS = 3  # random vectors that show how well factors solve; with LAPACK's that is more than is needed
 
 Factorize = Callable[[ScaledSystems, Engine], tuple[Factors, torch.Tensor | None]]

@@ -61,7 +61,6 @@ iterations do not suffice.
 """
 
 MIXED = "rbt + lu fp64"
-
 Solution = Answer[SystemsSolutions]
 
 
