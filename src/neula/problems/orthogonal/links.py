@@ -36,7 +36,7 @@ from neula.pipeline.table import (
     labelled,
     ruled,
 )
-from neula.problems.orthogonal import launched, ways
+from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
 
@@ -138,7 +138,7 @@ class QRCase(Case):
 
     @cached_property
     def gram(self) -> bool:
-        """Whether Cholesky QR in double precision is so fast that panels take longer to be launched."""
+        """Whether Cholesky QR in double precision is so fast that panels take longer to be ways."""
         passes = self.tuning[QRTuning].gram_passes
         # Panels take less time where nothing is replayed (20000 x 4000 on an H200: 20 ms, and 39).
         doubled = passes if self.layout.nbytes > self.tuning.replayed_bytes else 16 * passes
@@ -365,7 +365,7 @@ def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor,
 
 def _tall_cholesky(case: QRCase, label: str, name: str) -> QRLink:
     if name not in ("fp64", "fp16_cor"):
-        return launched.launching(label, launched.low_cholesky_qr)
+        return ways.launching(label, ways.low_cholesky_qr)
     return ways.together(
         label, case.target.storage, partial(ways.one_by_one, method=_once(case)), scaled=False
     )
@@ -388,19 +388,19 @@ def _tree(case: QRCase, label: str, name: str) -> QRLink:
 
 def _by_gram(passes: int) -> Make:
     def make(case: QRCase, label: str, name: str) -> QRLink:
-        return launched.launching(label, partial(launched.by_gram_matrices, passes=passes))
+        return ways.launching(label, partial(ways.by_gram_matrices, passes=passes))
 
     return make
 
 
 def _correcting(case: QRCase, label: str, name: str) -> QRLink:
     if case.wait and case.n >= case.tuning[QRTuning].partly_corrected:
-        return launched.corrected_where_lost(label)
-    return launched.launching(label, launched.corrected)
+        return ways.corrected_where_lost(label)
+    return ways.launching(label, ways.corrected)
 
 
 def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
-    return lambda case, label, name: launched.launching(label, method)
+    return lambda case, label, name: ways.launching(label, method)
 
 
 def _after(answer: Callable[..., ways.Solution], *, inherits: bool = True) -> Make:
@@ -441,14 +441,12 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
     Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
-    Row(SHIFTED, _launching(launched.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
+    Row(SHIFTED, _launching(ways.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
     Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
-    Row(RGSQRF, _launching(launched.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
+    Row(RGSQRF, _launching(ways.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
     Row(RGSQRF, _after(ways.first_pass), (*_ON_GPU, _first), "", _low),
-    Row(
-        TWICE, lambda case, label, _: launched.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)
-    ),
+    Row(TWICE, lambda case, label, _: ways.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)),
     Row(RGSQRF, _after(ways.correction), (*_ON_GPU, _corrected_after), CORRECTION, _low),
     Row(RGSQRF, _after(ways.preconditioned), (*_ON_GPU, _preconditioned), "cholesky-qr fp64", _low),
     Row(RGSQRF, _after(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),

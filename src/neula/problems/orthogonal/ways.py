@@ -13,9 +13,11 @@ import torch
 
 from neula.algorithms.elimination.lu import WHOLE
 from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
-from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, solved_cholesky_qr
+from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, cholesky_qr_low, solved_cholesky_qr
+from neula.algorithms.orthogonal.gram_passes import gram_passes, passes_if_definite, shifted_passes
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import (
+    correct,
     correct_last,
     refine_qr,
     reorthogonalize,
@@ -236,7 +238,9 @@ def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
     # Without zero columns, with which R is singular.
     r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
     over_rows = matrices.options.over_rows
-    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
+    return _answer(
+        matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices.single.leading), r, over_rows)
+    )
 
 
 def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -246,12 +250,12 @@ def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
         q, step = householder(in_double(q))
         factors = q, (step @ in_double(r)).to(r.dtype)
     else:
-        factors = householder(_in_double(matrices), matrices.options.engine)
+        factors = householder(_in_double(matrices.single.leading), matrices.options.engine)
     return replace(_answer(matrices, "", *factors), label="householder fp64")
 
 
-def _in_double(matrices: QRMatrices) -> torch.Tensor:
-    return matrices.single.leading.scaled(matrices.options.engine.using(FP64))
+def _in_double(matrix: Matrix) -> torch.Tensor:
+    return matrix.scaled(matrix.options.engine.using(FP64))
 
 
 def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
@@ -426,3 +430,116 @@ def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: 
         )
     measures = torch.from_numpy(measured_on_host(a, q, r, target))[:, 0]
     return QRValues.of_one(q, r.to(torch.promote_types(a.dtype, r.dtype)), measures)
+
+
+# --- one matrix, launched as a whole, before anything is known about its numbers ---
+
+
+def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
+    """A link with its scales and measures; NaN, Inf and zero columns show in these."""
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        options = matrices.options
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            return _as_measured(matrix, *method(matrix))
+
+        key = (label, options.target.name, options.panel, options.cutoff)
+        q, r, measures = options.engine.replay(factorized, (matrices.a[0],), key)
+        return Answer(QRValues.of_one(options.low_engine.widened(q), r, measures), label)
+
+    return Link(label, answer, launches_only=True)
+
+
+def _as_measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    options = matrix.options
+    if r.dtype.to_real() == matrix.scales.dtype:  # in place, since it may be as large as A
+        options.engine.fill(r, r, matrix.scales.reciprocal())
+    else:
+        r = matrix.unscaled(q, r)
+    return q, r, single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+
+
+def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
+    """Cholesky QR in double precision, Q as its accuracy is requested."""
+    exact, options = matrix.options.target is FP64, matrix.options
+    q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
+    return (q, r) if exact else (q.to(options.low_engine.storage), r)
+
+
+def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
+    """QR by three passes of shifted Cholesky QR, for nearly dependent columns."""
+    return shifted_passes(_in_double(matrix), matrix.options.engine)
+
+
+def by_gram_matrices_if_definite(label: str) -> QRLink:
+    """Two passes from A itself, where a pass of panels has lost too much: sooner than another one of these.
+
+    Where columns are too dependent, what the panels have found is left to the next link.
+    """
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        matrix = matrices.single
+        engine, storage = matrices.options.engine, matrices.options.low_engine.storage
+        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix), engine)
+        if found is None:
+            raise Declined
+        q, r = found
+        return Answer(QRValues.of_one(*_as_measured(matrix, q.to(storage), r)), label)
+
+    return Link(label, answer, inherits=True)
+
+
+def two_passes(matrix: Matrix) -> Factors:
+    options = matrix.options
+    passes = second_passes(*matrix.rgsqrf(), options.low_engine, panel=options.panel, cutoff=options.cutoff)
+    return next(passes)
+
+
+def corrected(matrix: Matrix) -> Factors:
+    """One pass, and what makes Q orthonormal if it nearly is."""
+    return correct(*matrix.rgsqrf(), matrix.options.low_engine)
+
+
+def corrected_where_lost(label: str) -> QRLink:
+    """Orthogonalize only the last columns again; most often all others are orthonormal.
+
+    A few are corrected and measured before anything is known, since a GPU that waits for the host to look
+    loses more. Where what was measured before says that more have lost, these are corrected afterwards.
+    """
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        options, (a,) = matrices.options, matrices.a
+        engine, counts = options.low_engine, leading(a.shape[1])
+        few = a.shape[1] - counts[0]
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            q, r = matrix.rgsqrf()
+            losses = leading_losses(q, counts)
+            return *_as_measured(matrix, *correct_last(q, r, engine, few)), matrix.scales, losses
+
+        key = (label, options.target.name, options.panel, options.cutoff, "with a look")
+        q, r, measures, scales, losses = options.engine.replay(factorized, (a,), key)
+        lost = columns_lost(losses, a.shape[1], options.target)
+        if lost > few:
+            r = engine.fill(engine.empty(*r.shape), r, scales)
+            if q.stride(0) != 1:
+                q = engine.empty(*q.shape).copy_(q)
+            factors = correct_last(q, r, engine, lost)
+            q, r, measures = _as_measured(Matrix(a, scales, None, options), *factors)
+        return Answer(QRValues.of_one(q, r, measures), label)
+
+    return Link(label, answer)
+
+
+def low_cholesky_qr(matrix: Matrix) -> Factors:
+    engine = matrix.options.low_engine
+    m, n = matrix.a.shape
+    # Columns are filled up like rows: they are those of the Gram matrix.
+    room = engine.padded(m, engine.rows(n), dtype=engine.operand_dtype)
+    room[:, n:].zero_()
+    engine.fill(room[:m, :n], matrix.a, matrix.scales)
+    q, r = cholesky_qr_low(room, engine, n)
+    return q[:m], r
