@@ -89,7 +89,7 @@ def subspace_iteration(
 
     ``rank``: how many are wanted. ``width``: of the block: the more beyond the rank, the faster. ``excess``:
     by how much the errors of triplets are larger than they may be; at most 1 ends the iteration, NaN as well.
-    ``most``: products by ``A^T A`` that are worth it. Returns Ritz: ``width`` triplets;
+    ``most``: the largest worthwhile number of products by ``A^T A``. Returns Ritz: ``width`` triplets;
     those that ``excess`` has seen last; products by ``A^T A`` that they took.
 
     Examples

@@ -82,7 +82,7 @@ class CoreBoundedSolution:
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
         told = LABEL, lambda: in_words(bound, *errors)
-        return accepted_solution(kind, given, options, *told, fields, self.x[:, None], [errors.forward_error])
+        return accepted_solution(kind, given, options, told, fields, self.x[:, None], [errors.forward_error])
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""
@@ -100,7 +100,7 @@ class CoreBoundedSolution:
         }
 
     def attached(self, result: R) -> R:
-        """The result, attached to the graphs of A and b where somebody wants that."""
+        """The result, attached to the graphs of A and b where that is required."""
         return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
