@@ -66,20 +66,11 @@ class Stage(Enum):
     ALONE = "one matrix"
 
 
-@dataclass(frozen=True)
-class QRCase(Case):
-    layout: MatrixLayout
+@dataclass(frozen=True, kw_only=True)
+class QRCase(MatrixLayout, Case):
     options: QROptions
     stage: Stage
     wait: bool = True  # whether the first link may wait for the host
-
-    @property
-    def m(self) -> int:
-        return self.layout.m
-
-    @property
-    def n(self) -> int:
-        return self.layout.n
 
     @property
     def target(self) -> Format:
@@ -126,12 +117,12 @@ class QRCase(Case):
     @cached_property
     def tall(self) -> str:
         """Arithmetic of Cholesky QR of a whole tall matrix; empty where that does not come first."""
-        options, tuning, layout, n = self.options, self.tuning, self.layout, self.n
+        options, tuning, n = self.options, self.tuning, self.n
         tall = self.m >= tuning[QRTuning].tall_ratio * n and not options.named and self.target is not FP64
         if not tall or not self.queued:
             return ""
         # The kernels of tall matrices read rows, or as many columns as a panel has.
-        if n <= COLUMNS[-1] and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
+        if n <= COLUMNS[-1] and (self.by_rows or (n <= PANEL_COLUMNS and self.by_columns)):
             return _corrected(self)[0]
         low = n <= tuning[QRTuning].low_columns and self.target in (FP16, BF16)
         return options.low.format.name if low else ""
@@ -141,7 +132,7 @@ class QRCase(Case):
         """Whether Cholesky QR in double precision is so fast that panels take longer to be ways."""
         passes = self.tuning[QRTuning].gram_passes
         # Panels take less time where nothing is replayed (20000 x 4000 on an H200: 20 ms, and 39).
-        doubled = passes if self.layout.nbytes > self.tuning.replayed_bytes else 16 * passes
+        doubled = passes if self.nbytes > self.tuning.replayed_bytes else 16 * passes
         most = doubled if self.target is FP64 else passes / 32
         fast = not self.options.named and self.m * self.n**2 <= most and self.queued
         return fast and not self.tall
@@ -161,16 +152,16 @@ def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
 
 
 def chain_together(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
+    return Chain(TABLE, QRCase(m, n, options.target.dtype, options=options, stage=Stage.TOGETHER))
 
 
 def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
+    return Chain(TABLE, QRCase(m, n, options.target.dtype, options=options, stage=Stage.TALL))
 
 
 def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
     """Links for one matrix; the first one synchronizes only if it may."""
-    return Chain(TABLE, QRCase(layout, options, Stage.ALONE, wait))
+    return Chain(TABLE, QRCase(**vars(layout), options=options, stage=Stage.ALONE, wait=wait))
 
 
 # ---------------------------------------------------------------- conditions
@@ -234,7 +225,7 @@ _gram_twice = _when(
 
 _gram_shifted = _when(
     "fp64, matrices for CUDA graphs",
-    lambda case: case.gram and case.target is FP64 and case.layout.nbytes <= case.tuning.replayed_bytes,
+    lambda case: case.gram and case.target is FP64 and case.nbytes <= case.tuning.replayed_bytes,
 )
 
 
@@ -246,7 +237,7 @@ _queued = _when("at least as many rows as columns", lambda case: case.queued and
 @ruled("fp16 and bf16, less than two rows a column, matrices for CUDA graphs")
 def _two_passes(case: QRCase) -> bool:
     # If launches dominate, two replayed passes take less time than one second pass that is not replayed.
-    played_back = case.layout.nbytes <= case.tuning.replayed_bytes
+    played_back = case.nbytes <= case.tuning.replayed_bytes
     low = case.options.algorithm is None and case.square and case.target is not FP64
     return _queued(case) and low and played_back
 
