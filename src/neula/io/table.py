@@ -13,7 +13,7 @@ import numpy as np
 
 from neula.io.paths import FileError
 
-Message = Callable[[str], None]  # is told in one line what was done to a file's content beyond reading it
+Message = Callable[[str], None]  # gets a line on each change of a file's content by reading it
 
 MissingValues = Literal["error", "nan", "needed"]
 """Empty fields: an error that advises to omit such lines, or says that they are needed."""

@@ -219,7 +219,7 @@ class Matrix:
         Raises ValueError if it holds NaN or Inf.
         """
         column_max = _column_max(a, options)
-        seen = column_max.cpu()  # the host waits once for all that it looks at
+        seen = column_max.cpu()  # the host waits once for all that it reads
         check_finite(a, seen, "A", options.over_rows)
         zero = column_max == 0 if bool((seen == 0).any()) else None
         return cls(a, power_of_two_scales(column_max), zero, options)
@@ -335,7 +335,7 @@ class QRJudge:
     # Shape (batch, m, n): matrices that are factorized together, and may hold NaN or Inf: these are not tried
     # again.
     batch: torch.Tensor | None = None
-    in_place: bool = False  # whether there is nothing but the last factors
+    in_place: bool = False  # whether there are only the last factors
     over_rows: Reduction = HERE
 
     def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
