@@ -39,8 +39,7 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
     """Indices of the columns listed in ``key``, separated by commas; quoted names may hold commas.
 
     Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
-    in ``u+vj``.
-    Columns of a file that is not ``named`` are counted.
+    in ``u+vj``. Columns of a file that is not ``named`` are counted.
     """
     has = (
         f"it has {listed([column for column in columns if column])}"
