@@ -83,7 +83,7 @@ def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
 class Link(Generic[P, V]):
     label: str
     # From problems, and the answer of the link before for the same problems if it inherits, to an answer; may
-    # raise :class:`Declined` after a look at the numbers.
+    # raise :class:`Declined` after a check of the numbers.
     answer: Callable[[P, Answer[V] | None], Answer[V]]
     inherits: bool = False  # the answer before; for other links that is freed before they begin
     improves: bool = False  # the best answer so far, which it is given instead

@@ -328,7 +328,7 @@ class Solution(Attached):
         instead = torch.eye(*given.shape[-2:], dtype=given.dtype, device=given.device)
         pairs = (instead, given), (0.0, rhs), (0.0, y)
         a, b, x = (in_double(torch.where(deficient, t, u)) for t, u in pairs)
-        # Where somebody does and this is not an error, they are NaN.
+        # Where this is done and is not an error, they are NaN.
         dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
         if a.shape[-2] >= a.shape[-1]:
             q, r, a = _in_dtype_of(x, *answerer.again(a), a)

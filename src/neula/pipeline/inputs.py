@@ -169,7 +169,7 @@ def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
 
 
 def is_variable(x: Any) -> bool:
-    """Whether somebody differentiates with respect to a tensor, in either mode."""
+    """Whether derivatives with respect to a tensor are required, in either mode."""
     if not isinstance(x, torch.Tensor):
         return False
     return (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x)

@@ -214,7 +214,7 @@ class Report:
         run = self.run
         values, forward_error = run.found, self.most("forward_error", 0.0)
         return {
-            # It is rounded already, and its largest element was looked at.
+            # It is rounded already, and its largest element was checked.
             "x": self.call.hand_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,

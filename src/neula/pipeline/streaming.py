@@ -31,7 +31,7 @@ SLOTS = 3  # buffers: one is worked on, one is full, one is being filled
 @dataclass(frozen=True)
 class StreamTuning:
     streamed_bytes: int  # of a block, of which there are a few at a time
-    streams_doubled: bool  # whether residuals in twice the working precision take no time beside reading
+    streams_doubled: bool  # whether residuals in twice the working precision take no extra time
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def _invert_from(r: torch.Tensor, inverse: torch.Tensor, width: int) -> None:
     """The inverse of an upper triangle whose diagonal blocks of some width are inverted, in place.
 
     Pairs of blocks become blocks of twice the width: above the diagonal of their inverse is that of the one
-    times what is beside both times that of the other, with opposite sign. No block waits for it.
+    times the off-diagonal block times that of the other, with opposite sign. No block waits for it.
     """
     n = len(r)
     while width < n:

@@ -172,7 +172,7 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Ten
     Tournaments are in single precision; numbers which are too small for that cost quality alone.
     """
     n = len(rows)
-    # Few different heights need few CUDA graphs, and leave room for those of a QR.
+    # Few different heights need few CUDA graphs, and leave memory for those of a QR.
     x = rows.new_zeros(1 << (n - 1).bit_length(), count)
     x[:n] = rows[:, :count]
     places = torch.full(x.shape[:1], -1, dtype=torch.int32, device=x.device)

@@ -147,7 +147,7 @@ def correct(
         low.gemm(second[: k.stop, : k.stop].mH, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
     with_real_diagonal(r)
     less = low.fill(second, with_real_diagonal(u_t), scales)
-    del u_t  # large matrices: what is read no more makes room for what comes
+    del u_t  # large matrices: its memory is used again
     for rows in _blocks_of_rows(len(q), low):
         old_q = _rounded(q[rows], low)
         for k in columns:

@@ -94,7 +94,7 @@ def symmetric_inverse_norm(
     y = y / size
     gram = y.mH @ y
     # The largest eigenvector of the Gram matrix combines what the vectors have of the largest singular
-    # vector of B; squares make the others vanish beside it.
+    # vector of B; squares make the others vanish relative to it.
     power = gram
     for _ in range(SQUARINGS):
         power = power / power.abs().amax()

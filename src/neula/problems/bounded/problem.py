@@ -231,7 +231,7 @@ class BoundedValues(Values):
         """X and lengths of residuals as they are returned."""
         owner = whole.reduced.owner
         norms = shift(self.residual_norm, whole.b_exponents[owner, 0])
-        # Bounds that underflow beside what else is there are kept all the same.
+        # Bounds that underflow relative to other numbers are kept all the same.
         lower, upper = (x.expand(len(whole.a), -1)[owner] for x in whole.bounds)
         return replace(self, x=whole.unscale(self.x, owner).clamp(lower, upper), residual_norm=norms)
 

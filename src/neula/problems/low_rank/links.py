@@ -39,7 +39,7 @@ LESS = 10.0
 of what an error may be up to which no sharper bound is looked for."""
 
 TRIES = 3
-"""How often that is tried: what random vectors see is not in the block, or cannot be told from what is."""
+"""Number of tries: directions that random vectors find are not in the block, or not distinct from it."""
 
 
 def by_iteration(
@@ -177,7 +177,7 @@ OVERSAMPLING = 4  # a block has a column for each triplet that is wanted, and mo
 MULTIPLE = 8  # columns of a block come in such numbers, so that products fill the matrix units
 
 FEWEST = 6
-"""Products by ``A^T A`` that must be worth it before iterations are tried: four do where there is a gap."""
+"""Least price of iterations in products by ``A^T A`` for a try: four suffice where there is a gap."""
 
 LIMIT = 1000  # largest number of products by ``A^T A`` if iterations are requested by name
 
@@ -188,7 +188,7 @@ class SVDTuning:
 
     gram_part: float  # part of all triplets up to which the leading ones are computed by themselves
     eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
-    iteration: float  # price of a product by A^T A beside its operations, in operations in float32
+    iteration: float  # price of a product by A^T A in addition to its operations, in operations in float32
     block: float  # price of that product for each element of A and column of the block, in the same unit
 
 

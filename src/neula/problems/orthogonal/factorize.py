@@ -146,7 +146,7 @@ def _side_by_side(matrices: torch.Tensor, options: QROptions) -> Begun | None:
             options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
         if len(matrices) % 2:
             begin(len(matrices) - 1)
-    except torch.OutOfMemoryError:  # there is room for one of them, perhaps
+    except torch.OutOfMemoryError:  # one of them may fit into memory
         return None
     return found
 

@@ -193,7 +193,7 @@ class Matrix:
     def checked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
         """Check the numbers and choose the scales: one pass over the matrix."""
         column_max = _column_max(a, options)
-        seen = column_max.cpu()  # the host waits once for all that it looks at
+        seen = column_max.cpu()  # the host waits once for all that it reads
         check_finite(a, seen, "A", options.over_rows)
         zero = column_max == 0 if bool((seen == 0).any()) else None
         return cls(a, power_of_two_scales(column_max), zero, options)
@@ -308,7 +308,7 @@ class QRJudge:
     # Shape (batch, m, n): matrices that are factorized together, and may hold NaN or Inf: these are not tried
     # again.
     batch: torch.Tensor | None = None
-    in_place: bool = False  # whether there is nothing but the last factors
+    in_place: bool = False  # whether there are only the last factors
     over_rows: Reduction = HERE
 
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:

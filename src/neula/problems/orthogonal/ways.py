@@ -164,7 +164,7 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
     return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
 
 
-# --- one matrix, after a look at its numbers ---
+# --- one matrix, after a check of its numbers ---
 
 
 def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:

@@ -363,7 +363,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None)
     count, n, k = b.shape
     batch = call.first.tensor.shape[:-2]
     together = chain_together(count, n, options)
-    if begun is not None:  # by another than the first link where nothing was to be looked at
+    if begun is not None:  # by another than the first link where no number had to be read
         together = together[next((i for i, link in enumerate(together) if link.label == begun.label), 0) :]
     if together:
         try:

@@ -201,7 +201,7 @@ def _refined(
     growth = factors.growth
     if not math.isfinite(growth):
         raise Declined(f"a pivot vanishes, or elements overflow {format.name}")
-    # Beyond 1/u, factors hold nothing but errors.
+    # Beyond 1/u, factors hold only errors.
     if growth * format.u > 1 and not system.options.named:
         raise Declined(f"elements grow by {growth:.1e}")
     return _refine(system, label, Equilibrated(factors, system.scales), format, krylov=krylov)
