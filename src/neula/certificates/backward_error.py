@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.small_problems.refining import over, perturbations
+from neula.kernels.small_problems.refining import over
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ class Norms:
         ``||A^H r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
         perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
         """
-        norms = self.gradient, self.residual, self.projected, self.image, self.b
-        return Measures(*perturbations(*norms, norm))
+        optimality = over(self.gradient, norm * self.residual)
+        consistent, projected = over(self.residual, self.image + self.b), over(self.projected, self.image)
+        return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
 
 
 def norms_of(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.triangular_inverse import triangular_inverse
 
 MAX_COLUMNS = 128
@@ -31,20 +31,7 @@ class CholeskyFactors(NamedTuple):
     norms: torch.Tensor  # shape (n,): norms of the columns whose inner products G holds
 
 
-@trial("The kernel of Cholesky factors", "library calls take its place, several times slower")
-def _tried(device: torch.device) -> None:
-    # Three blocks, with other numbers everywhere: the second one goes through tensor cores.
-    # Made and compared on the host: on a GPU the first call of each of torch's functions takes tens of ms.
-    i = torch.arange(48, device="cpu")
-    upper = (((7 * i[:, None] + 3 * i) % 5 - 2) / 16.0).double().triu(1) + torch.eye(
-        48, dtype=torch.float64, device="cpu"
-    )
-    found = cholesky_inverse.kernel((upper.mT @ upper).to(device)).r
-    if not torch.allclose(found.cpu().double(), upper, rtol=0.0, atol=2.0**-16):
-        raise ArithmeticError("the factor of a well-conditioned matrix is another one")
-
-
-@kernel("cholesky_inverse_cuda", trial=_tried, when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS)
+@kernel("cholesky_inverse_cuda", when=lambda gram, out=None: 0 < gram.shape[0] <= MAX_COLUMNS)
 def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> CholeskyFactors:
     """Factor of a Gram matrix, float64, of which only the symmetric part counts, and the inverse of the
     factor.
@@ -88,7 +75,7 @@ def _fits_kernel(a: torch.Tensor) -> bool:
     return a.dtype == torch.float32 and 0 < a.shape[1] <= MAX_COLUMNS and len(a) > 0 and not far
 
 
-@kernel("cholesky_lower_cuda", trial=_tried, when=_fits_kernel)
+@kernel("cholesky_lower_cuda", when=_fits_kernel)
 def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     """Cholesky factors of a batch (batch, n, n) in their place, and their inverses, without synchronizing.
 
@@ -115,7 +102,7 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
     return LowerFactors(inverse, info)
 
 
-@kernel("cholesky_apart_cuda", trial=_tried, when=_fits_kernel)
+@kernel("cholesky_apart_cuda", when=_fits_kernel)
 def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cholesky factors alone, row-major in memory of their own and zero above the diagonal, with the order as
     in :class:`LowerFactors`; only the lower triangles of A, float32, are read.
