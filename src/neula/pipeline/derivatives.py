@@ -11,8 +11,7 @@ with the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -86,8 +85,12 @@ class Attached(Function):
 
     @classmethod
     def jvp(cls, ctx: Any, *changes: Tensor | None) -> Gradients:
-        with _pushing_forward(ctx) as kept, torch.autocast(kept[0].device.type, enabled=False):
-            found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
+        # torch switches forward mode off here, for this level and all around it: tangents would be lost.
+        # Switched on again, the formula, which has derivatives in turn, is one of this level's primals.
+        with forward_ad._set_fwd_grad_enabled(True):
+            kept = tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+            with torch.autocast(kept[0].device.type, enabled=False):
+                found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
         return *found, *(None,) * ctx.evidence
 
     @classmethod
@@ -118,17 +121,6 @@ class Attached(Function):
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         """Changes of the answers from those of the operands, None of those that have not changed."""
         raise NotImplementedError
-
-
-@contextmanager
-def _pushing_forward(ctx: Any) -> Iterator[Tensors]:
-    """Tensors that a function has kept for its ``jvp``, whose formula is to have derivatives in turn.
-
-    torch switches forward mode off in a ``jvp``, for this level and all around it: their tangents would be
-    lost. Switched on again, the formula is one of this level's primals.
-    """
-    with forward_ad._set_fwd_grad_enabled(True):
-        yield tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
 
 
 def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:

@@ -105,7 +105,6 @@ class SystemsSolutions(Solutions):
     growth: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "growth")
-    of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "growth")
 
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""
