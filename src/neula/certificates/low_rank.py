@@ -111,9 +111,8 @@ def largest_beyond(
     engine: Engine,
     *,
     most: int = 100,
-    carried: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Beyond:
-    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, what is left beside singular triplets.
+    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, which singular triplets leave.
 
     Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
     For any polynomial T, ``w^H T(D^H D) G = T(d^2) w^H G``, so ``T(d^2) ||w^H G|| <= ||T(D^H D) G||_2``.
@@ -125,8 +124,7 @@ def largest_beyond(
     whatever the polynomials, so that there is one probability.
 
     ``u``, ``v``: with orthonormal columns. ``edge``: about the norm of D. ``wanted``: a bound that would be
-    good enough; it decides on the polynomial, whose degree is at most ``most``. ``carried``: ``D G`` and
-    ``A^H D G`` of :func:`random_vectors`, where other products with A brought them along.
+    good enough; it decides on the polynomial, whose degree is at most ``most``.
 
     Examples
     --------
@@ -146,16 +144,11 @@ def largest_beyond(
 
     seen, over_rows = visible(), engine.over_rows
     g = beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone)
-    if carried is None:
-        image = times(g)
-        product = transposed_times(image)
-    else:
-        image, product = carried[0], beside(v, carried[1], engine.alone)
+    image = times(g)
+    product = transposed_times(image)
     grams = [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
     (start, _), (_, size), (largest, _) = _norms(torch.stack(grams), over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
-    if bound > wanted and carried is not None:  # rounding errors along V that came along may be all there is
-        return largest_beyond(a, u, v, edge, wanted, engine, most=most)
     rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound <= wanted or rate == 0:
         return Beyond(bound, size, 1)

@@ -36,7 +36,7 @@ from neula.kernels.precision import exact_matmul
 STEPS = 10  # Lanczos steps: an eigenvalue ten times as large as all others is found in four
 
 STEPS_OF_H = 6
-"""Lanczos steps for H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in
+"""Lanczos steps for H: a single negative eigenvalue among hundreds of positive ones is found in four, or in
 six where it is a third of the largest."""
 
 SLIGHTLY = 0.05  # negative eigenvalues of H that count, by the largest: those of a wrong sign are far from 0

@@ -16,7 +16,7 @@ from neula.errors import of_batch
 
 @dataclass(frozen=True, eq=False)
 class QRErrors(Generic[X]):
-    """Measured errors of a QR factorization beside their bounds, or of each of a batch."""
+    """Measured errors of a QR factorization with their bounds, or of each of a batch."""
 
     residual: X
     orthogonality: X

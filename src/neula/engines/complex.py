@@ -5,7 +5,7 @@ With ``A = A1 + i A2`` and ``B = B1 + i B2``,
     ``A B = (P - Q) + i (S - P - Q)``,  ``P = A1 B1``,  ``Q = A2 B2``,  ``S = (A1 + A2) (B1 + B2)``,
 
 which takes three quarters of the operations of four products. Its error is bounded as that of four, but in
-norm and not in each element: small imaginary parts beside large real ones are less accurate (Higham,
+norm and not in each element: small imaginary parts next to large real ones are less accurate (Higham,
 "Stability of a method for multiplying complex matrices with three real matrix multiplications", SIAM J.
 Matrix Anal. Appl. 13, 1992).
 """

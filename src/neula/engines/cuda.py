@@ -17,8 +17,6 @@ from neula.engines.graphs import Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import CorrectedTuning, Tuning
-from neula.kernels.dispatch import expected, runs
-from neula.kernels.few_vectors.narrow_product import narrow_product
 from neula.kernels.lu import calu, tournament
 from neula.kernels.polar.batched_product import batched_product, joined, room, split
 from neula.kernels.precision import exact_matmul, exactly
@@ -64,8 +62,8 @@ class CudaEngine(Engine):
 
     @cached_property
     def tuning(self) -> Tuning:  # asked for some ten times a call
-        kernels = (corrected_gemm, tournament.play, calu.eliminate)
-        corrected, *tournaments = (expected(kernel, self.device) for kernel in kernels)
+        kernels = (keep, tournament.play, calu.eliminate)
+        corrected, *tournaments = (kernel.runs(self.device) for kernel in kernels)
         return _tuning_of(self.device, self.replayed_bytes, corrected, all(tournaments))
 
     @property
@@ -92,7 +90,7 @@ class CudaEngine(Engine):
 
     @property
     def _in_corrected_parts(self) -> bool:
-        return self.arithmetic.corrected and runs(corrected_gemm, self.device)
+        return self.arithmetic.corrected and keep.runs(self.device)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         if self._corrects(a, b):
@@ -104,8 +102,6 @@ class CudaEngine(Engine):
             return multiply(a, b, out_dtype=torch.float32)
         if self.format is TF32:
             return _tf32_matmul(a, b)
-        if a.ndim == 2 and narrow_product.takes(b.mT, a.mT):  # the transposed product of a matrix and vectors
-            return narrow_product.kernel(b.mT, a.mT).mT
         return exact_matmul(a, b)
 
     def rows(self, m: int) -> int:
@@ -136,14 +132,14 @@ class CudaEngine(Engine):
 
     def kept(self, rows: int, columns: int, largest: Tensor, *, exact: bool = False) -> Kept | None:
         pays = self.arithmetic.corrected or (exact and self.storage == torch.float32)
-        if not pays or not runs(keep, self.device):
+        if not pays or not keep.runs(self.device):
             return None
         return Kept.room(rows, columns, largest)
 
     @property
     def _part_count(self) -> int:
         """Parts of half precision of an operand of :meth:`product`; 0 where that is wider."""
-        if not runs(batched_product, self.device):
+        if not batched_product.runs(self.device):
             return 0
         return 2 if self.arithmetic.corrected else int(self._half)
 

@@ -250,8 +250,8 @@ class Engine(ABC):
     def beside(
         self, launch: Callable[[], First], other: Callable[[], Result], share: float = 0.0
     ) -> tuple[First, Result]:
-        """Results of what launches products, and of something else beside it where that can be, as above: to
-        it products of the library leave a share of the units where they go from tile to tile by themselves.
+        """Results of what launches products, and of something else at the same time, as above: to it
+        products of the library leave a share of the units where they go from tile to tile by themselves.
         """
         return launch(), other()
 
@@ -376,7 +376,7 @@ class Engine(ABC):
         self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
         """``function(*inputs)``, replayed from a CUDA graph where there is one for this key. Launches must
-        be the same each time. Where there is room for the results in ``out``, the function may overwrite its
+        be the same each time. If ``out`` can hold the results, the function may overwrite its
         inputs.
         """
         replay = graphs.replay if self._replays else graphs.called

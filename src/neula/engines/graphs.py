@@ -28,7 +28,7 @@ PART = 256  # inputs are at most this part of the GPU's memory, since a graph ke
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
-two of that size, and its column pivots some beside them."""
+two of that size, and its column pivots some more."""
 
 LEAST = 1 << 21  # bytes that a graph takes, however small: what torch's allocator reserves at a time
 MOST = 1024  # keys that are remembered, of what was called once, and of what is replayed or cannot be
@@ -120,7 +120,7 @@ def made(inputs: Inputs) -> Tensors:
 def called(
     function: Callable[..., Tensors], inputs: Inputs, key: Hashable = None, out: Tensors | None = None
 ) -> Tensors:
-    """``function(*inputs)``, without a graph, its results in ``out`` where there is room for them."""
+    """``function(*inputs)``, without a graph, its results in ``out`` if that can hold them."""
     results = function(*made(inputs))
     return results if out is None else put(out, results)
 
@@ -212,7 +212,7 @@ def replay(
     these.
 
     Launches must not depend on the numbers; nothing may synchronize. Another function for the same key would
-    not be called. If there is room for the results in ``out``, the function may overwrite its inputs, some
+    not be called. If ``out`` can hold the results, the function may overwrite its inputs, some
     of which may be in ``out``.
     """
     device = device_of(inputs)
@@ -403,7 +403,7 @@ def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
 
 def _has_room(limit: int, since: int, stream: torch.cuda.Stream) -> bool:
     """Whether so many bytes are enough for the graphs that were used since a call; forgets older ones, those
-    not used for longest first. Calls that take turns and have no room together would else be captured each
+    not used for longest first. Calls that take turns and do not fit together would else be captured each
     time.
     """
     total = sum(graph.nbytes for graph in _graphs.values() if graph is not None)

@@ -176,7 +176,7 @@ class RowsOfGroup(Reduction):
 
     def _up(self, a: Tensor, factorize: Factorize) -> tuple[Tensor | None, Tensor, list[_Pair]]:
         """Q and R of the rows here, and the pairs that are merged here; R is the last one. A message has
-        room for an R, and before it a row that says how many rows it has.
+        space for an R, and before it a row that says how many rows it has.
         """
         n, step, pairs = a.shape[-1], 1, []
         q, r = _factors(a, factorize)

@@ -77,7 +77,7 @@ def _checked(content: Mapping[str, Any], machine: Machine) -> dict[str, int]:
 
 
 def write(machine: Machine, thresholds: Mapping[str, int]) -> Path:
-    """Keep what was measured; whoever reads meanwhile finds the old file or the new one, nothing between."""
+    """Keep measurements; a process that reads meanwhile finds the old file or the new one, complete."""
     path = file_of(machine)
     sections = {"machine": machine, "thresholds": thresholds}
     # Strings and integers are written in TOML as in JSON.

@@ -41,7 +41,7 @@ class Unit:
     extra_bits: int | None
 
     def products_at_a_time(self, operands: Format) -> int:
-        """The block t for operands of this format: those of TF32 take twice the room."""
+        """The block t for operands of this format: those of TF32 take twice the memory."""
         return max(1, self.block // 2) if operands is TF32 and self.extra_bits is not None else self.block
 
     def sum_error(self, k: int, block: int) -> float:

@@ -13,8 +13,7 @@ import numpy as np
 
 from neula.io.paths import FileError
 
-Message = Callable[[str], None]
-"""Is told in one line what was done to a file's content beyond reading it."""
+Message = Callable[[str], None]  # is told in one line what was done to a file's content beyond reading it
 
 MissingValues = Literal["error", "nan", "needed"]
 """Empty fields: an error that advises to omit such lines, or says that they are needed."""
@@ -108,7 +107,6 @@ def complex_of(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
 
 
 def advice(missing: MissingValues) -> str:
-    """Advice for an empty field."""
     return (
         "leave out such lines with --missing drop" if missing == "error" else "fill it in: every line counts"
     )
@@ -128,7 +126,7 @@ def shorten(text: str, width: int = 60) -> str:
 def without_missing(tables: Mapping[str, Table]) -> tuple[dict[str, Table], str]:
     """Leave out the rows that have a NaN in any of several arrays; say how many, if any.
 
-    Arrays of different lengths are left as they are: whoever uses them says what does not fit.
+    Arrays of different lengths are left as they are: the function that uses them reports what does not fit.
     """
     lengths = {len(table.values) if table.values.ndim in (1, 2) else -1 for table in tables.values()}
     (rows, *others) = lengths

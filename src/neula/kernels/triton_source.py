@@ -1,6 +1,6 @@
 """Kernels in Triton's language, compiled ahead or at the first call on a machine, launched without Triton.
 
-To import Triton and to let it find what it has kept takes 0.9 s in each process beside an H200, to compile a
+To import Triton and to let it find what it has kept takes 0.9 s in each process on an H200, to compile a
 kernel up to 1.5 s. So machine code is looked for in the package, filled by :mod:`neula.kernels.ahead`, and in
 the user's cache folder, and Triton is imported where neither has it. Its interpreter and GPUs of others than
 NVIDIA go Triton's own way.
@@ -28,11 +28,12 @@ from typing import Any
 
 import torch
 
-from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
+from neula.kernels.cuda_source import Capability, driver, kept_in, loaded
+from neula.kernels.dispatch import NotReadyError, launched
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
-"""Multiples that the compiler is told of, of addresses in bytes and of sizes and strides in elements."""
+"""Multiples that the compiler is given, of addresses in bytes and of sizes and strides in elements."""
 
 INT32 = 1 << 31
 
@@ -67,7 +68,7 @@ asked: dict[tuple[str, str, Variant, tuple], None] = {}
 
 
 class _Language:
-    """``triton.language``, imported when somebody asks for something of it."""
+    """``triton.language``, imported when it is first used."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked for by tools that look through a module
@@ -157,19 +158,22 @@ class TritonKernel:
         if len(args) < len(self.names):
             args += tuple(options.pop(name) for name in self.names[len(args) :])
         first = args[0] if isinstance(args[0], torch.Tensor) else _first_tensor(args)
-        ready: _Ready | None = None
-        values: list[Any] = []
-        if first.is_cuda and can_load():
-            variant, values = self._variant(args)
-            key = (first.get_device(), variant, *options.items())
-            if key not in self._ready:
+        if not first.is_cuda:
+            self.by_triton[grid](*map(_of_triton, args), **options)
+            return
+        variant, values = self._variant(args)
+        key = (first.get_device(), variant, *options.items())
+        if key not in self._ready:
+            try:
                 self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
-            ready = self._ready[key]
-        if ready is None:
-            with torch.cuda.device_of(first):
-                self.by_triton[grid](*map(_of_triton, args), **options)
-        else:
+            except Exception as error:
+                raise NotReadyError(str(error)) from error
+        if (ready := self._ready[key]) is not None:
             ready(grid, values)
+            return
+        with torch.cuda.device_of(first):
+            self.by_triton[grid](*map(_of_triton, args), **options)
+        launched.count += 1
 
     def _variant(self, args: Sequence[Any]) -> tuple[Variant, list[Any]]:
         """The variant of these arguments, and the numbers that its machine code is given."""

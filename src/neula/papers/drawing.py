@@ -17,7 +17,7 @@ else:
 MARKERS = "osD^vP*X"
 
 FASTER, SLOWER = "#2f81f7", "#db6d28"
-"""Colours for ratios above and below 1: told apart by the colour-blind, and seen on white and on black."""
+"""Colours for ratios above and below 1, which the colour-blind distinguish, on white and on black."""
 
 
 def new_canvas(width: float, height: float) -> Canvas:
@@ -102,13 +102,12 @@ def speedup_bars(axes: Axes, labels: Sequence[str], ratios: Sequence[float], ink
 
 
 def log_log(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:
-    """Both axes logarithmic, with names."""
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
 
 
 def plain_ticks(axes: Axes) -> None:
-    """Numbers such as 20 and 50 beside a logarithmic axis that spans few decades."""
+    """Numbers such as 20 and 50 at a logarithmic axis that spans few decades."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -117,5 +116,4 @@ def plain_ticks(axes: Axes) -> None:
 
 
 def shape_text(m: int, n: int) -> str:
-    """A shape as a tick label."""
     return f"{m}x{n}"

@@ -130,7 +130,7 @@ class Run(Generic[V]):
 
     @classmethod
     def begin(cls, count: int, values: V | None = None) -> Run[V]:
-        """Nothing is known yet of so many problems, whose values may have room already."""
+        """A run of so many problems without answers; arrays for their values may be given."""
         nothing = np.empty((0, count))
         return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
 
@@ -316,7 +316,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
     """Answer of the first link, measured on its device; None if the link synchronizes or declines these
     problems.
 
-    :func:`~neula.pipeline.chain.run_chain` continues from it, when somebody has time to look.
+    :func:`~neula.pipeline.chain.run_chain` continues from it later.
     """
     answer = answer_of_first(links, problems) if links and links[0].launches_only else None
     if answer is not None and answer.measured is None:

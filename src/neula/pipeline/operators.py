@@ -137,7 +137,7 @@ def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> T
 
 
 def is_traced(given: Sequence[Any]) -> bool:
-    """Whether numbers of tensors cannot be looked at: somebody compiles, transforms, or has shapes alone."""
+    """Whether numbers of tensors cannot be read: in compiled or transformed functions, or on "meta"."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(PROXY) is not None:
@@ -155,7 +155,7 @@ def is_traced(given: Sequence[Any]) -> bool:
 
 
 def engine_for(engine: Engine, *operands: torch.Tensor) -> Any:
-    """An engine, or its name where an operator works for operands whose numbers cannot be looked at."""
+    """An engine, or its name where an operator works for operands whose numbers cannot be read."""
     return engine.name if any(map(is_legacy_batch, operands)) else engine
 
 
@@ -210,7 +210,7 @@ def eager(
     """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were;
     ``progress=True`` becomes a bar.
 
-    The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
+    The chains read their numbers at every step. Traced, they are many graphs, compiled anew for each
     shape, and not faster. ``traced``: replacement by an operator of torch if numbers cannot be read; it
     returns None for unsupported arguments. ``plans``: replacement for problems like an earlier one.
     """

@@ -182,7 +182,7 @@ class Report:
         return self.later(arranged)
 
     def later(self, arranged: Callable[[BatchedProblem], torch.Tensor]) -> Later:
-        """An array that is made of a tensor when somebody reads it; until then no operand is kept for it."""
+        """An array that is made of a tensor when it is first read; until then no operand is kept for it."""
         shapes, first = self.layout, self.call.first
         wrap, device = first.wrap, first.tensor.device
         return Later(lambda: wrap(arranged(shapes).contiguous().to(device)))
@@ -241,7 +241,7 @@ def attached(
     result: R,
     attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> R:
-    """A result, its x attached to the graph of A and b by ``attach`` where somebody wants that."""
+    """A result, its x attached to the graph of A and b by ``attach`` where that is required."""
     if not call.differentiable:
         return result
     a, b = (taken.graph for taken in call.operands.values())

@@ -70,12 +70,12 @@ def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
 
 
 def labelled(answer: Callable[..., Answer[Any]], *, improves: bool = False, **given: Any) -> Make:
-    """A link of one function, which is told the label."""
+    """A link of one function, which is passed the label."""
     return lambda case, label, name: Link(label, partial(answer, label=label, **given), improves=improves)
 
 
 def formatted(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
-    """A link of one function, which is told the label and the format."""
+    """A link of one function, which is passed the label and the format."""
     return lambda case, label, name: Link(label, partial(answer, label=label, format=FORMATS[name]), **flags)
 
 

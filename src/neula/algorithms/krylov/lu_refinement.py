@@ -1,6 +1,6 @@
 """Refining solutions with LU factors that stay around, of a matrix that they remember by reference.
 
-Factors in a low format are worth as much as that format; with the matrix itself at hand a solution is refined
+Factors in a low format are as accurate as that format; with the matrix itself at hand a solution is refined
 to the accuracy of its own dtype (:mod:`neula.algorithms.krylov.iterative_refinement`). Only a reference is
 kept, so before each refinement the product of A with one random vector says whether it still is the same
 matrix.
@@ -47,7 +47,7 @@ dominates it, to a third at least in 99.8% of all cases, to a tenth practically 
 
 CLEAR, BLURRED = 1e-3, 0.1
 """Condition number times backward error of the solutions behind its estimate: what is aimed at, and from
-where the estimate cannot be told from that of a singular matrix."""
+where the estimate cannot be distinguished from that of a singular matrix."""
 
 FIRST = 1e-8
 """Backward error of these solutions that is requested before anything is known of the condition number: GMRES

@@ -70,9 +70,9 @@ def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows:
     return SVDOfR(u[:, :k], s[:k], vh[:k], *over_rows.agree(measured).tolist())
 
 
-def loss_of(v: torch.Tensor) -> torch.Tensor:
+def loss_of(v: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """``||V^H V - I||_F / sqrt(k)``, in double precision."""
-    gram = double_gram(v)
+    gram = over_rows.total(double_gram(v))
     gram.diagonal().sub_(1)
     return torch.linalg.matrix_norm(gram) / max(1, v.shape[1]) ** 0.5
 
@@ -105,7 +105,7 @@ LARGEST_CORRECTION = 2.0**-26
 def refined_svd(a: torch.Tensor) -> Factors:
     """The reduced SVD of a matrix that is not wide, refined once in double precision.
 
-    LAPACK takes elements beside the diagonal for zero up to 100 u (``TOLMUL`` of DBDSQR), and methods of
+    LAPACK takes off-diagonal elements for zero up to 100 u (``TOLMUL`` of DBDSQR), and methods of
     libraries on a GPU leave more. That shows where few columns leave few rounding errors.
 
     A step of Ogita and Aishima, "Iterative refinement for singular value decomposition based on matrix

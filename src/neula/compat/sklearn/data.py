@@ -82,7 +82,6 @@ class TrainingData:
 
     @property
     def means(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Means of x and of y."""
         assert self.y_mean is not None
         return self.x_mean, self.y_mean
 
@@ -135,7 +134,7 @@ def _forgotten() -> None:
 
 
 class Dense(BaseEstimator):
-    """An estimator that takes no sparse matrices, and whose evidence may be made when somebody reads it."""
+    """An estimator that takes no sparse matrices; its evidence may be computed when it is first read."""
 
     result_: Any = Deferrable()
 

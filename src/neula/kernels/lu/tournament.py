@@ -17,7 +17,7 @@ from typing import Self
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.triangular_inverse import triangular_inverses
 
 WIDTH = 32
@@ -51,7 +51,7 @@ class PanelFactors:
 
     @classmethod
     def for_panel(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:
-        """For a panel of which no column is factorized yet, and all rows play unless ``places`` says no."""
+        """For a panel of which no column is factorized yet; all rows are candidates except by ``places``."""
         m, r = panel.shape
         factors, l_inverses, u_inverses = panel.new_empty(
             3, -(-r // WIDTH), WIDTH, WIDTH, dtype=torch.float32
@@ -68,7 +68,7 @@ class PanelFactors:
 
 
 def room_for_rounds(m: int) -> int:
-    """Numbers of the rows that play in all rounds but the first, in whole tiles."""
+    """Numbers of the candidate rows of all rounds except the first, in whole tiles."""
     tiles, room = -(-m // TILE), 0
     while tiles > 1:
         tiles = -(-tiles * WIDTH // TILE)
@@ -76,13 +76,7 @@ def room_for_rounds(m: int) -> int:
     return room
 
 
-@trial("The kernel of pivot rows", "matrices that need pivoting are left to the library")
-def _tried(device: torch.device) -> None:
-    block = torch.eye(WIDTH, dtype=torch.float32, device=device)
-    play.kernel(block, PanelFactors.for_panel(block, torch.float16), 0, WIDTH)
-
-
-@kernel("play_cuda", trial=_tried)
+@kernel("play_cuda")
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     """Find the next ``count`` pivot rows of a panel, and write them, their factors, and the inverses into
     ``found``.

@@ -22,12 +22,12 @@ from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import first_run, steady_seconds
-from neula.papers.verdicts import MORE, MOST, ClaimCheck, about, claim, ratio, within
+from neula.papers.verdicts import MORE, MOST, ClaimCheck, about, within
 from neula.pipeline.result import AccuracyWarning
 
 SAME_LEVEL = 10.0
 """Errors within this factor are of the same level: neula stops at a small multiple of what Householder QR in
-double precision reaches, so that one or the other is ahead by a small factor."""
+double precision reaches, so that one or the other is better by a small factor."""
 
 
 def right_hand_side(a: torch.Tensor) -> torch.Tensor:
@@ -47,8 +47,6 @@ def gels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(a, b, driver="gels").solution
 
 
-# --- Figure 8 ---------------------------------------------------------------------------------------------
-
 RGSQRF, SGEQRF, DGEQRF = "RGSQRF iterative", "SGEQRF direct", "DGEQRF direct"
 PEERS = {SGEQRF: torch.float32, DGEQRF: torch.float64}
 GEOMETRIC, STRESS = ("geometric", 1e3), ("geometric", 1e4)
@@ -61,14 +59,11 @@ MATRICES = (
 SMALL_SHAPES = [(2048, 1024), (4096, 1024), (4096, 512), (8192, 256), (16384, 128)]
 PAPER_SHAPES = [(16384, 8192), (32768, 16384), (65536, 8192), (131072, 4096), (262144, 2048), (524288, 1024)]
 BYTES_AN_ENTRY = 48
-"""A and its factor in double precision, what makes the matrix or the solver's copies, and room to spare."""
+"""A and its factor in double precision, what makes the matrix or the solver's copies, and a reserve."""
 
-ROUNDING = 10 * FP64.u
-"""Optimality that is nothing but rounding errors."""
-ALMOST_ALL = 0.85
-"""Seven of the eight matrices, say."""
-TENDENCY = 0.5
-"""Correlation from which on there is a tendency."""
+ROUNDING = 10 * FP64.u  # optimality that is nothing but rounding errors
+ALMOST_ALL = 0.85  # seven of the eight matrices, say
+TENDENCY = 0.5  # correlation from which on there is a tendency
 
 
 def measure_solvers(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:
@@ -143,8 +138,6 @@ def _bar_label(row: Row) -> str:
 
 @dataclass(frozen=True)
 class _SolverComparison:
-    """The three solvers on one matrix."""
-
     refined: Row
     single: Row
     double: Row
@@ -176,12 +169,7 @@ def _cases(rows: Measurements) -> list[_SolverComparison]:
     return [_SolverComparison(*three) for three in zip(*solvers, strict=True)]
 
 
-@claim(
-    "in almost all cases faster than the direct solvers in single and double precision (up to "
-    "8.9x/13.5x), with the accuracy of the double one",
-    timed=True,
-)
-def _faster(rows: Measurements) -> ClaimCheck:
+def faster(rows: Measurements) -> ClaimCheck:
     """Both at once: a wrong answer counts as slow."""
     cases = _cases(rows)
     speedups = [case.speedup if case.accurate else math.nan for case in cases]
@@ -192,8 +180,7 @@ def _faster(rows: Measurements) -> ClaimCheck:
     return within(speedups, MORE, text, least=ALMOST_ALL)
 
 
-@claim("taller and thinner matrices tend to do better")
-def _taller(rows: Measurements) -> ClaimCheck:
+def taller(rows: Measurements) -> ClaimCheck:
     """Correlation of height per width with the median speedup of accurate solutions, both as logarithms."""
     speedups: dict[tuple[int, int], list[float]] = {}
     for case in _cases(rows):
@@ -218,14 +205,12 @@ def _median_iterations(rows: Measurements) -> dict[tuple[str, float | None], flo
     return found
 
 
-@claim("geometric spectrum of condition 1e3: 20 to 30 iterations")
-def _slow_spectrum(rows: Measurements) -> ClaimCheck:
+def slow_spectrum(rows: Measurements) -> ClaimCheck:
     count = _median_iterations(rows)[GEOMETRIC]
     return within([count], (20.0, 30.0), f"median of the sizes {count:.3g}", tendency=(10.0, 100.0))
 
 
-@claim("other matrices typically take fewer than 10 iterations")
-def _few_iterations(rows: Measurements) -> ClaimCheck:
+def few_iterations(rows: Measurements) -> ClaimCheck:
     """At most 9 for more than half of them; in part if fewer than for a geometric spectrum."""
     counts = {kind: count for kind, count in _median_iterations(rows).items() if kind != GEOMETRIC}
     told = (f"{kind} {'none' if math.isnan(x) else f'{x:.3g}'}" for (kind, _), x in counts.items())
@@ -233,8 +218,7 @@ def _few_iterations(rows: Measurements) -> ClaimCheck:
     return within(counts.values(), (0.0, 9.0), text, tendency=(0.0, 20.0), least=0.6)
 
 
-@claim("geometric spectrum of condition 1e4: double accuracy cannot be reached profitably", timed=True)
-def _unprofitable(rows: Measurements) -> ClaimCheck:
+def unprofitable(rows: Measurements) -> ClaimCheck:
     """A statement that there is none: one size that is solved faster refutes it."""
     cases = [case for case in _cases(rows) if case.stress]
     speedups = [case.double["speedup"] if case.accurate else 0.0 for case in cases]
@@ -244,17 +228,8 @@ def _unprofitable(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Figure 8; Q iterations; V Figure 3
-FIGURE_8 = described(
-    "qr-paper",
-    "figure8",
-    measure=measure_solvers,
-    draw=draw_solvers,
-    claims=(_faster, _taller, _slow_spectrum, _few_iterations, _unprofitable),
-    size=(17, 9),
-)
+FIGURE_8 = described("qr-paper", "figure8", globals())
 
-
-# --- Figure 9 ---------------------------------------------------------------------------------------------
 
 S_DIRECT, D_DIRECT = "SCuSOLVE", "DCuSOLVE"
 LOW_DIRECT, LOW_REFINED = "RGSQRF direct", "RGSQRF + CGLS"
@@ -314,16 +289,14 @@ def _ratios(rows: Measurements, solver: str, reference: str) -> list[float]:
     return [math.inf if math.isnan(ratio) else ratio for ratio in ratios]
 
 
-@claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct")
-def _two_orders(rows: Measurements) -> ClaimCheck:
+def two_orders(rows: Measurements) -> ClaimCheck:
     """Two orders, give or take 0.7 of one, for most condition numbers."""
     ratios = _ratios(rows, LOW_DIRECT, S_DIRECT)
     listed = ", ".join(f"{ratio:.2g}" for ratio in ratios)
     return within(ratios, TWO_ORDERS, f"{listed} times (roundoffs: 2^13 = 8192)", tendency=MORE, least=MOST)
 
 
-@claim("RGSQRF + CGLS: at least the level of DGEQRF with a small number of iterations")
-def _reaches_double(rows: Measurements) -> ClaimCheck:
+def reaches_double(rows: Measurements) -> ClaimCheck:
     ratios = _ratios(rows, LOW_REFINED, D_DIRECT)
     refined = rows.where(solver=LOW_REFINED)
     iterations = [math.inf if count is None else count for count in refined.column("iterations")]
@@ -337,13 +310,7 @@ def _reaches_double(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Figure 9; V Figure 4
-FIGURE_9 = described(
-    "qr-paper",
-    "figure9",
-    measure=measure_refinement,
-    draw=draw_refinement,
-    claims=(_two_orders, _reaches_double),
-)
+FIGURE_9 = described("qr-paper", "figure9", globals())
 
 
 RANKS = [16, 64, 128, 256, 512]
@@ -354,7 +321,7 @@ LowRank = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def measure_low_rank(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
-    """Error and time of the approximation for each rank, beside the smallest error that there is."""
+    """Error and time of the approximation for each rank, and the smallest possible error."""
     m, n = shape or setting.shape(small=(8192, 1024), paper=(524288, 1024), bytes_an_entry=48)
     exact = setting.random("arithmetic", m, n, cond=COND, seed=9)
     a = setting.speed.empty(m, n).copy_(exact)
@@ -391,8 +358,7 @@ def approximation_error(a: torch.Tensor, factors: LowRank) -> float:
     return float(torch.linalg.matrix_norm(a - (u * s) @ vh) / torch.linalg.matrix_norm(a))
 
 
-@claim("the same quality as single-precision QR-SVD, since truncation dominates rounding")
-def _optimal(rows: Measurements) -> ClaimCheck:
+def optimal(rows: Measurements) -> ClaimCheck:
     """Whether three digits, which the paper prints, are those of the best approximation."""
     part = rows.where(method=RGSQRF_SVD)
     ratios = [math.inf if row["error"] is None else row["error"] / row["smallest"] for row in part]
@@ -401,17 +367,4 @@ def _optimal(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Table 4
-TABLE_4 = described(
-    "qr-paper",
-    "table4",
-    measure=measure_low_rank,
-    claims=(
-        _optimal,
-        ratio(
-            "faster than SGEQRF-SVD (6.4 times)",
-            *("ms", SGEQRF_SVD, RGSQRF_SVD, about(6.4)),
-            tendency=MORE,
-            timed=True,
-        ),
-    ),
-)
+TABLE_4 = described("qr-paper", "table4", globals())

@@ -193,7 +193,7 @@ class BoundedResult(SolutionResult[ArrayT], Named, Generic[ArrayT]):
     active_mask : array of int64, of the shape of x
         -1 at the lower bound, 1 at the upper one, 0 between them.
     is_variable : bool
-        Whether somebody differentiates: norms and the cost of a single problem are tensors then, too.
+        Whether derivatives are required: norms and the cost of a single problem are tensors then, too.
     """
 
     residual_norms: Any = Deferrable(None)  # noqa: RUF009

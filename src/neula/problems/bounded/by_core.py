@@ -100,7 +100,7 @@ class CoreBoundedSolution:
         }
 
     def attached(self, result: R) -> R:
-        """The result, attached to the graphs of A and b where somebody wants that."""
+        """The result, attached to the graphs of A and b where that is required."""
         return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:

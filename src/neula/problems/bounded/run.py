@@ -107,7 +107,7 @@ class BoundedSolution:
         return self.call.give_back(found, found.dtype)
 
     def attached(self, result: R) -> R:
-        """The result, attached to the graphs of A and b where somebody wants that."""
+        """The result, attached to the graphs of A and b where that is required."""
         return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:

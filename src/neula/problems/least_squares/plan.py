@@ -37,7 +37,7 @@ from neula.problems.least_squares.together import in_one_launch, in_reach
 FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | None]
 
 ZERO = LeastSquaresSolutions.names.index("zero")
-"""Where the core says that a solution is zero, which the chain looks at."""
+"""Where the core says that a solution is zero, which the chain checks."""
 
 
 class LeastSquaresPlan:

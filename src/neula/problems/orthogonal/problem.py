@@ -135,7 +135,7 @@ class QRMatrices(Batch):
 
     @cached_property
     def single(self) -> Matrix:
-        """The only one, looked at and scaled. Raises ValueError if it holds NaN or Inf."""
+        """The single matrix, checked and scaled. Raises ValueError if it holds NaN or Inf."""
         return Matrix.checked(self.a[0], self.options)
 
     @property
@@ -339,7 +339,7 @@ class QRJudge:
     over_rows: Reduction = HERE
 
     def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs play it back with the rest."""
+        """Links have done it, since CUDA graphs replay it with the rest."""
         return answer.values.measures.T
 
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
