@@ -184,9 +184,7 @@ class InvertedBlocks:
         """Solve with the triangle; X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
-        if (
-            len(self.inverses) == 1
-        ):  # few columns one by one: a preconditioner is the same map for all of them
+        if len(self.inverses) == 1:  # few columns one by one: a preconditioner is the same map for all
             out = torch.empty_like(x)
             _multiply(self._steps[0].inverse, x, out)
             return out
