@@ -179,7 +179,6 @@ def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
 
 
 def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[Any, ...]:
-    """Fields of :class:`QRErrors`, of numbers, arrays or tensors."""
     residual, size, loss, norm = measures
     relative = residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
     return *relative, *_bounds(*shape, measured_in, target), norm

@@ -97,7 +97,6 @@ def device_of(inputs: Inputs) -> torch.device:
 
 
 def layouts_of(inputs: Inputs) -> list[Layout]:
-    """Shapes, strides and dtypes that a graph depends on."""
     if isinstance(inputs, Written):
         pairs = zip(inputs.shapes, inputs.like, strict=True)
         return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
@@ -109,7 +108,6 @@ def nbytes_of(inputs: Inputs) -> int:
 
 
 def made(inputs: Inputs) -> Tensors:
-    """The tensors themselves."""
     if not isinstance(inputs, Written):
         return inputs
     room = tuple(x.new_empty(shape) for shape, x in zip(inputs.shapes, inputs.like, strict=True))

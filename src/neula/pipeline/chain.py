@@ -144,7 +144,6 @@ class Run(Generic[V]):
 
     @property
     def found(self) -> V:
-        """The best of each problem, at the end."""
         assert self.values is not None
         return self.values
 

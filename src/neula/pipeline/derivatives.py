@@ -136,9 +136,6 @@ def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tens
     return found
 
 
-# --- factorizations ---
-
-
 class ByFormulas(Attached):
     """Answers of one operand, by formulas of these and of their gradients, or of changes of the operand.
 
@@ -268,9 +265,6 @@ class LogDeterminant(Attached):
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
         change = (answerer.again(kept[0]).mT * changes[0]).sum((-2, -1))
         return (change if kept[1].is_complex() else change.real,)
-
-
-# --- linear systems, least squares and products ---
 
 
 class LinearSystem(Attached):
@@ -409,9 +403,6 @@ class ProductFunction(Attached):
         parts = [multiply(da, b)] if da is not None else []
         parts += [multiply(a, db)] if db is not None else []
         return (reduce(torch.add, parts),)
-
-
-# --- polar decomposition ---
 
 
 class Polar(Attached):

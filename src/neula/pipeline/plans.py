@@ -88,7 +88,6 @@ class Given(NamedTuple):
 
     @classmethod
     def of_call(cls, call: Call) -> Given:
-        """The operand of a first call, after its front end."""
         first = call.first
         return cls((first.graph,), first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
 
@@ -299,7 +298,6 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
             return answer_of_first([self.link], problems)
 
     def __call__(self, given: Given) -> Solved | Answer[S] | None:
-        """The result of a call like one before, else what the link has found, if anything."""
         return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
 
     def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:

@@ -75,7 +75,6 @@ class BatchedProblem:
 
     @property
     def all_own(self) -> bool:
-        """Whether each problem of the batch has a matrix of its own."""
         return self.members == self.batch
 
     @property

@@ -20,9 +20,6 @@ Tensor = torch.Tensor
 Triplets = tuple[Tensor, Tensor, Tensor]
 
 
-# --- eigenvalues and eigenvectors ---
-
-
 class EigenvectorsFunction(Attached):
     """Eigenvalues and eigenvectors, and as evidence bounds on the errors of the eigenvalues.
 
@@ -110,9 +107,6 @@ class OnceZero(Attached):
 ZERO = Answerer(lambda x: (torch.zeros_like(x),))
 
 
-# --- powers ---
-
-
 class PowerFunction(Attached):
     """A power of a Hermitian matrix, and as evidence its eigenvalues and eigenvectors.
 
@@ -169,9 +163,6 @@ class FirstOrder(Attached):
 
 
 FIRST = Answerer(lambda x, other: (x.clone(),))
-
-
-# --- singular triplets ---
 
 
 class TripletsFunction(Attached):
