@@ -67,14 +67,7 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides and d
 
 
 class Written(NamedTuple):
-    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied.
-
-    Examples
-    --------
-    >>> x = torch.ones(2)
-    >>> made(Written((torch.Size([3]),), (x,), lambda room: room[0].fill_(7.0)))
-    (tensor([7., 7., 7.]),)
-    """
+    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied."""
 
     shapes: tuple[torch.Size, ...]  # of tensors in row-major order
     like: tuple[torch.Tensor, ...]  # whose dtypes and device they have
