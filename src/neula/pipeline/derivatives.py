@@ -54,14 +54,9 @@ class Answerer:
 class Attached(Function):
     """Base of all differentiable problems: outputs with derivatives, then evidence without, and batches."""
 
-    operands = 1
-    """Inputs that derivatives are with respect to."""
-
-    answers = 1
-    """Outputs that have derivatives."""
-
-    kept = (0, 1)
-    """How many inputs, and how many outputs, derivatives need."""
+    operands = 1  # inputs that derivatives are with respect to
+    answers = 1  # outputs that have derivatives
+    kept = (0, 1)  # how many inputs, and how many outputs, derivatives need
 
     @staticmethod
     def forward(*inputs: Any) -> Tensors:

@@ -79,11 +79,8 @@ class Solutions(Values):
     names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
     """Measured numbers of each problem; the worst right-hand side, or element of x, counts."""
 
-    columns: ClassVar[tuple[str, ...]] = ("forward_error",)
-    """Fields with one value for each right-hand side."""
-
-    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}
-    """Fields that are not float64."""
+    columns: ClassVar[tuple[str, ...]] = ("forward_error",)  # fields with one value for each right-hand side
+    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}  # fields that are not float64
 
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""

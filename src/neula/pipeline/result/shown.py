@@ -29,8 +29,7 @@ class Shown(Deferring, ABC):
     equal ones, and comparing them would wait for a GPU.
     """
 
-    _answers: ClassVar[tuple[str, ...]] = ("x",)
-    """Attributes with what was computed."""
+    _answers: ClassVar[tuple[str, ...]] = ("x",)  # attributes with what was computed
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: NumPy would make an array of one object.
