@@ -112,10 +112,12 @@ class Attached(Function):
         """Gradients of the operands from those of the answers."""
         raise NotImplementedError
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        """Changes of the answers from those of the operands, None of those that have not changed."""
-        raise NotImplementedError
+    @classmethod
+    def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Any:
+        """Changes of the answers from those of the operands, None of those that have not changed; by default
+        the derivative is its own adjoint.
+        """
+        return cls.gradients(answerer, (), kept, *changes)
 
 
 def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
@@ -415,12 +417,6 @@ class Polar(Attached):
         a, u, deficient = _of_full_rank(*kept)
         du = torch.where(deficient & (gradients[0] != 0), math.nan, in_double(gradients[0]))
         return (_derivative_of_polar(a, u, du).to(kept[0].dtype),)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        a, u, deficient = _of_full_rank(*kept)
-        du = _derivative_of_polar(a, u, in_double(changes[0]))
-        return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
 
 
 def _of_full_rank(a: Tensor, u: Tensor, ranks: Tensor) -> Tensors:

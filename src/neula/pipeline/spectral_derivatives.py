@@ -99,10 +99,6 @@ class OnceZero(Attached):
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         return (torch.where(gradients[0] != 0, math.nan, gradients[0]),)
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return OnceZero.gradients(answerer, (), kept, *changes)
-
 
 ZERO = Answerer(lambda x: (torch.zeros_like(x),))
 
@@ -129,10 +125,6 @@ class PowerFunction(Attached):
         change = lyapunov(x, da) if power > 0 else -x @ lyapunov(torch.linalg.inv_ex(x)[0], da) @ x
         return (torch.where(known, change, math.nan).to(kept[0].dtype),)
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return PowerFunction.gradients(answerer, (), kept, *changes)
-
 
 def _divided_differences(w: Tensor, power: float) -> Tensor:
     """``(w_i^p - w_j^p) / (w_i - w_j)``, and ``p w_i^(p-1)`` for equal numbers, without cancellation."""
@@ -156,10 +148,6 @@ class FirstOrder(Attached):
             "powers other than 1/2 and -1/2 have first derivatives only: write the power as square roots and "
             "products for higher ones"
         )
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return FirstOrder.gradients(answerer, (), kept)
 
 
 FIRST = Answerer(lambda x, other: (x.clone(),))
