@@ -127,8 +127,10 @@ def attach_triplets(a: Tensor, u: Tensor, s: Tensor, v: Tensor, *, errors: Tenso
     ``errors`` bound those of s.
     """
     dtype = _single(u)
-    answer = u.to(dtype), s.to(u.device, dtype.to_real()), v.to(u.device, dtype)
-    return spectral.TripletsFunction.apply(a.to(u.device, dtype), known(*answer, errors.to(u.device)))[:3]
+    answer = u.to(dtype), s.to(u.device, dtype.to_real()), v.mH.to(u.device, dtype).resolve_conj()
+    given = a.to(u.device, dtype), known(*answer, errors.to(u.device))
+    u, s, vh, _ = spectral.TripletsFunction.apply(*given)
+    return u, s, vh.mH
 
 
 def attach_solution(a: Tensor, b: Tensor, x: Tensor, *, ranks: Tensor, factorize: dense.Factorize) -> Tensor:
