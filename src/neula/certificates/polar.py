@@ -218,7 +218,6 @@ class PolarNumbers(NamedTuple):
     count: Any
 
     def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:
-        """Which are accepted; the part of A that was cut off is allowed as a residual."""
         residual = self.residual, bounds.residual + cut_off
         return within(residual, (self.orthogonality, bounds.orthogonality)) & (self.positive == 1)
 

@@ -71,7 +71,6 @@ class Batch:
         return self._first.shape[0]  # a tenth of the time that len() of a tensor takes
 
     def at(self, places: torch.Tensor) -> Self:
-        """Members of the batch at some places."""
         return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:
@@ -82,7 +81,6 @@ class Batch:
 class Values(Batch):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Parts of a batch in one."""
         if len(parts) == 1:
             return parts[0]
         return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))

@@ -173,7 +173,6 @@ class Call:
         return self.here(flattened(self.first.tensor))
 
     def here(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor on the engine's device."""
         return x.to(self.engine.device)
 
     def computing(self) -> AbstractContextManager[None]:

@@ -140,7 +140,6 @@ class Run(Generic[V]):
 
     @property
     def found(self) -> V:
-        """The best of each problem, at the end."""
         assert self.values is not None
         return self.values
 
@@ -152,7 +151,7 @@ class Run(Generic[V]):
     def weigh(self, answer: Answer[V], judge: Judge[V], settled: Settled | None) -> np.ndarray:
         """Have answers to the open problems judged, and keep what is better than before; which are left."""
         measured = answer.values.measured() if answer.measured is None else answer.measured
-        settled = settled if self._is_first(len(self.open)) else None
+        settled = None if len(self.penalty) or len(self.open) < len(self.accepted) else settled
         if settled is not None and isinstance(measured, torch.Tensor) and measured.shape[1] >= MANY:
             worst = _read(measured[:, measured.argmax(1)])  # NaN is the largest
             if settled(worst.diagonal().tolist()):
@@ -162,10 +161,6 @@ class Run(Generic[V]):
         if settled is not None and settled(largest.tolist()):
             return self._accept(answer, numbers, judge)
         return self.keep(answer, numbers, judge.verdict(answer, numbers))
-
-    def _is_first(self, count: int) -> bool:
-        """Whether answers to so many problems are the first, and to all of them."""
-        return not len(self.penalty) and count == len(self.accepted)
 
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Take what is better than before of answers to the open problems; which are left."""

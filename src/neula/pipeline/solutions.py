@@ -70,16 +70,8 @@ class Solutions(Values):
     names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
     """Measured numbers of each problem; the worst right-hand side, or element of x, counts."""
 
-    of_matrices: ClassVar[tuple[str, ...]] = (
-        *("residual", "refined_error", "backward_error", "condition_bound", "condition"),
-    )
-    """Measured numbers that are kept unchanged."""
-
-    columns: ClassVar[tuple[str, ...]] = ("forward_error",)
-    """Fields with one value for each right-hand side."""
-
-    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}
-    """Fields that are not float64."""
+    columns: ClassVar[tuple[str, ...]] = ("forward_error",)  # fields with one value for each right-hand side
+    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}  # fields that are not float64
 
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""
@@ -319,11 +311,6 @@ def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: t
     return complex_columns(apply(real_columns(x))) if has_parts(a, x.dtype) else apply(x)
 
 
-def larger_part(errors: torch.Tensor) -> torch.Tensor:
-    """The larger relative error of both parts of each column, which bounds that of the complex one."""
-    return torch.maximum(*errors.split(errors.shape[-1] // 2, -1)) if errors.shape[-1] else errors
-
-
 def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
     """Solutions for complex right-hand sides of real matrices, by a ``solve`` for real tensors."""
     a, b = (taken.graph for taken in call.operands.values())
@@ -332,7 +319,9 @@ def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, 
 
 
 def _joined(call: Call, shapes: BatchedProblem, found: R) -> R:
-    x, errors, pending = complex_columns(found.x), larger_part(found.forward_errors), found._pending
+    x, errors, pending = complex_columns(found.x), found.forward_errors, found._pending
+    if errors.shape[-1]:  # the larger of both parts of each column bounds that of the complex one
+        errors = torch.maximum(*errors.split(errors.shape[-1] // 2, -1))
     if shapes.is_vector:
         x, errors = x.squeeze(-1), errors.squeeze(-1)
     wrap = call.first.wrap

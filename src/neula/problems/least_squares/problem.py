@@ -101,7 +101,6 @@ class LeastSquaresSolutions(Solutions):
     rank: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "optimality", "rank", "zero")
-    of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "optimality")
     columns: ClassVar[tuple[str, ...]] = (*Solutions.columns, "residual_norm")
     dtypes: ClassVar[dict[str, torch.dtype]] = {**Solutions.dtypes, "rank": torch.int64}
 

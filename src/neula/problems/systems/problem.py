@@ -97,7 +97,6 @@ class SystemsSolutions(Solutions):
     growth: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "growth")
-    of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "growth")
 
     def numbers(self) -> list[torch.Tensor]:
         return [*super().numbers(), self.growth]
