@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.small_problems.refining import over, perturbations
+from neula.kernels.small_problems.refining import over
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,6 @@ class Scale:
 
 @dataclass
 class Measures:
-    """Upper bound on the backward error of each right-hand side, and its optimality."""
-
     backward_error: torch.Tensor  # shape (k,)
     optimality: torch.Tensor  # shape (k,)
 
@@ -52,7 +50,6 @@ class Norms:
 
     @property
     def stacked(self) -> torch.Tensor:
-        """In one tensor, shape (5, k), of which ``Norms(*stacked)`` are the parts."""
         return torch.stack([self.residual, self.gradient, self.projected, self.image, self.b])
 
     def measures(self, norm: float | torch.Tensor) -> Measures:
@@ -62,8 +59,9 @@ class Norms:
         ``||A^H r|| / ||r||`` (Stewart, 1977); changing b by the residual does so too; and the optimal
         perturbation is at most ``||P r|| / ||x||`` (Walden, Karlson, Sun, 1995).
         """
-        norms = self.gradient, self.residual, self.projected, self.image, self.b
-        return Measures(*perturbations(*norms, norm))
+        optimality = over(self.gradient, norm * self.residual)
+        consistent, projected = over(self.residual, self.image + self.b), over(self.projected, self.image)
+        return Measures(torch.minimum(torch.minimum(optimality, consistent), projected), optimality)
 
 
 def norms_of(

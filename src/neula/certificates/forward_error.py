@@ -86,7 +86,7 @@ def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X 
     ``left`` bounds ``||D (x - x*)||``, including the difference of x and a refined sum, ``size`` is ``||D
     x||``, ``rounding`` the relative rounding error of x in its dtype, and ``rate`` that of convergence. As
     ``refining.relative_error`` has it, which is one launch; infinite where updates are not trusted to show
-    errors, and where nothing but errors is left.
+    errors, and where only errors are left.
 
     Examples
     --------

@@ -183,7 +183,7 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
 class LanczosDecomposition(NamedTuple):
     """Tridiagonal matrices and bases of some Lanczos steps for a batch of symmetric matrices."""
 
-    # Shape (batch, steps) each: diagonal of the tridiagonal matrices, and what is beside it; the last one of
+    # Shape (batch, steps) each: diagonal and off-diagonal of the tridiagonal matrices; the last one of
     # these leads out of the basis.
     numbers: tuple[torch.Tensor, torch.Tensor]
     basis: torch.Tensor  # shape (batch, k, steps): zero from where an invariant subspace was found
@@ -218,7 +218,6 @@ class PolarNumbers(NamedTuple):
     count: Any
 
     def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:
-        """Which are accepted; the part of A that was cut off is allowed as a residual."""
         residual = self.residual, bounds.residual + cut_off
         return within(residual, (self.orthogonality, bounds.orthogonality)) & (self.positive == 1)
 

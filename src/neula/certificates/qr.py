@@ -39,7 +39,8 @@ SEED = 3  # seed of the random vectors that detect columns which are not orthono
 
 def qr_certificate(a: Tensor, q: Tensor, r: Tensor, scales: Tensor, target: Format) -> QRCertificate:
     """Estimate residual and orthogonality, in ``A diag(scales)``, in higher precision than the target."""
-    found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
+    measures = single_qr_measures(a, q, r, scales, target)
+    found = certificate_of(measures.tolist(), measures.dtype, a.shape, target)
     if not found.doubtful:
         return found
     return replace(found, orthogonality_2norm=float(measured_again(q[None], found.orthogonality_2norm_bound)))
@@ -124,7 +125,7 @@ def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
 
 
 def qr_measures(a: Tensor, q: Tensor, r: Tensor, scales: Tensor, over_rows: Reduction = HERE) -> Tensor:
-    """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing, shape (4,
+    """Measure the errors of QR factorizations for :func:`certificates_of`, without synchronizing, shape (4,
     batch): norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H and
     the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN, that
     matrix will not be accepted.
@@ -142,18 +143,10 @@ def qr_measures(a: Tensor, q: Tensor, r: Tensor, scales: Tensor, over_rows: Redu
     return errors * units(k, PROBES, matching_dtype(errors.dtype, a.dtype), a.device)[:, None]
 
 
-def qr_certificates(measures: Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says, by
-    :func:`qr_measures` in the precision of the measurement. Those of a matrix that is not finite are NaN or
-    infinite.
-    """
-    return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
-
-
 def certificates_of(
     measures: np.ndarray, measured_in: torch.dtype, shape: Sequence[int], target: Format
 ) -> QRCertificates:
-    """Certificates from measures that are on the host already, taken in the precision ``measured_in``."""
+    """Certificates of a batch from :func:`qr_measures` on the host, taken in some precision."""
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
     with np.errstate(invalid="ignore", over="ignore"):
         return QRCertificates(*_errors(measures.astype(np.float64), shape, measured_in, target))
@@ -179,7 +172,6 @@ def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
 
 
 def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[Any, ...]:
-    """Fields of :class:`QRErrors`, of numbers, arrays or tensors."""
     residual, size, loss, norm = measures
     relative = residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
     return *relative, *_bounds(*shape, measured_in, target), norm

@@ -67,14 +67,7 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides and d
 
 
 class Written(NamedTuple):
-    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied.
-
-    Examples
-    --------
-    >>> x = torch.ones(2)
-    >>> made(Written((torch.Size([3]),), (x,), lambda room: room[0].fill_(7.0)))
-    (tensor([7., 7., 7.]),)
-    """
+    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied."""
 
     shapes: tuple[torch.Size, ...]  # of tensors in row-major order
     like: tuple[torch.Tensor, ...]  # whose dtypes and device they have
@@ -97,7 +90,6 @@ def device_of(inputs: Inputs) -> torch.device:
 
 
 def layouts_of(inputs: Inputs) -> list[Layout]:
-    """Shapes, strides and dtypes that a graph depends on."""
     if isinstance(inputs, Written):
         pairs = zip(inputs.shapes, inputs.like, strict=True)
         return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
@@ -109,7 +101,6 @@ def nbytes_of(inputs: Inputs) -> int:
 
 
 def made(inputs: Inputs) -> Tensors:
-    """The tensors themselves."""
     if not isinstance(inputs, Written):
         return inputs
     room = tuple(x.new_empty(shape) for shape, x in zip(inputs.shapes, inputs.like, strict=True))

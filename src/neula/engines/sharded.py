@@ -60,8 +60,6 @@ class RowsOfGroup(Reduction):
     def own(self, m: int) -> int:
         return self.counts[self.rank] if m == max(1, self.counts[self.rank]) else m
 
-    # --- sums and maxima ---
-
     def totals(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return self._packed(parts, lambda message: self.all_reduce(message, distributed.ReduceOp.SUM))
 
@@ -118,8 +116,6 @@ class RowsOfGroup(Reduction):
             rest = rest + (error + part_low)
         return total + rest
 
-    # --- the messages themselves ---
-
     def all_reduce(self, message: Tensor, operation: Any) -> None:
         distributed.all_reduce(message, operation, group=self.group)
 
@@ -156,8 +152,6 @@ class RowsOfGroup(Reduction):
                 (row, *column), value, _ = found
                 return (row + sum(self.counts[:rank]), *column), value, f" (row {row} of process {rank})"
         return None
-
-    # --- the tree ---
 
     def merged(self, a: Tensor, factorize: Factorize) -> tuple[Tensor, Tensor]:
         """R factors in pairs up a tree, and the orthogonal factors back down."""

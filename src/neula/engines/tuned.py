@@ -31,7 +31,6 @@ Machine = Mapping[str, str | int]
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Identify the machine that measured thresholds belong to."""
     versions: dict[str, str | int] = {"torch": torch.__version__, "neula": neula.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -41,7 +40,6 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def file_of(machine: Machine) -> Path:
-    """Path of the file with the thresholds of a machine."""
     name = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-") or "cpu"
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
     return cache_folder() / "tuning" / f"{name}-{digest}.toml"

@@ -72,28 +72,25 @@ class Taken:
 
 def fetched(arrays: Sequence[Taken]) -> list[Taken]:
     """Copy arrays to the host in one transfer; results return to the original device."""
-    copies = fetched_tensors([x.tensor for x in arrays])
-    return [_in_place_of(x, copy) for x, copy in zip(arrays, copies, strict=True)]
+
+    def in_place_of(given: Taken, copy: torch.Tensor) -> Taken:
+        device, wrap = given.tensor.device, given.wrap
+        return replace(given, tensor=copy, wrap=lambda x: wrap(x.to(device)))
+
+    return list(map(in_place_of, arrays, fetched_tensors([x.tensor for x in arrays])))
 
 
 def fetched_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors on the host, which waits once."""
-    copies = [_on_its_way(x) for x in tensors]
+    """Tensors on the host, which waits once: to wait for each takes as long as the copy."""
+    copies = [
+        torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+        if x.is_cuda
+        else x.cpu()
+        for x in tensors
+    ]
     for device in {x.device for x in tensors if x.is_cuda}:
         torch.cuda.current_stream(device.index).synchronize()
     return copies
-
-
-def _on_its_way(x: torch.Tensor) -> torch.Tensor:
-    """A copy that is there when the stream has come to it: to wait for each takes as long as the copy."""
-    if not x.is_cuda:
-        return x.cpu()
-    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-
-
-def _in_place_of(given: Taken, copy: torch.Tensor) -> Taken:
-    device, wrap = given.tensor.device, given.wrap
-    return Taken(copy, lambda x: wrap(x.to(device)), given.graph, given.places)
 
 
 @dataclass(frozen=True)
@@ -169,7 +166,7 @@ def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
 
 
 def is_variable(x: Any) -> bool:
-    """Whether somebody differentiates with respect to a tensor, in either mode."""
+    """Whether derivatives with respect to a tensor are required, in either mode."""
     if not isinstance(x, torch.Tensor):
         return False
     return (x.requires_grad and torch.is_grad_enabled()) or has_tangent(x)

@@ -18,18 +18,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 @dataclass
 class MemoryGuard:
-    """Attempts that may run out of memory, so that the next one, which may need less, has its turn.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.pipeline.memory import MemoryGuard
-    >>> guard = MemoryGuard(torch.device("cpu"))
-    >>> with guard.attempt("the first"):
-    ...     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    >>> guard.shortages[0].startswith("the first needed 2.00 GiB more")
-    True
-    """
+    """Attempts that may run out of memory, so that the next one, which may need less, has its turn."""
 
     device: torch.device
     # The missing memory of an attempt: "LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free".

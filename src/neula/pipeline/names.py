@@ -37,7 +37,6 @@ def row_labels(x: Any) -> Any:
 
 
 def _coordinates(x: Any, axis: int) -> Any:
-    """The labels of a dimension of a DataArray, as an index of pandas."""
     dims = getattr(x, "dims", None)  # of a Dataset no tuple
     if not hasattr(x, "indexes") or not isinstance(dims, tuple) or len(dims) <= axis:
         return None

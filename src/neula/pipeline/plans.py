@@ -88,7 +88,6 @@ class Given(NamedTuple):
 
     @classmethod
     def of_call(cls, call: Call) -> Given:
-        """The operand of a first call, after its front end."""
         first = call.first
         return cls((first.graph,), first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
 
@@ -202,7 +201,7 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
                 if not copies or x.size > COPIED or x.dtype not in DTYPES:
                     return None
                 arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
-        return Given(arrays, _as_it_is, begun, _in_numpy, args)
+        return Given(arrays, lambda x: x, begun, _in_numpy, args)
     if type(args[0]) is not torch.Tensor or forward_ad._current_level >= 0:
         return None
     device = args[0].device
@@ -225,10 +224,6 @@ def tensors_of(arrays: Sequence[Any]) -> list[torch.Tensor]:
 def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
     given = given_arrays(args, begun)
     return given if given is not None and isinstance(given.arrays[0], np.ndarray) else None
-
-
-def _as_it_is(x: np.ndarray) -> np.ndarray:
-    return x
 
 
 def accepted_result(
@@ -303,7 +298,6 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
             return answer_of_first([self.link], problems)
 
     def __call__(self, given: Given) -> Solved | Answer[S] | None:
-        """The result of a call like one before, else what the link has found, if anything."""
         return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
 
     def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:

@@ -13,15 +13,13 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
-from neula.engines import FP64, Engine, Format, format_of, select_engine
+from neula.engines import FP64, Engine, format_of, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
-from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
-from neula.pipeline.call import Call, HostTuning
+from neula.pipeline.call import Call, HostTuning, ProblemOptions
 from neula.pipeline.chain import Run
-from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolutionResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
@@ -34,21 +32,14 @@ LEAST_WORK = 4096  # operations that the calls for a problem come to, at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolutionOptions:
-    engine: Engine
-    target: Format  # whose accuracy the result is to have
+class SolutionOptions(ProblemOptions):
     dtype: torch.dtype  # of x as it is returned
     max_iterations: int
     forward: bool = False  # whether to refine until the forward error is that of the accuracy
-    progress: Progress | None = None
     # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
     # Whether the host may take over small problems that a first link has left: no engine was named.
     by_host: bool = False
-
-    @property
-    def over_rows(self) -> Reduction:
-        return self.engine.over_rows
 
     @property
     def digits(self) -> float:
@@ -79,16 +70,8 @@ class Solutions(Values):
     names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
     """Measured numbers of each problem; the worst right-hand side, or element of x, counts."""
 
-    of_matrices: ClassVar[tuple[str, ...]] = (
-        *("residual", "refined_error", "backward_error", "condition_bound", "condition"),
-    )
-    """Measured numbers that are kept unchanged."""
-
-    columns: ClassVar[tuple[str, ...]] = ("forward_error",)
-    """Fields with one value for each right-hand side."""
-
-    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}
-    """Fields that are not float64."""
+    columns: ClassVar[tuple[str, ...]] = ("forward_error",)  # fields with one value for each right-hand side
+    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}  # fields that are not float64
 
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""
@@ -223,7 +206,7 @@ class Report:
         run = self.run
         values, forward_error = run.found, self.most("forward_error", 0.0)
         return {
-            # It is rounded already, and its largest element was looked at.
+            # It is rounded already, and its largest element was checked.
             "x": self.call.hand_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,
@@ -328,11 +311,6 @@ def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: t
     return complex_columns(apply(real_columns(x))) if has_parts(a, x.dtype) else apply(x)
 
 
-def larger_part(errors: torch.Tensor) -> torch.Tensor:
-    """The larger relative error of both parts of each column, which bounds that of the complex one."""
-    return torch.maximum(*errors.split(errors.shape[-1] // 2, -1)) if errors.shape[-1] else errors
-
-
 def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
     """Solutions for complex right-hand sides of real matrices, by a ``solve`` for real tensors."""
     a, b = (taken.graph for taken in call.operands.values())
@@ -341,7 +319,9 @@ def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, 
 
 
 def _joined(call: Call, shapes: BatchedProblem, found: R) -> R:
-    x, errors, pending = complex_columns(found.x), larger_part(found.forward_errors), found._pending
+    x, errors, pending = complex_columns(found.x), found.forward_errors, found._pending
+    if errors.shape[-1]:  # the larger of both parts of each column bounds that of the complex one
+        errors = torch.maximum(*errors.split(errors.shape[-1] // 2, -1))
     if shapes.is_vector:
         x, errors = x.squeeze(-1), errors.squeeze(-1)
     wrap = call.first.wrap

@@ -348,12 +348,6 @@ def test_limits_in_a_graph_of_the_caller() -> None:
     assert torch.equal(found.numbers, expected.numbers)
 
 
-def test_limits_by_launches() -> None:
-    numbers = (0.5, 2.0**-104, 3.0)
-    one, other = (make(numbers, DEVICE) for make in (seminormal._copied, seminormal._filled))
-    assert torch.equal(one, other)
-
-
 TRUNCATED = pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter truncates")
 
 

@@ -17,7 +17,7 @@ from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
 from neula.kernels.precision import exact_matmul
-from neula.kernels.products.parts_triton import product_of_parts, remainder
+from neula.kernels.products.parts_triton import product_of_parts, split
 from neula.kernels.triangular_inverse import triangular_inverses
 from neula.kernels.triton_source import jit, tl
 
@@ -287,8 +287,8 @@ def _product(a, b, LOW: tl.constexpr):
     """``A B`` of float32 matrices, as they are, or in two parts of 8 bits each, which hides behind fp16."""
     if LOW == tl.float32:  # noqa: SIM300
         return tl.dot(a, b, input_precision="tf32x3")
-    a_high, b_high = a.to(LOW), b.to(LOW)
-    a_low, b_low = remainder(a, a_high, 1.0), remainder(b, b_high, 1.0)
+    a_high, a_low = split(a, LOW)
+    b_high, b_low = split(b, LOW)
     return product_of_parts(a_high, a_low, b_high, b_low)
 
 

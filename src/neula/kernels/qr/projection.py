@@ -13,7 +13,7 @@ from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
 from neula.kernels.products.gemm import RUN, Total
-from neula.kernels.products.parts_triton import split
+from neula.kernels.products.parts_triton import product_of_parts, split
 from neula.kernels.qr.tall import sum_of_blocks
 from neula.kernels.triton_source import jit, tl
 
@@ -110,10 +110,8 @@ def _coefficients(
         y = tl.load(y_place + row, mask=(row < last) & (y_column < n)[None, :], other=0.0)
         x_high, x_low = split(x * Q_SCALE, tl.float16)
         y_high, y_low = split(y * A_SCALE, tl.float16)
-        run = tl.dot(tl.trans(x_high), y_low)
-        run = tl.dot(tl.trans(x_low), y_high, run)
-        run = tl.dot(tl.trans(x_high), y_high, run)
-        total += run  # by an ordinary addition, rounded to nearest: the matrix unit truncates
+        # By an ordinary addition, rounded to nearest: the matrix unit truncates.
+        total += product_of_parts(tl.trans(x_high), tl.trans(x_low), y_high, y_low)
     parts += tl.program_id(0).to(tl.int64) * k * n
     inside = (x_column < k)[:, None] & (y_column < n)[None, :]
     total *= 1.0 / (Q_SCALE * A_SCALE)
@@ -140,10 +138,7 @@ def _subtract(
         w = tl.load(w_place, mask=(column < k)[:, None] & (j < n), other=0.0)
         x_high, x_low = split(x * Q_SCALE, tl.float16)
         w_high, w_low = split(w * R_SCALE, tl.float16)
-        run = tl.dot(x_high, w_low)
-        run = tl.dot(x_low, w_high, run)
-        run = tl.dot(x_high, w_high, run)
-        total += run
+        total += product_of_parts(x_high, x_low, w_high, w_low)
     place = a + i + j.to(tl.int64) * a_column
     inside = (i < m) & (j < n)
     y = tl.load(place, mask=inside, other=0.0)

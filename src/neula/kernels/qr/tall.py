@@ -244,9 +244,7 @@ def _gram_kernel(
             y = tl.load(y_column + row * stride_row, mask=(row < last) & y_exists, other=0.0)
             x_high, x_low = split(x * x_scale, tl.float16)
             y_high, y_low = split(y * y_scale, tl.float16)
-            run = tl.dot(tl.trans(x_high), y_low)
-            run = tl.dot(tl.trans(x_low), y_high, run)
-            run = tl.dot(tl.trans(x_high), y_high, run)
+            run = product_of_parts(tl.trans(x_high), tl.trans(x_low), y_high, y_low)
         total += run  # by an ordinary addition, rounded to nearest: the matrix unit truncates
 
     k = tl.arange(0, WIDTH)

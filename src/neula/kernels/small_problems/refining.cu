@@ -11,9 +11,6 @@ __device__ __forceinline__ long long place_of() { return blockIdx.x * static_cas
 // 0 where both vanish.
 __device__ __forceinline__ double quotient(double a, double b) { return a == 0.0 ? 0.0 : a / b; }
 
-// NaN if one of the numbers is.
-__device__ __forceinline__ double least_of(double a, double b) { return a <= b || a != a ? a : b; }
-
 extern "C" __global__ void added(
     const unsigned char* active, const double* high, const double* low, const double* update, double* to_high,
     double* to_low, double* to_update, long long each, long long k, long long count
@@ -59,16 +56,4 @@ extern "C" __global__ void relative_error(
     double error = quotient(left[place], size[place]) + quotient(low[place], size[place]);
     error = __dmul_rn(computed, error) / (1.0 - error);
     to_error[place] = rate[place / k] <= max_rate && error >= 0.0 && error < INFINITE ? error : INFINITE;
-}
-
-extern "C" __global__ void perturbations(
-    const double* gradient, const double* residual, const double* projected, const double* image, const double* b,
-    const double* norm, double* to_error, double* to_optimality, long long k, long long count
-) {
-    const long long place = place_of();
-    if (place >= count) return;
-    const double r = residual[place], of_x = image[place], optimality = quotient(gradient[place], norm[place / k] * r);
-    const double consistent = quotient(r, of_x + b[place]), projection = quotient(projected[place], of_x);
-    to_error[place] = least_of(least_of(optimality, consistent), projection);
-    to_optimality[place] = optimality;
 }

@@ -24,7 +24,6 @@ def _tried(device: torch.device) -> None:
     added.kernel(one, one, one, active)
     progress.kernel(active, one[0], one[0], one[0], one[0], 0.5, 0.5, 2.0)
     relative_error.kernel(one[0], one[0], one[0], one[0], 0.5, 1.0)
-    perturbations.kernel(one[0], one[0], one[0], one[0], one[0], one[0])
     uncertainty.kernel((one[0], one[0], one[0], one[0]), one[0], one[0], one[0], 0.5)
 
 
@@ -53,13 +52,6 @@ def _is_uncertain(norms: tuple[torch.Tensor, ...], *of_matrices: object) -> bool
 
 def _is_relative(left: torch.Tensor, size: torch.Tensor, low: torch.Tensor, rate: object, *_: object) -> bool:
     return _alike(left, size, low) and _alike(left[:, :1], rate)
-
-
-def _of_batch(*norms: torch.Tensor | float) -> bool:
-    first = norms[0]
-    if not isinstance(first, torch.Tensor) or first.ndim != 2:
-        return False
-    return _alike(first, *norms[1:-1]) and _alike(first[:, :1], norms[-1])
 
 
 @kernel("added_cuda", trial=_tried, when=_adds)
@@ -147,24 +139,6 @@ def relative_error(
     return torch.where(trusted, error, torch.inf)
 
 
-@kernel("perturbations_cuda", trial=_tried, when=_of_batch)
-def perturbations(
-    gradient: torch.Tensor,
-    residual: torch.Tensor,
-    projected: torch.Tensor,
-    image: torch.Tensor,
-    b: torch.Tensor,
-    norm: torch.Tensor | float,
-) -> Two:
-    """The smallest of three perturbations that make a solution exact, and the first of them, its optimality.
-
-    See :meth:`neula.certificates.backward_error.Norms.measures`.
-    """
-    optimality = over(gradient, norm * residual)
-    consistent = over(residual, image + b)
-    return torch.minimum(torch.minimum(optimality, consistent), over(projected, image)), optimality
-
-
 def over(a: torch.Tensor, b: torch.Tensor | float) -> torch.Tensor:
     """``a / b``, 0 where both vanish."""
     return (a / b).masked_fill(a == 0, 0.0)
@@ -198,13 +172,6 @@ def relative_error_cuda(left, size, low, rate, max_rate, computed):
     given = (left, size, low, rate, found, max_rate, computed)
     _launch("relative_error", left.numel(), *given, left.shape[1])
     return found
-
-
-def perturbations_cuda(gradient, residual, projected, image, b, norm):
-    error, optimality = _like(b), _like(b)
-    given = (gradient, residual, projected, image, b, norm, error, optimality)
-    _launch("perturbations", b.numel(), *given, b.shape[1])
-    return error, optimality
 
 
 def _like(x: torch.Tensor) -> torch.Tensor:

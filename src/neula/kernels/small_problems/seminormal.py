@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import astuple, dataclass
-from functools import lru_cache
 from typing import NamedTuple, Self
 
 import torch
@@ -125,31 +124,6 @@ class SeminormalSolutions(NamedTuple):
         return cls(x, numbers, forward_error, residual_norm, rank, rank.new_empty(count, dtype=torch.bool))
 
 
-def limits_on(
-    device: torch.device, limits: RefinementLimits, square: SquareSystemLimits | None
-) -> torch.Tensor:
-    """All limits as float64 numbers where kernels read them: those of refinement, ``MODERATE``, and those of
-    linear systems.
-    """
-    near, alike = (square.near, square.alike) if square else (0.0, 0.0)
-    numbers = (*astuple(limits), MODERATE, near, alike)
-    recorded = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    return (_filled if recorded else _copied)(numbers, device)
-
-
-@lru_cache(maxsize=64)
-def _copied(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    return torch.tensor(numbers, dtype=torch.float64, device=device)
-
-
-def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """A tensor of numbers, filled by launches that a graph can capture, without a copy from the host."""
-    room = torch.empty(len(numbers), dtype=torch.float64, device=device)
-    for place, number in zip(room, numbers, strict=True):
-        place.fill_(number)
-    return room
-
-
 def columns_of(n: int) -> int:
     """Columns that matrices of n have in the kernel: a power of two, each compiled once."""
     return max(PER_WARP, 1 << (n - 1).bit_length())
@@ -192,10 +166,11 @@ def solved(
     together, rows = (TOGETHER, FEW_ROWS) if narrow else (1, ROWS)
     _seminormal[(ceil_div(count, together),)](
         *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-        *(found.doubtful.view(torch.uint8), limits_on(a.device, limits, square)),
-        *(m, n, k, count, *a.stride(), *b.stride(), 0 if square is None else int(square.definite)),
-        *(1 - round(math.log2(torch.finfo(dtype).eps)), rows, columns, together),
-        *(square is not None, a.is_cuda),
+        *(found.doubtful.view(torch.uint8), m, n, k, count, *a.stride(), *b.stride()),
+        1 - round(math.log2(torch.finfo(dtype).eps)),
+        *(0, 0.0, 0.0) if square is None else (int(square.definite), square.near, square.alike),
+        *astuple(limits),
+        *(rows, columns, together, square is not None, a.is_cuda),
         num_warps=columns // PER_WARP,
         maxnreg=REGISTERS,
         # Contracted to a multiply-add, a sum of rounded products has another rounding error.
@@ -212,8 +187,11 @@ SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_r
 # Otherwise it would be compiled anew for sizes that are 1 or divisible by 16.
 @jit(do_not_specialize=[*SIZES, "definite", "significand"])
 def _seminormal(
-    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, limits, m, n, k, count,
-    a_batch, a_row, a_column, b_batch, b_row, b_column, definite, significand,
+    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, m, n, k, count,
+    a_batch, a_row, a_column, b_batch, b_row, b_column, significand, definite, near: tl.float64,
+    alike: tl.float64, tolerance: tl.float64, max_steps: tl.float64, max_rate: tl.float64,
+    rounding: tl.float64, noise: tl.float64, at_least: tl.float64, stagnation: tl.float64,
+    computed: tl.float64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SQUARE: tl.constexpr,
     FUSED: tl.constexpr,
 ):  # fmt: skip
@@ -222,7 +200,6 @@ def _seminormal(
     Every array has three dimensions, the first of which counts problems and the second columns. The last
     program may have some that others have as well, and stores the same for them.
     """
-    max_rate, rounding, computed = tl.load(limits + 2), tl.load(limits + 3), tl.load(limits + 7)
     member = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)  # offsets may exceed 2^31
     member = tl.minimum(member, count - 1)[:, None, None]
     l = tl.arange(0, ROWS).to(tl.int64)[None, None, :]  # noqa: E741
@@ -239,7 +216,6 @@ def _seminormal(
     optimality, largest, rows = zero, zero, zero
     good, vanished = zero == 0.0, zero > 0.0
     if SQUARE:
-        near, alike = tl.load(limits + 9), tl.load(limits + 10)
         rows, moderate = _rows_of(a, m, n, l, j, a_row, near, alike, TOGETHER)
         good &= moderate
         if definite != 0:
@@ -248,8 +224,9 @@ def _seminormal(
     for column in range(k):
         target = b + column * b_column
         high, low, left, b_norm, g, projected, r_norm, r_largest = _refined(
-            a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row, limits, FUSED
-        )
+            a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row, tolerance,
+            max_steps, noise, at_least, stagnation, FUSED,
+        )  # fmt: skip
         rounded = rounded_to(high, significand)
         given_norm, b_largest = _given(a, target, rounded, m, n, l, j, a_row, b_row)
         of_x, lost, error = _errors(
@@ -350,15 +327,13 @@ def _worth(gram, inverse, size, m, n, of_solve, COLUMNS: tl.constexpr):
 @jit
 def _refined(
     a, b, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row,  # noqa: E741
-    limits, FUSED: tl.constexpr,
+    tolerance, max_steps, noise, at_least, stagnation, FUSED: tl.constexpr,
 ):  # fmt: skip
     """A solution as a sum of two numbers, the bound on its error, ``||b||``, and of its residual the
     gradient, the projection, the norm and the largest element.
 
     The last residual updates nothing.
     """
-    tolerance, max_steps, noise = tl.load(limits), tl.load(limits + 1).to(tl.int32), tl.load(limits + 4)
-    at_least, stagnation = tl.load(limits + 5), tl.load(limits + 6)
     high, b_norm = _start(a, b, inverse, m, n, l, j, a_row, b_row)
     low = tl.zeros_like(high)
     left = b_norm * 0.0 + float("inf")

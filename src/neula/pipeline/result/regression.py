@@ -398,7 +398,6 @@ class Summary(str):
 
 
 def summarized(result: Regression, level: float, how: Mapping[str, Any]) -> Summary:
-    """The table of one right-hand side."""
     columns = result._table(level, **how)
     names = result._labels(len(columns["coefficient"]))
     kind = "clustered" if how.get("groups") is not None else how.get("robust") or "nonrobust"
@@ -448,7 +447,6 @@ def _number(x: float, digits: int = 3) -> str:
 
 
 def _pairs(left: Mapping[str, str], right: Mapping[str, str], total: int) -> list[str]:
-    """Two columns of names and values."""
     half = total // 2 - 1
     lines = []
     for (a, x), (b, y) in zip(left.items(), right.items(), strict=True):

@@ -73,7 +73,6 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
         return f", {shown.correct(self.digits)}"
 
     def _rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
-        """Rows with further evidence."""
         after = {
             "iterations": f"{self.iterations}",
             "backward error": f"{self.backward_error:.1e} (tolerance {self.tolerance:.1e})",
@@ -335,7 +334,6 @@ class RidgePath(CertifiedResult, Named, Generic[ArrayT]):
         return found if found.ndim else int(found)
 
     def _columns(self) -> dict[str, np.ndarray]:
-        """A column for each damping."""
         found = self._coefficients()
         if found.ndim > 2:
             raise ValueError(f"a table is for one right-hand side, and there are {found.shape[2]}")

@@ -121,7 +121,6 @@ class PowerResult(CertifiedResult, Generic[ArrayT]):
     accepted: Any
 
     def _member(self, place: int) -> PowerResult[Any]:
-        """The power of one matrix of a batch."""
         names = ("X", "eigenvalues", "errors", "residuals", "accepted")
         return self._one_of(place, names, converged="accepted", error="errors", residual="residuals")
 
@@ -258,7 +257,6 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     accepted: Any
 
     def _member(self, place: int) -> PolarResult[Any]:
-        """The decomposition of one matrix of a batch."""
         names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")
         scalars = {"converged": "accepted", "rank": "ranks", "residual": "residuals"}
         return self._one_of(place, names, **scalars, orthogonality="orthogonalities")

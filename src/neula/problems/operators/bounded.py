@@ -54,7 +54,6 @@ LSQ_LINEAR = Operator(
 def traced_nnls(
     A: Any, b: Any, *, maxiter: int | None = None, sum_to: float | None = None, **options: Any
 ) -> NNLSResult[Any] | None:
-    """:func:`neula.nnls` in a graph."""
     if sum_to is not None:
         return None
     return _traced(NNLSResult, A, b, (0.0, math.inf), options | {"max_iter": maxiter})
@@ -74,7 +73,6 @@ def traced_lsq_linear(
     constraints: Any = None,
     **options: Any,
 ) -> LsqLinearResult[Any] | None:
-    """:func:`neula.lsq_linear` in a graph."""
     from neula.problems.bounded.lsq_linear import checked
 
     if constraints is not None:

@@ -52,7 +52,6 @@ QR = Operator(
 def traced_qr(
     A: Any, mode: str = "reduced", *, pivoting: bool = False, **options: Any
 ) -> QRResult[Any] | None:
-    """:func:`neula.qr` in a graph."""
     if mode not in ("reduced", "r") or pivoting or not are_simple(A, **options):
         return None
     q, r, _, _, accepted = QR.by_name(A, **options)
@@ -151,7 +150,6 @@ POLAR = Operator(
 
 
 def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarResult[Any] | None:
-    """:func:`neula.polar` in a graph."""
     if not are_simple(A, **options):
         return None
     check_name("side", side, SIDES, optional=True)

@@ -63,7 +63,6 @@ def traced_lstsq(
     covariance_factor: Any = None,
     **options: Any,
 ) -> LstsqResult[Any] | None:
-    """:func:`neula.lstsq` in a graph."""
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     general = (constraints, covariance, covariance_factor, sigma, sample_weight)
@@ -90,7 +89,6 @@ def traced_lstsq(
 
 
 def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Tensor | None:
-    """:func:`neula.pinv` in a graph."""
     if not are_simple(A, **options) or A.ndim < 2:
         return None
     tall, k = A.shape[-2] > A.shape[-1], min(A.shape[-2:])
@@ -121,7 +119,6 @@ SOLVE = Operator(
 
 
 def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
-    """:func:`neula.solve` in a graph."""
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     is_vector, known = b.ndim == 1, settings(options, A, b)

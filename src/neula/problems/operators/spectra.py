@@ -93,7 +93,7 @@ def _shapes_of_svd(A: torch.Tensor) -> Shapes:
 SVD = Operator(
     f"svd(Tensor A, {COMMON}) -> (Tensor U, Tensor s, Tensor Vh, Tensor errors, Tensor residual, "
     "Tensor orthogonality, Tensor accepted)",
-    spectral_derivatives.SVDFunction,
+    spectral_derivatives.TripletsFunction,
     _svd,
     _shapes_of_svd,
 )
