@@ -201,7 +201,7 @@ _ALGORITHMS = [
         "r - alpha A p", "algorithms/test_refinement.py",
     ),
     Mutation(
-        "row error of minimum-norm solutions halved", "algorithms/krylov/craig.py",
+        "row error of minimum-norm solutions halved", "algorithms/krylov/refinement.py",
         "over(of_residual, rows.norm * norm(x) + of_rhs)",
         "over(of_residual, 2 * (rows.norm * norm(x) + of_rhs))",
         "rows in small units count as much", "algorithms/test_refinement.py",
@@ -219,8 +219,9 @@ _ALGORITHMS = [
         "the best solution is kept", "algorithms/test_driver.py algorithms/test_iterative_refinement.py",
     ),
     Mutation(
-        "projection in coordinates taken for a norm", "algorithms/krylov/refine_forward.py",
-        "projected = solve_rt(r, gradient) / scale.smallest", "projected = solve_rt(r, gradient)",
+        "projection in coordinates taken for a norm", "algorithms/krylov/refinement.py",
+        "columns.mT)[0]\n        projected = solve_rt(r, gradient) / scale.smallest",
+        "columns.mT)[0]\n        projected = solve_rt(r, gradient)",
         "||R^-T A^T r|| may be smaller than ||P r||", "algorithms/test_refine_forward.py",
     ),
     Mutation(
@@ -305,16 +306,9 @@ _ALGORITHMS = [
 
 _PROBLEMS = [
     Mutation(
-        "weights squared", "algorithms/krylov/operators.py",
-        "top = b if self.weights is None else b * self.weights[:, None]",
-        "top = b if self.weights is None else b * self.weights[:, None] ** 2",
-        "rows are multiplied by their weights", "algorithms/test_operators.py",
-    ),
-    Mutation(
-        "weights of the dense matrix squared", "algorithms/krylov/operators.py",
-        "return self.a if self.weights is None else self.a * self.weights[:, None]",
-        "return self.a if self.weights is None else self.a * self.weights[:, None] ** 2",
-        "rows are multiplied by their weights", "algorithms/test_operators.py",
+        "weights squared", "pipeline/gradients.py",
+        "a, b = factors * a, factors * b", "a, b = factors**2 * a, factors**2 * b",
+        "rows are multiplied by their weights", "test_lstsq.py",
     ),
     Mutation(
         "doubt of systems ignored", "problems/systems/system.py",

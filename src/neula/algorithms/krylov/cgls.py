@@ -18,13 +18,13 @@ from typing import NamedTuple
 
 import torch
 
-from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.formats import double_of
-from neula.engines.graphs import Replay, Tensors
+from neula.engines.graphs import Replay, Tensors, called
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
 from neula.kernels.magnitudes import squares
 from neula.kernels.polar.svd import converged_eigvalsh
 
@@ -37,6 +37,39 @@ many more as it took to get there, since slow convergence is not monotone."""
 
 BLIND = 4
 """At most so many iterations go by before the host reads how far they got, which synchronizes."""
+
+
+@dataclass(frozen=True)
+class LeastSquaresOperator:
+    """The tall matrix A of a problem, as products with it see it."""
+
+    a: torch.Tensor  # shape (m, n): in the precision of the vectors, or in a narrower one
+    over_rows: Reduction = HERE  # where other rows of A are, if they are not all here
+    replay: Replay = called  # runs the vector operations between two products, possibly from a graph
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape with all rows."""
+        return self.over_rows.count(self.a.shape[0]), self.a.shape[1]
+
+    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply it to the columns of x, shape (n, k)."""
+        return product(self.a, x)
+
+    def rmatmul(self, y: torch.Tensor) -> torch.Tensor:
+        """Apply its conjugate transpose to the columns of y, shape (m, k)."""
+        return self.over_rows.total(transposed_product(self.a, y))
+
+    def normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``Y = A X``, or ``B - A X`` where B is given, and ``A^H Y``, by a kernel in one pass over A."""
+        y, image = normal_product(self.a, x, b)
+        return y, self.over_rows.total(image)
+
+    def normal_and_squares(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``A^H A X`` and the squared norms of the columns of ``A X``, in one message."""
+        y, image = normal_product(self.a, x)
+        image, of_y = self.over_rows.totals(image, squares(y).sum(0))
+        return image, of_y
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,7 @@ def lstsq(
     (:func:`neula.pipeline.gradients.attach_solution`).
 
     Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
-    right-hand sides and column scaling. Damping and weights are applied in the buffer that the factorization
-    overwrites, without forming the stacked matrix.
+    right-hand sides and column scaling. Damping and weights are applied in a copy of A in double precision.
 
     Small problems, alone or in a batch, are solved by the corrected seminormal equations [2]_
     (:mod:`neula.algorithms.krylov.batched_lstsq`), each step one launch for the whole batch, with residuals

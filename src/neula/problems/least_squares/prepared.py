@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.cgls import LeastSquaresOperator
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
@@ -20,6 +20,7 @@ from neula.engines.graphs import called
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer
+from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import check_finite
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 
@@ -101,8 +102,7 @@ class LeastSquaresProblems(Batch):
         """The only one, prepared."""
         if self.cache.prepared is None:
             a, b = self.a[0], in_double(self.b[0])
-            if not self._is_read_as_given:
-                a = in_double(a)
+            a = a if self._is_read_as_given else in_double(a)
             self.cache.prepared = PreparedProblem.from_arrays(a, b, self.options, self.largest)
         return self.cache.prepared
 
@@ -147,77 +147,45 @@ class PreparedProblem:
     # The tall matrix that is factorized: A with weights and damping, or the conjugate transpose of a wide A.
     operator: LeastSquaresOperator
     b: torch.Tensor  # shape (rows, k): its columns scaled by powers of two
-    given_b: torch.Tensor  # shape (m, k): the same before weights and damping
     b_scales: torch.Tensor  # shape (k,)
     scales: torch.Tensor  # shape (n,): powers of two for the columns of the operator
     wide: bool  # whether the operator is the transpose
     options: LeastSquaresOptions
-    # The problem with weights and damping, where numbers near the ends of the range had to be scaled first.
+    # The problem with weights and damping, where numbers near the ends of the range had to be scaled first,
+    # or what rounding weighted numbers loses counts.
     scaled: ScaledProblems | None = None
 
     @classmethod
     def from_arrays(
         cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions, largest: Largest
     ) -> PreparedProblem:
-        """Problems with numbers near the ends of the range are scaled first, in a copy.
+        """Apply weights and damping, in a copy, and choose the scales; A and b are finite.
 
         Shapes: a (m, n), b (m, k). ``largest``: of A and b.
         """
-        over_rows = options.over_rows
+        over_rows, weights, damp, scaled = options.over_rows, options.weights, options.damp, None
+        wide = options.is_wide(over_rows.count(a.shape[0]), a.shape[1])
         # Weights multiply, and so exponents add up.
-        exponents = int(binary_exponents(largest.seen.of_a.double()).abs().amax())
-        exponents += abs(math.frexp(options.damp)[1])
-        if options.weights is not None:
-            exponents += int(over_rows.largest(binary_exponents(options.weights.abs()).abs().amax()))
-        if exponents <= SQUARABLE_EXPONENT:
-            known = options.weights is None and not options.damp
-            known = known and over_rows.count(a.shape[0]) >= a.shape[1]
-            return cls._from_scaled(a, b, options, largest=largest if known else None)
-        scaled = ScaledProblems.from_arrays(a[None], b[None], options.weights, options.damp, over_rows)
-        if scaled.wide:  # the minimum-norm solution is that in given units
-            scaled = scaled.with_columns(scaled.units)
-        return cls._from_scaled(scaled.a[0], scaled.b[0], options, scaled)
-
-    @classmethod
-    def _from_scaled(
-        cls,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        options: LeastSquaresOptions,
-        scaled: ScaledProblems | None = None,
-        largest: Largest | None = None,
-    ) -> PreparedProblem:
-        """Apply weights and damping, check the numbers, choose the scales.
-
-        Shapes: a (m, n), b (m, k). ``scaled``: the problem that was scaled before, weights and damping
-        applied. ``largest``: of the operator and b, where they are known: these are finite.
-        """
-        weights, damp = (options.weights, options.damp) if scaled is None else (None, 0.0)
+        exponents = int(binary_exponents(largest.seen.of_a.double()).abs().amax()) + abs(math.frexp(damp)[1])
+        if weights is not None:
+            exponents += int(over_rows.largest(binary_exponents(weights.abs()).abs().amax()))
+        special = weights is not None or damp
+        if exponents > SQUARABLE_EXPONENT or (special and options.forward):
+            scaled = ScaledProblems.from_arrays(a[None], b[None], weights, damp, over_rows)
+            if wide:  # the minimum-norm solution is that in given units
+                scaled = scaled.with_columns(scaled.units)
+            a, b = scaled.a[0], scaled.b[0]
+        elif special:
+            a, b = stacked_problem(a, b, weights, damp if over_rows.begins else 0.0)
+        # One GPU is busy for longer than its host launches; of several all wait for the slowest host.
+        replay = options.engine.alone.replay if over_rows.spread else called
+        operator = LeastSquaresOperator(a.mH) if wide else LeastSquaresOperator(a, over_rows, replay)
+        of_a, of_b = largest.of_a.double(), largest.of_b.double()
+        if special or wide or scaled is not None:
+            of_a, of_b = (options.engine.column_max(x) for x in (operator.a, b))
         # Powers of two, so that norms of b and x neither overflow nor underflow.
-        of_b = options.engine.column_max(b) if largest is None else largest.of_b.double()
         b_scales = power_of_two_scales(of_b)
-        b = given_b = b * b_scales
-        wide = options.over_rows.count(a.shape[0]) < a.shape[1] and not damp
-        if wide:
-            weighted = a if weights is None else a * weights[:, None]
-            operator = LeastSquaresOperator(weighted.mH)
-            b = b if weights is None else b * weights[:, None]
-        else:
-            # One GPU is busy for longer than its host launches; of several all wait for the slowest host.
-            replay = options.engine.alone.replay if options.over_rows.spread else called
-            operator = LeastSquaresOperator(a, weights, damp, options.over_rows, replay)
-            b = operator.right_hand_side(b)
-        if weights is not None:  # R of low precision solves for numbers near 1
-            again = power_of_two_scales(options.engine.column_max(b))
-            b, given_b, b_scales = b * again, given_b * again, b_scales * again
-        if largest is not None:
-            column_max = largest.of_a.double()
-        else:  # A and b were finite when they were given
-            column_max = operator.column_max(options.engine)
-            check_finite(a, column_max, "A", options.over_rows)
-            check_finite(b, options.engine.column_max(b), "b", options.over_rows)
-        scales = power_of_two_scales(column_max)
-        return cls(operator, b, given_b, b_scales, scales, wide, options, scaled)
+        return cls(operator, b * b_scales, b_scales, power_of_two_scales(of_a), wide, options, scaled)
 
     @property
     def rank(self) -> int:
@@ -227,7 +195,13 @@ class PreparedProblem:
     @property
     def bound(self) -> float:
         """Largest backward error of a solution that is accepted."""
-        return lstsq_bound(self.options.target, min(self.operator.shape))
+        return lstsq_bound(self.options.target, min(self.shape))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the operator; rows of a damping are not counted as rows of all processes are."""
+        rows, n = self.operator.shape
+        return rows + n if self.options.damp and self.options.over_rows.spread else rows, n
 
     def residual_norm(self, x: torch.Tensor) -> torch.Tensor:
         """``||b - A x||``, shape (k,)."""
@@ -258,21 +232,17 @@ class PreparedProblem:
 
         ``sizes``, shape (n,): norms of the columns.
         """
-        operator, over_rows = self.operator, self.options.over_rows
-        if operator.weights is None and not operator.damp:
-            scales, low = power_of_two_scales(sizes), self.scaled
-            return ScaledProblems(
-                a=(operator.a * scales)[None],
-                a_low=None if low is None or low.a_low is None else low.a_low * scales,
-                columns=(1 - binary_exponents(scales))[None, None],
-                b=self.b[None],
-                b_low=None if low is None or low.b_low is None else low.b_low * self.b_scales,
-                b_columns=torch.zeros_like(self.b_scales, dtype=torch.int32)[None, None],
-                wide=False,
-                over_rows=over_rows,
-            )
-        weighted = operator.a[None], self.given_b[None], operator.weights, operator.damp
-        return ScaledProblems.from_arrays(*weighted, over_rows).with_given_b()
+        scales, low = power_of_two_scales(sizes), self.scaled
+        return ScaledProblems(
+            a=(self.operator.a * scales)[None],
+            a_low=None if low is None or low.a_low is None else low.a_low * scales,
+            columns=(1 - binary_exponents(scales))[None, None],
+            b=self.b[None],
+            b_low=None if low is None or low.b_low is None else low.b_low * self.b_scales,
+            b_columns=torch.zeros_like(self.b_scales, dtype=torch.int32)[None, None],
+            wide=False,
+            over_rows=self.options.over_rows,
+        )
 
 
 def nonzero_norms(norms: torch.Tensor) -> torch.Tensor:

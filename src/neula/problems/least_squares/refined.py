@@ -11,10 +11,14 @@ from torch.nn import functional
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.craig import refine_minimum_norm
 from neula.algorithms.krylov.driver import Refined
-from neula.algorithms.krylov.refine_forward import refine_forward
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, refine
+from neula.algorithms.krylov.refinement import (
+    INNER_REDUCTION,
+    InnerSolver,
+    refine,
+    refine_forward,
+    refine_minimum_norm,
+)
 from neula.algorithms.orthogonal.householder import solve_by_householder
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values, solve_r, solve_rt
@@ -114,22 +118,26 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     A GPU replays it if A is small and no progress is reported. Otherwise it ends early with
     :class:`~neula.pipeline.chain.Declined` where R will be worse than ``limit`` allows.
     """
-    options, operator, n = problem.options, problem.operator, problem.scales.numel()
+    options, a, n = problem.options, problem.operator.a, problem.scales.numel()
     engine = options.engine.using(compute)
     report = stage(options.progress, f"factorizing in {compute}")
-    size = problem.b.element_size() * math.prod(operator.shape)
+    size = problem.b.element_size() * math.prod(problem.shape)
     played_back = size <= options.engine.replayed_bytes and options.progress is None
     on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
     over_rows = options.over_rows
     on_half = None if played_back or limit is None else partial(_check_half, limit, n, over_rows)
 
-    def factorized(a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        same = replace(operator, a=a, weights=weights[0] if weights else None)
-        if method == "cholesky":
-            given = engine.is_complex and same.weights is None and not same.damp  # rounded as it is split
-            r = gram_r(same.a, engine, scales) if given else gram_r(same.operand(engine, scales), engine)
+    def factorized(a: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if method == "cholesky":  # a complex one is rounded as it is split
+            operand = torch.empty(a.shape, dtype=engine.operand_dtype, device=a.device)
+            r = (
+                gram_r(a, engine, scales)
+                if engine.is_complex
+                else gram_r(engine.fill(operand, a, scales), engine)
+            )
         else:
-            work = same.working(engine, scales)
+            work = engine.padded(*a.shape, dtype=engine.working_dtype)
+            engine.fill(work[: len(a)], a, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
         r = over_rows.agree(r)
         # Dozens of launches that know nothing of A, which may be too large for a graph, or on another device.
@@ -140,9 +148,9 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
         found = Preconditioner.from_factor(r, triangle)
         return triangle.inverses, found.columns, found.extremes
 
-    inputs = (operator.a, problem.scales, *(() if operator.weights is None else (operator.weights,)))
+    inputs = (a, problem.scales)
     if played_back:
-        key = ("lstsq", method, repr(engine), operator.damp)
+        key = ("lstsq", method, repr(engine))
         r, inverses, columns, extremes = options.engine.replay(factorized, inputs, key)
     else:
         r, inverses, columns, extremes = factorized(*inputs)
@@ -162,7 +170,7 @@ def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tenso
     """
     report = stage(problem.options.progress, "factorizing in fp64")
     start, over_rows = None, problem.options.over_rows
-    a = problem.operator.dense() * problem.scales
+    a = problem.operator.a * problem.scales
     if problem.wide or over_rows.spread:
         r = over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
     else:
@@ -296,7 +304,7 @@ def refined_with(
     if problem.wide:
         evidence = _evidence_of_wide(problem, preconditioner, scale)
         refined = refine_minimum_norm(
-            *(problem.operator.a, r, problem.b),
+            *(problem.operator, r, problem.b),
             scale=evidence.scale,
             rows=scale,
             tolerance=target,
@@ -346,8 +354,8 @@ def _iterations(problem: PreparedProblem, largest: float, smallest: float, limit
 
 def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> None:
     condition = largest / smallest if smallest > 0 else math.inf
-    if not problem.options.limits(problem.operator.shape).full_rank(ESTIMATED * condition):
-        rcond = problem.options.certain_rcond(problem.operator.shape)
+    if not problem.options.limits(problem.shape).full_rank(ESTIMATED * condition):
+        rcond = problem.options.certain_rcond(problem.shape)
         raise Declined(f"condition number about {condition:.1e}: not of full rank to {rcond:.1e}")
 
 

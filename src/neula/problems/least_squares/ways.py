@@ -98,7 +98,8 @@ def unrefined(
     if problem.wide:
         raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
     engine, over_rows = options.engine.using(compute), options.over_rows
-    work = problem.operator.fill(engine, problem.scales)
+    work = engine.empty(*problem.operator.a.shape)
+    engine.fill(work, problem.operator.a, problem.scales)
     rhs = problem.b.to(engine.storage)
     if algorithm == "direct":
         q, r = rgsqrf(work, engine, overwrite_a=True)
@@ -122,6 +123,6 @@ def unrefined(
     # Rounding errors of this R move singular values by so much; the normal equations square them.
     errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
     doubt, bound = "", ESTIMATED * condition
-    if not (options.limits(problem.operator.shape).full_rank(bound) and bound * errors < 1):
+    if not (options.limits(problem.shape).full_rank(bound) and bound * errors < 1):
         doubt = f"condition number about {condition:.1e}: A may lack full rank"
     return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)
