@@ -8,7 +8,7 @@ from tests.exact_solutions import error_of, least_squares
 
 from neula.algorithms.krylov.batched_lstsq import Overdetermined
 from neula.algorithms.krylov.damped import DampedProblems
-from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement, refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 
 U = 2.0**-53
@@ -28,8 +28,9 @@ def test_solutions_and_residuals(m: int, n: int, dampings: list[float]) -> None:
     damps = torch.tensor(dampings, dtype=torch.float64, device="cpu")[:, None, None].expand(-1, n, 1)
     below = torch.cat([b, b.new_zeros(n, 2)])
     system, right = DampedProblems(a, damps), below.expand(len(dampings), -1, -1)
-    found = refine_doubled(system, right, tolerance=U / 2)
-    residual = system.residual(right, found.x, found.x_low)
+    refinement = Refinement(system, right, U / 2)
+    refinement.advance(MAX_STEPS)
+    found, residual = refinement.solution(), system.residual(right, refinement.high, refinement.low)
     for i, damp in enumerate(dampings):
         stack = torch.cat([a, damp * torch.eye(n, dtype=torch.float64, device="cpu")])
         for j in range(2):

@@ -220,12 +220,6 @@ class ScaledProblems(ScaledUnknowns):
         known = self.doubled, self.b, y, y_low
         return doubled_gradient(*known, a_low=self.a_low, b_low=self.b_low, over_rows=self.over_rows)
 
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals of the problem that was given, shape (..., k)."""
-        if self.given:
-            return norm
-        return shift(norm, self.b_columns.squeeze(-2))
-
 
 def gradient_vanishes(
     a: torch.Tensor, b: torch.Tensor, weights: torch.Tensor | None, over_rows: Reduction = HERE

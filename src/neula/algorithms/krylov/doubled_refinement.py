@@ -152,17 +152,15 @@ class FactoredProblems(Protocol):
 class DoubledSolution:
     """Outcome of :func:`refine_doubled`."""
 
-    # x, x_low, shape (batch, n, k): as an unevaluated sum.
-    x: torch.Tensor
-    x_low: torch.Tensor
+    x: torch.Tensor  # shape (batch, n, k)
     measures: Measures  # tensors of shape (batch, k)
     residual: torch.Tensor  # shape (batch, rows, k): b - A x
     # Shape (batch, k): for x alone, bound on ||D (x - x*)|| / ||D x*||; infinite where updates are not to be
     # trusted.
     forward_error: torch.Tensor
     # Shape (batch, k): what x alone lacks, relative to it: by so much its backward error is larger.
-    rounding: torch.Tensor
-    steps: int
+    rounding: torch.Tensor | float = 0.0
+    steps: int = 0
 
 
 def refine_doubled(
@@ -252,7 +250,6 @@ class Refinement:
         residual, measures = updated(self.b, high, self.residual, self.update - low)
         return DoubledSolution(
             x=system.solution(high),
-            x_low=system.solution(low),
             measures=measures,
             residual=residual,
             forward_error=forward_error,

@@ -112,8 +112,8 @@ def _by_gradient(
 ) -> InnerSolution:
     """An update by CGLS from a gradient that is more accurate than the residual."""
     stop = Stop(torch.zeros_like(gradient[:1, 0].real), reduction=INNER_REDUCTION)
-    known = {"gradient": gradient, "by_gradient": True}
-    return cgls(operator, r, residual, stop=stop, max_iterations=max_iterations, **known)
+    steps = partial(cgls, stop=stop, max_iterations=max_iterations)
+    return steps(operator, r, residual, gradient=gradient, by_gradient=True)
 
 
 def refine_minimum_norm(

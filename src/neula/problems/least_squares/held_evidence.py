@@ -14,7 +14,7 @@ from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
 from neula.algorithms.krylov.streamed_lstsq import SummedGradient, SummedProblem
 from neula.algorithms.scaled_problems import DOMINATES
-from neula.algorithms.scaling import binary_exponents
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
 from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import enlarged
@@ -35,7 +35,7 @@ LONGEST = 8.0
 
 
 @dataclass
-class Held(SingleProblem):
+class Held(SingleProblem, ScaledUnknowns):
     """A fit that is held open, as a problem."""
 
     sums: HeldSums
@@ -98,20 +98,14 @@ class Held(SingleProblem):
         return Answer(members, "householder fp64, incremental", of.doubt)
 
     @cached_property
-    def _columns(self) -> torch.Tensor:
-        """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
-        return self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self.excess
+    def columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which columns of A were divided, with what damping far above A was, shape (1, n)."""
+        return (self.exponents + self.sums.of_a + 2 * self.excess)[None]
 
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """Solutions in the units that were given."""
-        return shift(y, self._columns)
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        return shift(x, -self._columns)
-
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals in the units that were given."""
-        return shift(norm, self.sums.of_b)
+    @property
+    def b_columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which right-hand sides were divided, shape (1, k)."""
+        return self.sums.of_b[None]
 
     def _damped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """R, z and S with the rows of the damping."""

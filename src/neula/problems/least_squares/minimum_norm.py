@@ -10,19 +10,19 @@ from dataclasses import replace
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.orthogonal.pivots import PivotTuning
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.complete_orthogonal import complete_orthogonal
 from neula.algorithms.spectra.rank_revealing import MinimumNorm, minimum_norm
-from neula.certificates.backward_error import Scale, norms_of
-from neula.certificates.forward_error import SURE, rounded_error
+from neula.certificates.backward_error import Measures, Scale, norms_of
+from neula.certificates.forward_error import SURE
 from neula.engines import FP64
-from neula.engines.formats import in_double
-from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import NO_GAP, LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.with_r import certified
 
 
 def by_svd(
@@ -100,9 +100,6 @@ def _members(
     """The solution with its evidence: singular values have decided its rank."""
     over_rows, norms = options.over_rows, problem.norms.mT
     z = solution.y / norms
-    x = in_double(problem.unscale(z).to(options.dtype))
-    lost = z - problem.scale(x)
-    rounding = over(lengths(lost * norms), lengths(solution.y[None]))
     residual, gradient = (part[0] for part in problem.gradient(z))
     gradient = gradient / norms[0]
     # The gradient in the row space of what counts, and the residual in the range of it.
@@ -110,23 +107,19 @@ def _members(
     scale = Scale(torch.ones_like(norms[0, :, 0]), solution.norm)
     of_scaled = norms_of(scale, problem.b[0], solution.y, residual, gradient, projected, over_rows)
     measures = replace(of_scaled, gradient=torch.linalg.vector_norm(along, dim=0)).measures(scale.norm)
-    # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
-    refined_error = torch.minimum(measures.backward_error, solution.forward_error)
-    backward_error = (refined_error + rounding[0]).amax()[None]
-    forward_error = rounded_error(solution.forward_error[None], rounding)
-    residual = residual + problem.a @ lost  # of x as it is returned
-    b_norm, r_norm = over_rows.norms(problem.b, residual, dim=1)
-    members = LeastSquaresSolutions(
-        x=x,
-        residual_norm=problem.residual_norm(r_norm),
-        forward_error=forward_error,
-        backward_error=backward_error,
-        refined_error=refined_error.amax()[None],
-        residual=over(r_norm, b_norm).amax(1),
-        optimality=measures.optimality.amax()[None],
-        condition_bound=torch.zeros_like(backward_error),
-        condition=torch.full_like(backward_error, solution.condition),
-        rank=torch.full_like(backward_error, solution.rank, dtype=torch.int64),
-        doubtful=torch.full_like(backward_error, bool(solution.doubt), dtype=torch.bool),
+    of_data = (x[None] for x in (measures.backward_error, measures.optimality))
+
+    def of_rows(lost: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        moved = residual[None] if lost is None else residual + problem.a @ lost
+        return over_rows.norms(moved, problem.b, dim=1)
+
+    return certified(
+        problem,
+        DoubledSolution(z, Measures(*of_data), residual[None], solution.forward_error[None]),
+        options,
+        size=lambda x: lengths(x * norms),
+        norms=of_rows,
+        conditions=(norms.new_tensor([solution.condition]), norms.new_zeros(1)),
+        rank=solution.rank,
+        doubtful=bool(solution.doubt),
     )
-    return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))

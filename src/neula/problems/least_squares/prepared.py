@@ -13,11 +13,12 @@ import torch
 from neula.algorithms.krylov.cgls import LeastSquaresOperator
 from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.scaling import binary_exponents, power_of_two_scales
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_two_scales
 from neula.certificates.bounds import lstsq_bound
 from neula.engines.formats import in_double
 from neula.engines.graphs import called
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT
+from neula.kernels.shift import shift
 from neula.pipeline.batches import Batch
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
@@ -141,13 +142,15 @@ Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Ans
 
 
 @dataclass(frozen=True)
-class PreparedProblem:
+class PreparedProblem(ScaledUnknowns):
     """A problem in double precision."""
 
     # The tall matrix that is factorized: A with weights and damping, or the conjugate transpose of a wide A.
     operator: LeastSquaresOperator
     b: torch.Tensor  # shape (rows, k): its columns scaled by powers of two
-    b_scales: torch.Tensor  # shape (k,)
+    # int, shape (1, 1, n), (1, 1, k): exponents by which columns of A and of b were divided.
+    columns: torch.Tensor
+    b_columns: torch.Tensor
     scales: torch.Tensor  # shape (n,): powers of two for the columns of the operator
     wide: bool  # whether the operator is the transpose
     options: LeastSquaresOptions
@@ -185,7 +188,12 @@ class PreparedProblem:
             of_a, of_b = (options.engine.column_max(x) for x in (operator.a, b))
         # Powers of two, so that norms of b and x neither overflow nor underflow.
         b_scales = power_of_two_scales(of_b)
-        return cls(operator, b * b_scales, b_scales, power_of_two_scales(of_a), wide, options, scaled)
+        b_columns = 1 - binary_exponents(b_scales)[None, None]
+        columns = torch.zeros_like(b_columns[..., :1]).expand(1, 1, a.shape[1])
+        if scaled is not None:
+            columns, b_columns = scaled.columns, scaled.b_columns + b_columns
+        scales = power_of_two_scales(of_a)
+        return cls(operator, b * b_scales, columns, b_columns, scales, wide, options, scaled)
 
     @property
     def rank(self) -> int:
@@ -203,29 +211,10 @@ class PreparedProblem:
         rows, n = self.operator.shape
         return rows + n if self.options.damp and self.options.over_rows.spread else rows, n
 
-    def residual_norm(self, x: torch.Tensor) -> torch.Tensor:
-        """``||b - A x||``, shape (k,)."""
-        image = self.operator.rmatmul(x) if self.wide else self.operator.matmul(x)
-        return self.options.over_rows.norms(self.b - image)[0]
-
     @cached_property
     def sizes_of_wide(self) -> torch.Tensor:
         """Norms of the columns of a wide A."""
         return nonzero_norms(torch.linalg.vector_norm(self.operator.a, dim=1))
-
-    def unscale(self, x: torch.Tensor) -> torch.Tensor:
-        """Solutions of the problem that was given."""
-        x = x / self.b_scales
-        return x if self.scaled is None else self.scaled.unscale(x)[0]
-
-    def rescale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
-        return (x if self.scaled is None else self.scaled.scale(x)[0]) * self.b_scales
-
-    def unscale_residual(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals of the problem that was given."""
-        norm = norm / self.b_scales
-        return norm if self.scaled is None else self.scaled.residual_norm(norm)[0]
 
     def exact(self, sizes: torch.Tensor) -> ScaledProblems:
         """The problem in numbers near 1, b as it is here, with what rounding weighted numbers has lost.
@@ -238,8 +227,10 @@ class PreparedProblem:
             a_low=None if low is None or low.a_low is None else low.a_low * scales,
             columns=(1 - binary_exponents(scales))[None, None],
             b=self.b[None],
-            b_low=None if low is None or low.b_low is None else low.b_low * self.b_scales,
-            b_columns=torch.zeros_like(self.b_scales, dtype=torch.int32)[None, None],
+            b_low=None
+            if low is None or low.b_low is None
+            else shift(low.b_low, low.b_columns - self.b_columns),
+            b_columns=torch.zeros_like(self.b_columns),
             wide=False,
             over_rows=self.options.over_rows,
         )

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES
 from neula.algorithms.krylov.cgls import Stop, cgls
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.refinement import (
     INNER_REDUCTION,
@@ -25,23 +26,21 @@ from neula.algorithms.spectra.condition import expected_decay, extreme_singular_
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
-from neula.certificates.backward_error import Scale
+from neula.certificates.backward_error import Measures, Scale
 from neula.certificates.forward_error import (
     ESTIMATED,
     MAX_RATE,
     least_squares_error,
     residual_ratio,
-    rounded_error,
 )
 from neula.engines import FP16
-from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import Reduction
-from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.least_squares.prepared import PreparedProblem, nonzero_norms
 from neula.problems.least_squares.problem import LeastSquaresSolutions
+from neula.problems.least_squares.with_r import certified
 
 FP16_GRAM_CONDITION = 300.0
 """A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
@@ -207,8 +206,8 @@ class LeastSquaresErrorBounds:
     spread: float = 1.0
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
-        """``||D x||``, shape (k,)."""
-        return torch.linalg.vector_norm(x * self.sizes[:, None], dim=0)
+        """``||D x||``, shape (..., k)."""
+        return torch.linalg.vector_norm(x * self.sizes[:, None], dim=-2)
 
     @property
     def condition(self) -> float:
@@ -241,31 +240,30 @@ def answer_of(
     """
     if doubt:
         evidence = replace(evidence, smallest=0.0)
-    options, measures, residual_norm = problem.options, refined.measures, refined.residual_norm
-    assert residual_norm is not None
-    x = in_double(problem.unscale(refined.x).to(options.dtype))
-    rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))
-    forward_error = INEXACT * rounded_error(evidence.forward_error(refined), rounding)
-    refined_error = measures.backward_error.amax()
-    if options.dtype != x.dtype:  # x is not what was refined
-        residual_norm = problem.residual_norm(problem.rescale(x))
-    (b_norm,) = options.over_rows.norms(problem.b)
+    options, operator, over_rows = problem.options, problem.operator, problem.options.over_rows
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        (b_norm,), size = over_rows.norms(problem.b), refined.residual_norm
+        if lost is not None and options.dtype != refined.x.dtype:  # x is not what was refined
+            x = refined.x - lost[0]
+            (size,) = over_rows.norms(problem.b - (operator.rmatmul if problem.wide else operator.matmul)(x))
+        assert size is not None
+        return size[None], b_norm[None]
+
+    of_data = (x[None] for x in (refined.measures.backward_error, refined.measures.optimality))
+    forward_error = evidence.forward_error(refined)[None]
     condition = forward_error.new_tensor([evidence.condition])
-    values = LeastSquaresSolutions(
-        x=x[None],
-        residual_norm=problem.unscale_residual(residual_norm)[None],
-        forward_error=forward_error[None],
-        backward_error=(measures.backward_error + rounding).amax()[None],
-        refined_error=refined_error[None],
-        optimality=measures.optimality.amax()[None],
-        residual=over(residual_norm, b_norm).amax()[None],
-        condition=condition,
-        condition_bound=ESTIMATED * condition,
-        rank=torch.tensor([problem.rank], device=x.device),
-        doubtful=torch.tensor([bool(doubt)], device=x.device),
+    values = certified(
+        problem,
+        DoubledSolution(refined.x[None], Measures(*of_data), problem.b[None], forward_error),
+        options,
+        size=evidence.size,
+        norms=norms,
+        conditions=(condition, ESTIMATED * condition),
+        rank=problem.rank,
+        doubtful=bool(doubt),
     )
-    # Results and decisions are equal on all processes.
-    values = LeastSquaresSolutions(*options.over_rows.agreed(*values.tensors))
+    values = replace(values, forward_error=INEXACT * values.forward_error)
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 

@@ -19,7 +19,7 @@ from neula.algorithms.krylov.streamed_lstsq import (
     SummedGradient,
     SummedProblem,
 )
-from neula.algorithms.scaling import binary_exponents, power_of_two_scales
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import MAX_RATE
 from neula.engines import FP64, Engine, format_of, select_engine
@@ -27,7 +27,6 @@ from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.io.sources import Source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
-from neula.kernels.shift import shift
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
@@ -170,7 +169,7 @@ def chain_streamed(options: LeastSquaresOptions) -> list[Link[Streamed, LeastSqu
 
 
 @dataclass
-class Streamed(SingleProblem):
+class Streamed(SingleProblem, ScaledUnknowns):
     """One problem, whose rows are read in passes."""
 
     reader: Reader  # of A, b, and weights if there are any
@@ -308,21 +307,14 @@ class Streamed(SingleProblem):
         return Answer(members, label, coordinates.doubt, iterations=refinement.steps, history=tuple(history))
 
     @property
-    def _columns(self) -> torch.Tensor:
-        """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
-        exponents = binary_exponents(self.scales)
-        return exponents[: self.n, None] - exponents[self.n :]
+    def columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which columns of A are divided, shape (1, n)."""
+        return 1 - binary_exponents(self.scales[: self.n])[None]
 
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """Solutions in the units that were given."""
-        return shift(y, self._columns)
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        return shift(x, -self._columns)
-
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals in the units that were given."""
-        return norm / self.scales[self.n :]
+    @property
+    def b_columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which right-hand sides are divided, shape (1, k)."""
+        return 1 - binary_exponents(self.scales[self.n :])[None]
 
 
 def by_gram(

@@ -40,7 +40,7 @@ from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
-from neula.kernels.small_problems.refining import added, over
+from neula.kernels.small_problems.refining import added
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
@@ -51,9 +51,8 @@ from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquar
 from neula.problems.least_squares.with_r import (
     Factor,
     RSource,
-    UnscaledSolutions,
+    certified,
     measured_members,
-    members_of,
     refines_doubled_of,
     system_of,
 )
@@ -168,9 +167,8 @@ def _refined(
     """Scale, factorize, refine and measure some problems; how many updates that took."""
     problems = ScaledProblems.from_arrays(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
-        solved = _minimum_norm(problems, source.factor, options, pace)
-        members = members_of(problems, solved, options, a.shape[1])
-        return members, solved.found.steps, members.measured()
+        members, steps = _minimum_norm(problems, source.factor, options, pace)
+        return members, steps, members.measured()
     over_rows, gram, of = options.over_rows, None, {}
     if source.from_gram and problems.a.shape[2] >= HALVED:
         gram = over_rows.total(lower_gram(problems.a))
@@ -184,7 +182,7 @@ def _refined(
 
 def _minimum_norm(
     problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, pace: Pace
-) -> UnscaledSolutions:
+) -> tuple[LeastSquaresSolutions, int]:
     rows, exponents = problems.with_rows()
     t = rows.a.mH
     b_transposed = (problems.a / problems.norms).mH
@@ -205,19 +203,21 @@ def _minimum_norm(
         exponents=exponents.mT,
     )
     found = _refine(system, rows.b, options, pace)
-    x = in_double(rows.unscale(found.x).to(options.dtype))
-    lost = found.x - rows.scale(x)
-    residual = found.residual + rows.a @ lost
-    return UnscaledSolutions(
-        found=found,
-        x=x,
-        rounding=over(system.size(lost), system.size(found.x)),
-        low=found.rounding,
-        residual_norm=lengths(shift(residual, exponents)),
-        b_norm=lengths(problems.b),
-        condition=condition[:, 0],
-        condition_bound=condition_bound[:, 0],
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = found.residual if lost is None else found.residual + rows.a @ lost
+        return lengths(shift(residual, exponents)), lengths(problems.b)
+
+    members = certified(
+        rows,
+        found,
+        options,
+        size=system.size,
+        norms=norms,
+        conditions=(condition[:, 0], condition_bound[:, 0]),
+        rank=options.full_rank(*problems.a.shape[1:]),
     )
+    return members, found.steps
 
 
 def _refine(

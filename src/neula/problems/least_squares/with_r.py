@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 
@@ -21,6 +20,7 @@ from neula.algorithms.orthogonal.r_only import (
     shifted_cholesky3_r,
 )
 from neula.algorithms.scaled_problems import ScaledProblems
+from neula.algorithms.scaling import ScaledUnknowns
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import least_squares_error, residual_ratio, rounded_error
 from neula.engines.formats import in_double
@@ -104,58 +104,45 @@ def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return Triangles.from_factor(*known).tensors
 
 
-class ProblemUnits(Protocol):
-    """Problems that are solved in other units than they were given in (:class:`ScaledProblems`)."""
-
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """Solutions in the units that were given."""
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
-
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals in the units that were given."""
-
-
-@dataclass(frozen=True)
-class UnscaledSolutions:
-    """Solutions of some problems in their own units."""
-
-    found: DoubledSolution
-    x: torch.Tensor  # shape (batch, n, k): rounded to the dtype of the result
-    rounding: torch.Tensor  # shape (batch, k): what that lost, relative to x
-    low: torch.Tensor  # shape (batch, k): what x lacks of the sum that was refined, relative to it
-    # residual_norm, b_norm, shape (batch, k): in units of the scaled b, of x as it is returned.
-    residual_norm: torch.Tensor
-    b_norm: torch.Tensor
-    condition: torch.Tensor  # shape (batch,)
-    condition_bound: torch.Tensor  # shape (batch,)
-
-
-def members_of(
-    problems: ProblemUnits, solved: UnscaledSolutions, options: LeastSquaresOptions, rows: int
+def certified(
+    problems: ScaledUnknowns,
+    found: DoubledSolution,
+    options: LeastSquaresOptions,
+    *,
+    size: Callable[[torch.Tensor], torch.Tensor],
+    norms: Callable[[torch.Tensor | None], tuple[torch.Tensor, ...]],
+    conditions: tuple[torch.Tensor, torch.Tensor],
+    rank: int,
+    doubtful: bool = False,
 ) -> LeastSquaresSolutions:
-    """Solutions in the units that were given, with what was measured."""
-    found, over_rows = solved.found, options.over_rows
-    shape = (over_rows.count(rows), solved.x.shape[1])
+    """Solutions in the units and the dtype of the result, with their evidence.
+
+    ``size`` is ``||D x||``. ``norms`` has those of residuals and right-hand sides in units of the scaled b,
+    where rounding moves x by so much, if at all. ``conditions`` are estimates and bounds.
+    """
+    z, exact = found.x, problems.given and options.dtype == found.x.dtype
+    x = z if exact else in_double(problems.unscale(z).to(options.dtype))
+    lost = None if exact else z - problems.scale(x)
+    rounding = torch.zeros_like(found.forward_error) if lost is None else over(size(lost), size(z))
+    residual_norm, b_norm = norms(lost)
     # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
     of_data = torch.minimum(found.measures.backward_error, found.forward_error)
-    refined_error, backward_error = of_data.amax(1), (of_data + solved.rounding + solved.low).amax(1)
-    forward_error = rounded_error(found.forward_error, solved.rounding)
+    backward_error = (of_data + rounding + found.rounding).amax(1)
     members = LeastSquaresSolutions(
-        x=solved.x,
-        residual_norm=problems.residual_norm(solved.residual_norm),
-        forward_error=forward_error,
+        x=x,
+        residual_norm=problems.residual_norm(residual_norm),
+        forward_error=rounded_error(found.forward_error, rounding),
         backward_error=backward_error,
-        refined_error=refined_error,
-        residual=over(solved.residual_norm, solved.b_norm).amax(1),
+        refined_error=of_data.amax(1),
+        residual=over(residual_norm, b_norm).amax(1),
         optimality=found.measures.optimality.amax(1),
-        condition=solved.condition,
-        condition_bound=solved.condition_bound,
-        rank=torch.full_like(backward_error, min(options.rows(*shape), shape[1]), dtype=torch.int64),
-        doubtful=torch.zeros_like(backward_error, dtype=torch.bool),
+        condition=conditions[0],
+        condition_bound=conditions[1],
+        rank=torch.full_like(backward_error, rank, dtype=torch.int64),
+        doubtful=torch.full_like(backward_error, doubtful, dtype=torch.bool),
     )
-    return LeastSquaresSolutions(*over_rows.agreed(*members.tensors))
+    # Results and decisions are equal on all processes.
+    return LeastSquaresSolutions(*options.over_rows.agreed(*members.tensors))
 
 
 def measured_members(
@@ -172,57 +159,49 @@ def measured_members(
     errors include that of the data.
     """
     over_rows = options.over_rows
-    if problems.given and options.dtype == found.x.dtype:
-        x, residual, rounding = found.x, found.residual, torch.zeros_like(found.forward_error)
-    else:
-        x = in_double(problems.unscale(found.x).to(options.dtype))
-        lost = found.x - problems.scale(x)
-        residual = found.residual + times(problems.a, lost)
-        rounding = over(system.size(lost), system.size(found.x))
-    residual_norm, b_norm = over_rows.norms(residual, problems.b, dim=1)
     if data_error:
         error, optimality = found.measures.backward_error, found.measures.optimality
         found = replace(found, measures=Measures(error + data_error, optimality))
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        residual = found.residual if lost is None else found.residual + times(problems.a, lost)
+        return over_rows.norms(residual, problems.b, dim=1)
+
     if system.doubled is None:
-        ratio = residual_ratio(residual_norm, system.norm, system.size(found.x))
+        ratio = residual_ratio(norms(None)[0], system.norm, system.size(found.x))
         error = least_squares_error(system.condition_bound[:, None], found.measures.backward_error, ratio)
         error = torch.minimum(found.forward_error, error).where(found.forward_error < torch.inf, torch.inf)
         found = replace(found, forward_error=error)
-    solved = UnscaledSolutions(
-        found=found,
-        x=x,
-        rounding=rounding,
-        low=found.rounding,
-        residual_norm=residual_norm,
-        b_norm=b_norm,
-        condition=system.condition,
-        condition_bound=system.condition_bound,
+    conditions = system.condition, system.condition_bound
+    rank = options.full_rank(over_rows.count(rows), found.x.shape[1])
+    return certified(
+        problems, found, options, size=system.size, norms=norms, conditions=conditions, rank=rank
     )
-    return members_of(problems, solved, options, rows)
 
 
 def summed_members(
-    problem: ProblemUnits, system: SummedProblem, found: DoubledSolution, options: LeastSquaresOptions
+    problem: ScaledUnknowns, system: SummedProblem, found: DoubledSolution, options: LeastSquaresOptions
 ) -> LeastSquaresSolutions:
     """The solution of a problem of any rank whose rows are not in memory, with its evidence.
 
     In place of the residual ``found`` has its norm, and its forward error is that in the range of the
     coordinates.
     """
-    of, x = system.coordinates, in_double(problem.unscale(found.x).to(options.dtype))
-    size, lost = of.length(found.x), of.length(found.x - problem.scale(x))
+    of, size = system.coordinates, system.size(found.x)
     ratio = residual_ratio(found.residual, of.norm, size)
     errors = found.forward_error[0], found.measures.backward_error[0], ratio[0]
-    solved = UnscaledSolutions(
-        found=replace(found, forward_error=of.error(found.x[0], *errors)[None]),
-        x=x,
-        rounding=over(lost, size),
-        low=found.rounding,
-        residual_norm=torch.hypot(found.residual, of.norm_bound * (lost + found.rounding * size)),
-        b_norm=system.found.b[None],
-        condition=size.new_tensor([max(1.0, of.condition)]),
-        condition_bound=size.new_zeros(1),
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        moved = found.rounding * size + (0.0 if lost is None else system.size(lost))
+        return torch.hypot(found.residual, of.norm_bound * moved), system.found.b[None]
+
+    return certified(
+        problem,
+        replace(found, forward_error=of.error(found.x[0], *errors)[None]),
+        options,
+        size=system.size,
+        norms=norms,
+        conditions=(size.new_tensor([max(1.0, of.condition)]), size.new_zeros(1)),
+        rank=of.rank,
+        doubtful=bool(of.doubt),
     )
-    members = members_of(problem, solved, options, max(of.inverse.shape))
-    rank, doubt = torch.full_like(members.rank, of.rank), torch.full_like(members.doubtful, bool(of.doubt))
-    return replace(members, rank=rank, doubtful=doubt)
