@@ -16,9 +16,9 @@ from neula.pipeline.call import Call
 from neula.pipeline.inputs import Taken
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.shapes import broadcast_system
-from neula.problems.least_squares.fit import LinearFit
 from neula.problems.least_squares.null_space import NullSpace
 from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.regression import RegressionFit
 from neula.problems.least_squares.solution import LeastSquaresOutcome, solve_system
 
 UNDERFLOWN = 2.0**-1000
@@ -66,7 +66,7 @@ class ConstrainedSolution:
         ``rows``: how many are data, and not damping. ``factor``: of the covariance of b.
         """
         fit = self.solved.result._fit
-        if not isinstance(fit, LinearFit):
+        if not isinstance(fit, RegressionFit):
             return fit
         units = self.problem.units
         of_b = self.problem.b_columns.expand(*self.x.shape[:-2], 1, self.x.shape[-1])

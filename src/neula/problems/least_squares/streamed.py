@@ -36,7 +36,7 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import FitNumbers, KeptFit, from_triangle
+from neula.problems.least_squares.fit import FitNumbers, LinearFit, from_triangle
 from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
 from neula.problems.least_squares.with_r import summed_members
@@ -99,7 +99,7 @@ def lstsq_streamed(
         run = _solved(problem)
     shapes, values = broadcast_system(a, right), run.found
     report = Report(call, shapes, options, run)
-    fit = KeptFit(
+    fit = LinearFit(
         call, shapes, options, values.x, values.residual_norm, source=partial(_numbers_of, call, problem)
     )
     result = collect(report, passes=problem.reader.passes, fit=fit)
