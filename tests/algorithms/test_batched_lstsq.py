@@ -14,10 +14,8 @@ import torch
 from tests.matrices import normal
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, Underdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, refine_doubled
-from neula.algorithms.krylov.triangles import Triangles
-from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import cholesky_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra import inverse_norm

@@ -6,8 +6,7 @@ import pytest
 import torch
 from tests.exact_solutions import error_of, least_squares
 
-from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.damped import DampedProblems
+from neula.algorithms.krylov.batched_lstsq import DampedProblems, Overdetermined
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement, refine_doubled
 from neula.algorithms.orthogonal.r_only import householder_r
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from tests.exact_solutions import error_of, least_squares
 
-from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
-from neula.algorithms.krylov.streamed_lstsq import RefinementSums, SummedGradient, SummedProblem
+from neula.algorithms.krylov.streamed_lstsq import Coordinates, RefinementSums, SummedGradient, SummedProblem
 
 U = 2.0**-53
 

@@ -36,6 +36,7 @@ MAX_STEPS = 30
 Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]
 """The residual that an update leaves, and what it says (:meth:`FactoredProblems.updated`)."""
 
+
 OnStep = Callable[[torch.Tensor, torch.Tensor], None]
 """Called with the unknowns before each update, and their residuals."""
 
@@ -170,7 +171,6 @@ def refine_doubled(
     tolerance: float,
     max_steps: int = MAX_STEPS,
     pace: Pace = SYNCHRONOUS,
-    on_step: OnStep | None = None,
     over_rows: Reduction = HERE,
 ) -> DoubledSolution:
     """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
@@ -184,7 +184,7 @@ def refine_doubled(
     affected.
     """
     refinement = Refinement(system, b, tolerance, over_rows)
-    refinement.advance(pace.limit(max_steps), pace.steps, on_step)
+    refinement.advance(pace.limit(max_steps), pace.steps)
     return refinement.solution()
 
 
@@ -224,18 +224,12 @@ class Refinement:
         Of that the host reads nothing, and waits for nothing, before ``unread`` steps have been taken.
         """
         while self.steps < most and (self.steps < unread or bool(self._over_rows.agree(self.active.any()))):
-            if on_step is None:
-                self._step()
-            else:
-                on_step(self.high, self._step())
-
-    def _step(self) -> torch.Tensor:
-        """Take one, without synchronizing; returns the residuals before it."""
-        self.steps += 1
-        found = self.system.evaluate(self.b, self.high, self.low)
-        self.high, self.low, self.update, self.left, self.active = found.stepped(self)
-        self.residual = found.residual
-        return found.residual
+            self.steps += 1
+            high, found = self.high, self.system.evaluate(self.b, self.high, self.low)
+            self.high, self.low, self.update, self.left, self.active = found.stepped(self)
+            self.residual = found.residual
+            if on_step is not None:
+                on_step(high, found.residual)
 
     def solution(self, updated: Updated | None = None) -> DoubledSolution:
         """The refined solution with its measures, after at least one step; ``updated`` may take the place of

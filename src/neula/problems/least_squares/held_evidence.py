@@ -9,10 +9,9 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS, ROUNDING
-from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
-from neula.algorithms.krylov.streamed_lstsq import SummedGradient, SummedProblem
+from neula.algorithms.krylov.streamed_lstsq import Coordinates, SummedGradient, SummedProblem
 from neula.algorithms.scaled_problems import DOMINATES
 from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
 from neula.certificates.backward_error import Measures

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.damped import DampedProblems
+from neula.algorithms.krylov.batched_lstsq import DampedProblems, Underdetermined
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, FactoredProblems, Refinement
-from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.inverse_norm import schatten_bounds

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.streamed_lstsq import (
+    Coordinates,
     GramSums,
     HouseholderSums,
     RefinementSums,

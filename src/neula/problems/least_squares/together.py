@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import lengths, limits_of, rate_of
+from neula.algorithms.krylov.batched_lstsq import Underdetermined, lengths, limits_of, rate_of
 from neula.algorithms.krylov.doubled_refinement import (
     MAX_STEPS,
     SYNCHRONOUS,
@@ -24,7 +24,6 @@ from neula.algorithms.krylov.doubled_refinement import (
     Refinement,
     refine_doubled,
 )
-from neula.algorithms.krylov.underdetermined import Underdetermined
 from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.inverse_norm import schatten_bounds

@@ -7,11 +7,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, are_solved, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution
 from neula.algorithms.krylov.passes import times
 from neula.algorithms.krylov.streamed_lstsq import SummedProblem
-from neula.algorithms.krylov.triangles import Triangles, are_solved
 from neula.algorithms.orthogonal.r_only import (
     HALVED,
     cholesky32_r,
