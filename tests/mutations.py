@@ -252,7 +252,7 @@ _ALGORITHMS = [
         "the first that meets its bound is held there", "bounded",
     ),
     Mutation(
-        "wrong sign of a gradient at the upper bound", "algorithms/bounded/reduced.py",
+        "wrong sign of a gradient at the upper bound", "algorithms/bounded/free_sets.py",
         "torch.where(x >= self.high, gradient.clamp(max=0.0), gradient)",
         "torch.where(x >= self.high, gradient.clamp(min=0.0), gradient)",
         "a gradient that pushes against the bound is right", "bounded",
@@ -354,7 +354,7 @@ _PROBLEMS = [
         "A was overwritten after the solution", "least_squares/test_statistics.py",
     ),
     Mutation(
-        "constraints beyond rounding taken for dependent", "problems/least_squares/null_space.py",
+        "constraints beyond rounding taken for dependent", "problems/least_squares/constrained.py",
         "torch.frexp(smaller)[1] - 54", "torch.frexp(smaller)[1] - 34",
         "rows that differ by more than half a unit in the last place", "least_squares/test_constrained.py",
     ),

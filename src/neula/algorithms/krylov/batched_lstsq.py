@@ -144,8 +144,8 @@ class FactoredTallMatrices(FactoredProblems):
     """A batch of tall matrices T with R of each, accurate to any format.
 
     T, shape (batch, rows, columns), is in double precision, parts at most 1 in magnitude, and columns of
-    comparable size unless their norms are given, shape (batch, columns, 1). ``low`` and ``b_low`` are what rounding T
-    and the right-hand sides has lost. Without ``inverse``, ``R^-1``, the library solves, and the
+    comparable size unless their norms are given, shape (batch, columns, 1). ``low`` and ``b_low`` are what
+    rounding T and the right-hand sides has lost. Without ``inverse``, ``R^-1``, the library solves, and the
     ``inverse_norm``, ``||D R^-1||_2`` from above, is what rounding errors of a solve are measured by. ``rhs``
     is what T^H is applied to in the pass that measures the ``rate``, shape (batch,): ``||I - W^H W||_F`` from
     above, the rounding errors of its measurement included.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from neula.algorithms.bounded.block_pivoting import PATIENCE
+from neula.algorithms.bounded.active_set import PATIENCE
 from neula.certificates.forward_error import MAX_RATE, enlarged
 from neula.certificates.kkt import KKTNorms
 from neula.certificates.verdict import Evidence

@@ -6,9 +6,15 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.bounded.block_pivoting import ActiveSetSolution
-from neula.algorithms.bounded.free_sets import EqualityFactors, Factorize, FreeBatch, FreeSetFactors, batches
-from neula.algorithms.bounded.reduced import Reduced
+from neula.algorithms.bounded.active_set import ActiveSetSolution
+from neula.algorithms.bounded.free_sets import (
+    EqualityFactors,
+    Factorize,
+    FreeBatch,
+    FreeSetFactors,
+    Reduced,
+    batches,
+)
 from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.kkt import KKTNorms
 from neula.kernels.magnitudes import SQUARABLE

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from neula.algorithms.bounded.active_set import active_set
-from neula.algorithms.bounded.block_pivoting import block_pivoting
+from neula.algorithms.bounded.active_set import active_set, block_pivoting
 from neula.algorithms.bounded.free_sets import SHARED, Factorize, by_cholesky, by_householder, minimize
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.table import Chain, Row, Rule, Table, labelled

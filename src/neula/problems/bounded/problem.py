@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from neula.algorithms.bounded.reduced import Equalities, Reduced, TriangularFactors
+from neula.algorithms.bounded.free_sets import Equalities, Reduced, TriangularFactors
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE

@@ -29,8 +29,12 @@ from neula.kernels.small_problems.seminormal_host import (
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import (
+    LeastSquaresOptions,
+    LeastSquaresProblems,
+    LeastSquaresSolutions,
+    Way,
+)
 
 LARGEST, WIDEST = 1 << 18, 256
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with

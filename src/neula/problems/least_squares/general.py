@@ -24,7 +24,7 @@ from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import does_not_fit
 from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.solution import LeastSquaresOutcome
+from neula.problems.least_squares.run import LeastSquaresOutcome
 
 
 @dataclass(frozen=True)

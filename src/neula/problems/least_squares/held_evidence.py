@@ -27,7 +27,7 @@ from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.with_r import summed_members
+from neula.problems.least_squares.together import summed_members
 
 LONGEST = 8.0
 """Elements of a random vector exceed this once in 1e15 cases."""

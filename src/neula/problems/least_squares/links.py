@@ -21,17 +21,16 @@ from neula.engines.formats import double_of
 from neula.pipeline.call import HostTuning
 from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, labelled, ruled
-from neula.problems.least_squares import by_core, ways
+from neula.problems.least_squares import by_core
 from neula.problems.least_squares.minimum_norm import by_complete_orthogonal, by_svd
-from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import (
     LeastSquaresOptions,
+    LeastSquaresProblems,
     LeastSquaresSolutions,
     LeastSquaresTuning,
 )
-from neula.problems.least_squares.refined import LIMITS
-from neula.problems.least_squares.together import solve_together
-from neula.problems.least_squares.with_r import SOURCES, RSource
+from neula.problems.least_squares.refined import LIMITS, by_fast_r, by_gram, by_householder, unrefined
+from neula.problems.least_squares.together import SOURCES, RSource, solve_together
 
 LeastSquaresLink = Link[LeastSquaresProblems, LeastSquaresSolutions]
 
@@ -329,7 +328,7 @@ def _on_host(
 
 
 def _by_gram(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(ways.by_gram, label, compute=format, plain_residuals=format == "fp16")
+    return _link(by_gram, label, compute=format, plain_residuals=format == "fp16")
 
 
 def _by_fast_r(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
@@ -337,7 +336,7 @@ def _by_fast_r(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresL
     method = label.split()[0]
     last = case.options.algorithm is not None or (method, format) == case.preconditioners[-1]
     limit = None if last else LIMITS.get((method, format))
-    return _link(ways.by_fast_r, label, method=method, compute=format, inner=_inner(case), limit=limit)
+    return _link(by_fast_r, label, method=method, compute=format, inner=_inner(case), limit=limit)
 
 
 def _inner(case: LeastSquaresCase) -> Any:
@@ -345,11 +344,11 @@ def _inner(case: LeastSquaresCase) -> Any:
 
 
 def _by_householder(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(ways.by_householder, label, inner=_inner(case))
+    return _link(by_householder, label, inner=_inner(case))
 
 
 def _unrefined(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(ways.unrefined, label, algorithm=label.split()[0], compute=format)
+    return _link(unrefined, label, algorithm=label.split()[0], compute=format)
 
 
 _by_complete_orthogonal = labelled(by_complete_orthogonal, improves=True)

@@ -38,7 +38,7 @@ from neula.problems.least_squares.general import (
 from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
 from neula.problems.least_squares.regression import RegressionFit
-from neula.problems.least_squares.solution import begin_system, solve_system
+from neula.problems.least_squares.run import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords

@@ -20,9 +20,13 @@ from neula.certificates.forward_error import SURE
 from neula.engines import FP64
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import NO_GAP, LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.with_r import certified
+from neula.problems.least_squares.problem import (
+    NO_GAP,
+    LeastSquaresOptions,
+    LeastSquaresProblems,
+    LeastSquaresSolutions,
+)
+from neula.problems.least_squares.together import certified
 
 
 def by_svd(

@@ -20,8 +20,7 @@ from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.by_core import most_right, takes
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.plan import InversePlan
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr

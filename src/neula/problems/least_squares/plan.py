@@ -23,10 +23,10 @@ from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem, shape_of_one
 from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most_right, takes
 from neula.problems.least_squares.links import chain_together
-from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import (
     LeastSquaresJudge,
     LeastSquaresOptions,
+    LeastSquaresProblems,
     LeastSquaresSolutions,
     in_words,
     norms_of,

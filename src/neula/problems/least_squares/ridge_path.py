@@ -25,8 +25,13 @@ from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import has_parts, real_columns
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.ridge_refined import Estimates
-from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, ScaledRidgeProblem, norm
+from neula.problems.least_squares.ridge_solutions import (
+    BoundedEstimate,
+    Estimates,
+    Path,
+    ScaledRidgeProblem,
+    norm,
+)
 from neula.problems.signatures import ArrayLike, Kind, RidgeKeywords
 
 ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"

@@ -38,8 +38,8 @@ from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
 from neula.problems.least_squares.fit import FitNumbers, LinearFit, from_triangle
 from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
-from neula.problems.least_squares.with_r import summed_members
+from neula.problems.least_squares.run import LeastSquaresOutcome, collect
+from neula.problems.least_squares.together import summed_members
 
 MOST_PASSES = 3
 """Over A: where it does not fit into memory, reading it is what takes time."""
