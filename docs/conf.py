@@ -76,7 +76,7 @@ INK = "#7c8088"
 
 
 def reset_torch(*_: object) -> None:
-    """Undo what the example before in this process has set: which one that was depends on the time that each took."""
+    """Undo what other examples have set: which ones ran before in this process depends on their times."""
     import torch
 
     torch.set_default_dtype(torch.float32)

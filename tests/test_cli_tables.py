@@ -470,6 +470,8 @@ def test_standard_errors_of_named_columns() -> None:
     np.testing.assert_allclose(facts["standard_errors"], expected.standard_errors(), rtol=1e-12)
     ends = np.transpose([facts["lower"], facts["upper"]])
     np.testing.assert_allclose(ends, expected.confidence_intervals(), rtol=1e-12)
+    np.testing.assert_allclose(facts["t"], expected.t_values(), rtol=1e-12)
+    np.testing.assert_allclose(facts["p"], expected.p_values(), rtol=1e-10)
     assert facts["degrees_of_freedom"] == 37
     shown = run(*arguments, "--level", "0.9").stderr
     low, high = expected.confidence_intervals(0.9)[2]

@@ -57,6 +57,8 @@ def with_errors(
         if not np.iscomplexobj(result.x):  # intervals and R-squared are those of real numbers
             intervals = np.asarray(result.confidence_intervals(level, absolute=absolute))
             lower, upper = np.moveaxis(intervals, -1, 0)
+            for name, value in (("t", result.t_values), ("p", result.p_values)):
+                of_fit[name] = np.asarray(value(absolute=absolute))
             of_rows = getattr(result._fit, "numbers", dict)()  # nothing if only R was kept
         of_fit["r_squared"] = of_rows.get("r_squared", math.nan)
     except ValueError as why:

@@ -1,8 +1,6 @@
-"""Running sums over the rows of a least-squares problem, to which rows can be added and from which they can
-be
-removed.
+"""Running sums over the rows of a least-squares problem: rows can be added and removed.
 
-R of ``[A b]`` by Householder reflections, merged block by block, is what solutions come from. As evidence,
+Solutions come from R of ``[A b]``, which is merged with each block of rows. As evidence,
 although A is gone, products with few columns are kept in twice the working precision: ``A^H (A G)`` for
 random vectors G, and ``A^H b``. R applied to the same vectors shows how far ``R^H R`` is from ``A^H A``.
 """
@@ -17,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.nn import functional
 
-from neula.algorithms.krylov.streamed_lstsq import HouseholderSums
+from neula.algorithms.krylov.streamed_lstsq import merged
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.scaling import two_product
 from neula.certificates.orthogonality import PROBES
@@ -43,9 +41,8 @@ BELOW_ZERO = 2.0**-40
 class Gathered:
     """Rows that R is not merged with yet; replaced, never changed."""
 
-    enough: ClassVar[int] = 2048
-    """Rows that R is merged with, and at least four times as many as A has columns: 100 rows
-    take half as long as 1000."""
+    enough: ClassVar[int] = 1024
+    """Rows that R is merged with, and at least four times as many as A has columns."""
 
     parts: tuple[torch.Tensor, ...] = ()  # shape (rows, n + k + 1) each: A, b, and weights
     rows: int = 0
@@ -117,9 +114,8 @@ class HeldSums:
     def plus(self, other: HeldSums) -> HeldSums:
         """Sums over the rows of both."""
         here = self.with_room_for(other.r[:, : len(self.probes)], other.r[:, len(self.probes) :], other)
-        other, n = other.in_units(here), len(self.probes)
-        r = here._merged(other.r[:, :n], other.r[:, n:])
-        return here._with(r, other, other.rows, max(1, other.updates))
+        other = other.in_units(here)
+        return here._with(merged(here.r, other.r), other, other.rows, max(1, other.updates))
 
     def in_units(self, other: HeldSums) -> HeldSums:
         """These sums, divided by the powers of two that scale other sums."""
@@ -163,15 +159,14 @@ class HeldSums:
         if not gathered.rows:
             return self
         (n, k), updates = self.products.shape, self.updates + len(gathered.parts)
-        stacked = torch.cat([functional.pad(self.r, (0, 1)), *gathered.parts])
-        a, b, w = stacked[n + k :].tensor_split([n, n + k], 1)
+        rows = torch.cat(gathered.parts)
+        a, b, w = rows.tensor_split([n, n + k], 1)
         apart, units = _units(a, b, exponents)
         same = units.of_a == self.of_a and torch.equal(units.of_b, self.of_b) and not bool(units.of_b.any())
         if same and not gathered.weighted and bool((apart.abs() <= ROOM).all()):
             # Reflections and products err alike for columns that are divided by powers of two afterwards.
             both = functional.pad(apart, (0, k))[None]
-            stacked[: n + k, :-1] = shift(self.r, -both)
-            r = shift(torch.linalg.qr(stacked[:, :-1], mode="r")[1], both)
+            r = shift(merged(shift(self.r, -both), rows[:, :-1]), both)
             return self._with(r, _seen(a, b, vectors, apart[:, None]), len(a), len(gathered.parts))
         weights = [w[:, 0].real] if gathered.weighted else []
         rows, right, units = scaled_rows(a, b, weights, exponents)
@@ -194,7 +189,7 @@ class HeldSums:
         here = self.with_room_for(a, b, units)
         a, b = here._rows_in_units(a, b, units)
         seen = replace(_seen(a, b, vectors), roundings=units.roundings)
-        return here._with(here._merged(a, b), seen, len(a), 1)
+        return here._with(merged(here.r, torch.cat([a, b], 1)), seen, len(a), 1)
 
     def minus_rows(
         self, a: torch.Tensor, b: torch.Tensor, vectors: torch.Tensor, units: HeldSums
@@ -245,11 +240,6 @@ class HeldSums:
         counts = (self.rows, self.updates + 1, self.roundings + 1)
         units = (self.of_b + exponent, self.of_a + exponent)
         return HeldSums(self.r * root, *probes, *products, *units, *counts)
-
-    def _merged(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        merged = HouseholderSums(self.r, a.shape[1])
-        merged.add(a, b)
-        return merged.r
 
     def _with(self, r: torch.Tensor, other: HeldSums, rows: int, updates: int) -> HeldSums:
         probes = _sum((self.probes, self.probes_low), (other.probes, other.probes_low))

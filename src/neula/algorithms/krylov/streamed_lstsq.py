@@ -38,6 +38,9 @@ from neula.kernels.triangular_inverse import triangular_inverse
 SYMMETRIC = 512
 """Columns of a part of a Gram matrix that is one product; what lies above such parts is not computed."""
 
+SHORT = 16.0
+"""Squared length of rows of ``R^-H A^H`` up to which R and more rows are merged by products."""
+
 
 CLEAR = 8.0
 """Singular values within this factor of the threshold leave the rank in doubt: rounding errors move them."""
@@ -239,9 +242,26 @@ class GramSums:
         return None if bool(info > 0) else (r / scales).triu()
 
 
+def merged(r: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """R of the rows that an upper triangular ``r`` stands for, and of more.
+
+    ``R'^H R' = R^H (I + P P^H) R`` with ``P = R^-H A^H``, the reverse of removing rows (Golub and Van Loan,
+    "Matrix Computations", 4th edition, section 6.5). While rows of P are short this errs as little as
+    reflections, which take half as long again: elements of A^H by ``n u |R^H| |P|``, and ``I + P P^H``, whose
+    eigenvalues are at least 1, by a few u.
+    """
+    if len(r) == r.shape[1]:
+        p = torch.linalg.solve_triangular(r.mH, rows.mH, upper=False)
+        gram = p @ p.mH
+        if float(gram.diagonal().real.amax()) <= SHORT:  # not for NaN and Inf, where R is singular
+            gram.diagonal().add_(1)
+            return upper_cholesky(gram)[0] @ r
+    return torch.linalg.qr(torch.cat([r, rows]), mode="r")[1]
+
+
 @dataclass
 class HouseholderSums:
-    """R of ``[A b]`` by Householder reflections, block by block."""
+    """R of ``[A b]``, block by block, without its Gram matrix."""
 
     # Shape (at most n + k, n + k): upper trapezoidal: [[R, Q^H b], [0, S]], where S has the residuals' norms
     # in its columns.
@@ -257,10 +277,7 @@ class HouseholderSums:
 
     def add(self, a: torch.Tensor, b: torch.Tensor) -> None:
         """More rows, shape (rows, n) and (rows, k)."""
-        above = len(self.r)
-        stacked = a.new_empty(above + len(a), self.r.shape[1])
-        stacked[:above], stacked[above:, : self.n], stacked[above:, self.n :] = self.r, a, b
-        self.r = torch.linalg.qr(stacked, mode="r")[1]
+        self.r = merged(self.r, torch.cat([a, b], 1))
 
     def rescale(self, columns: torch.Tensor, right: torch.Tensor) -> None:
         """Multiply columns of A and b by powers of two."""

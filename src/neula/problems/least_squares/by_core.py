@@ -41,8 +41,8 @@ LARGEST, WIDEST = 1 << 18, 256
 several; so many also has the Gram matrix of columns that may be dependent."""
 
 RIGHT = 1 << 20
-"""Elements of a matrix, times right-hand sides, up to which these are refined one by one. More of them the
-library multiplies by together, in slices for twice the precision."""
+"""Elements of a matrix, times right-hand sides, up to which these are refined one by one. More of them a
+library multiplies by together, in less time unless products are in twice the precision."""
 
 FEW = 16
 """Right-hand sides of one problem that are refined one by one, whatever its size."""
@@ -78,9 +78,10 @@ def suits(m: int, n: int, dtype: torch.dtype) -> bool:
     return small and dtype in DTYPES and seminormal_host.available()
 
 
-def most_right(m: int, n: int) -> int:
-    """Right-hand sides of a problem up to which they are refined one by one."""
-    return max(FEW, RIGHT // max(1, m * n))
+def takes_right(k: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
+    """Whether k right-hand sides are refined one by one."""
+    size = options.rows(m, n) * n
+    return k <= FEW or k * size <= RIGHT or (size <= 2 * NEAR and options.refines_doubled(m, n))
 
 
 def by_core(
@@ -89,7 +90,7 @@ def by_core(
     """Solve all problems by the core; many right-hand sides are faster otherwise."""
     options = problems.options
     m, n = problems.a.shape[1:]
-    if problems.b.shape[2] > most_right(options.rows(m, n), n):
+    if not takes_right(problems.b.shape[2], m, n, options):
         return together(problems, before)
     report, parts, steps, used = stage(options.progress, label), [], 0, 0
     special = options.damp or options.weights is not None

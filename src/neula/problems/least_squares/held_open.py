@@ -45,7 +45,7 @@ class LeastSquares:
 
     Rows can be added, weighted down and removed. They may be complex, and so is the solution then. The memory
     is that of ``(n + k)^2`` numbers, whatever the number of rows. Short blocks of rows are gathered: the
-    triangular factor is updated with 2048 or ``4 n`` rows at once, or when a solution is requested. The
+    triangular factor is updated with 1024 or ``4 n`` rows at once, or when a solution is requested. The
     solution has standard errors.
 
     Parameters
@@ -75,11 +75,13 @@ class LeastSquares:
     Notes
     -----
     R, ``Q^H b`` and the norms of the residuals are kept, and merged with each block of rows by Householder
-    reflections (sequential TSQR). Rows are removed by ``R'^H R' = R^H (I - P P^H) R`` with ``P = R^-H A^H``
-    ([1]_, section 6.5). As evidence without A, ``A^H (A G)`` is accumulated in twice the working precision
-    for four random vectors G and compared with ``R^H (R G)``. The bound on the error of x is that of the
-    normal equations: it grows with the square of the condition number, and above about 1e6 no digit is
-    guaranteed. :func:`neula.lstsq` has a better bound for a source that can be read again.
+    reflections (sequential TSQR) or, where rows resemble those before, by
+    ``R'^H R' = R^H (I + P P^H) R`` with ``P = R^-H A^H``; rows are removed by
+    ``R'^H R' = R^H (I - P P^H) R`` ([1]_, section 6.5). As evidence without A, ``A^H (A G)`` is accumulated
+    in twice the working precision for four random vectors G and compared with ``R^H (R G)``. The bound on the
+    error of x is that of the normal equations: it grows with the square of the condition number, and above
+    about 1e6 no digit is guaranteed. :func:`neula.lstsq` has a better bound for a source that can be read
+    again.
 
     References
     ----------

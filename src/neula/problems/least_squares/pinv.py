@@ -17,7 +17,7 @@ from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
-from neula.problems.least_squares.by_core import most_right, takes
+from neula.problems.least_squares.by_core import takes, takes_right
 from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.plan import InversePlan
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
@@ -183,7 +183,7 @@ def _plan(A: Any, **keywords: Any) -> InversePlan | None:
         return None
     m, n = call.first.tensor.shape
     few, many = sorted((m, n))
-    by_core = 0 < few <= most_right(few, many) and takes(few, many, options)
+    by_core = few > 0 and takes_right(few, few, many, options) and takes(few, many, options)
     return InversePlan(m, n, options) if by_core else None
 
 

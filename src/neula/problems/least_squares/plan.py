@@ -21,7 +21,7 @@ from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solutio
 from neula.pipeline.result import LstsqResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem, shape_of_one
-from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, most_right, takes
+from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, takes, takes_right
 from neula.problems.least_squares.links import chain_together
 from neula.problems.least_squares.problem import (
     LeastSquaresJudge,
@@ -166,7 +166,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
 def core_plan(m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf) -> LeastSquaresPlan | None:
     """Plan for single m x n matrices with k right-hand sides, on the host, if the core takes them."""
     special = options.weights is not None or options.progress is not None
-    fits = not special and takes(m, n, options) and 0 < k <= most_right(m, n)
+    fits = not special and takes(m, n, options) and k > 0 and takes_right(k, m, n, options)
     return LeastSquaresPlan(m, n, k, options, fit_of) if fits else None
 
 
