@@ -37,17 +37,14 @@ def cg(
     late: Late | None = None,
     error: Error | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """Solve ``A x = b`` until every column of the residual is small enough.
+    """Solve ``A x = b``, shape (n, k), until every column of the residual of the recurrence is small enough.
 
-    Shapes: b (n, k). ``operator``: applies A, which is Hermitian positive definite. ``preconditioner``:
-    applies a Hermitian positive definite matrix close to ``A^-1``. ``tolerance``, shape (k,): norm of the
-    residual, relative to that of b, at which a column is done; a tensor is on the CPU. It is that of the
-    recurrence: measure what came of it. ``max_iterations``: it ends earlier as soon as the rate of
-    convergence says that they will not be enough. ``late``: asked after each iteration for other right-hand
-    sides, which join those of b. Iterations continue until all have joined: without them they might end
-    before anything is seen of the smallest eigenvalues. ``error``: what the tolerance of the columns of b is
-    for, instead of norms of residuals relative to b. Returns x, shape (n, k): with more columns at the end
-    where others have joined; iterations: applications of the operator.
+    A is Hermitian positive definite, and so is the ``preconditioner``, close to ``A^-1``. The ``tolerance``,
+    shape (k,), is that of norms of residuals relative to b, or of what ``error`` makes of the columns of b.
+    It ends earlier as soon as the rate of convergence says that ``max_iterations`` will not be enough.
+    ``late`` is asked after each iteration for other right-hand sides, and iterations continue until all have
+    joined: without them they might end before anything is seen of the smallest eigenvalues. Returns x, with
+    more columns at the end where others have joined, and how often the operator was applied.
 
     Examples
     --------

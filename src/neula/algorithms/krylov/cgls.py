@@ -109,7 +109,7 @@ class InnerSolution:
     @property
     def smallest(self) -> float:
         """Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
-        the first column up to the iteration in which it was done; NaN where the solver gives none.
+        the first column until it was done; NaN without them.
 
         The tridiagonal matrix behind CGLS has eigenvalues that approximate those of ``(A R^-1)^H (A R^-1)``,
         the extreme ones first (Golub and Van Loan, section 11.3).
@@ -141,14 +141,12 @@ def cgls(
     by_gradient: bool = False,
     trace: Tracer | None = None,
 ) -> InnerSolution:
-    """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
+    """Minimize ``||A x - b||`` from x = 0 for all columns of b, shape (m, k), together.
 
-    Shapes: b (m, k). ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): with ``A R^-1``
-    well conditioned. ``stop``: when a column is done. ``max_iterations``: stop here in any case, or as soon
-    as the rate of convergence says that it will not be enough. ``gradient``, shape (n, k): ``A^H b`` where it
-    is known already. ``by_gradient``: whether it is more accurate than b, so that it is to be updated also
-    with an R in double precision. ``trace``: called after each iteration with the largest ``||R^-H A^H r||``
-    of a column.
+    ``A R^-1`` is well conditioned. It ends earlier as soon as the rate of convergence says that
+    ``max_iterations`` will not be enough. ``gradient`` is ``A^H b`` where it is known; ``by_gradient`` says
+    that it is more accurate than b, so that it is to be updated also with an R in double precision. ``trace``
+    is called after each iteration with the largest ``||R^-H A^H r||`` of a column.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
     residual, precise = b, r.dtype == double_of(r.dtype) and not by_gradient

@@ -176,12 +176,7 @@ def refine_doubled(
     """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
 
     A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
-
-    ``b``, shape (batch, rows, k): in double precision, elements near 1. ``tolerance``: largest forward error
-    of the unrounded solution. ``pace``: when the host reads whether refinement continues. If prelaunched,
-    nothing synchronizes. ``over_rows``: where other rows are: all processes stop at once. Returns
-    DoubledSolution: with an x of NaN where factors or a problem are not finite. Other problems are not
-    affected.
+    Elements of b are near 1. Where factors or a problem are not finite, x is NaN.
     """
     refinement = Refinement(system, b, tolerance, over_rows)
     refinement.advance(pace.limit(max_steps), pace.steps)
@@ -201,10 +196,9 @@ Nothing changes these in place."""
 class Refinement:
     """Refinement in parts, for a caller that measures between steps.
 
-    ``steps``: that were taken. ``active``, shape (batch, k): which right-hand sides are neither accurate
-    enough nor stagnate. ``high``, ``low``, shape (batch, unknowns, k): the unknowns, as an unevaluated sum.
-    ``left``, shape (batch, k): bound on their error. ``residual``, ``update``: of the last step: before it,
-    and what it has added.
+    ``high``, ``low``, shape (batch, unknowns, k), are the unknowns, as an unevaluated sum; ``left``, shape
+    (batch, k), bounds their error; ``active`` right-hand sides are neither accurate enough nor stagnate.
+    ``residual`` was there before the last step, and ``update`` is what it has added.
     """
 
     def __init__(

@@ -53,10 +53,8 @@ class FactoredSystems(FactoredProblems):
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
     the first solutions, and what to update these by: ten columns take a GPU hardly longer than one.
 
-    A, shape (batch, n, n), is in double precision; ``sizes``, shape (batch, n, 1), are the diagonal of D, and
-    ``norm``, shape (batch,), is ``||A||_F``. If ``doubled``, residuals are in twice the working precision.
-    Factors have the unit roundoff u, and solves with them magnify rounding errors by a ``power`` of the
-    condition number.
+    ``sizes``, shape (batch, n, 1), are the diagonal of D, and ``norm``, shape (batch,), is ``||A||_F``.
+    Solves with factors magnify rounding errors u by a ``power`` of the condition number.
     """
 
     def __init__(

@@ -129,13 +129,11 @@ class ProjectedLeastSquares:
 def gmres(
     operator: Operator, b: torch.Tensor, *, tolerance: float | torch.Tensor, max_iterations: int
 ) -> tuple[torch.Tensor, int]:
-    """Minimize ``||b - A x||`` over a space that grows until every column is small enough.
+    """Minimize ``||b - A x||``, shape (n, k), over a space that grows until every column is small enough.
 
-    ``operator``: applies A to the columns of a matrix of shape (n, k). ``b``, shape (n, k): right-hand sides.
-    ``tolerance``, shape (k,): norm of the residual, relative to that of b, at which a column is done; a
-    tensor is on the CPU. ``max_iterations``: most applications of the operator, the results of all of which
-    are kept. It ends earlier as soon as the rate of convergence says that they will not be enough. Returns x,
-    shape (n, k); iterations: applications of the operator.
+    The ``tolerance``, shape (k,), is relative to norms of b. It ends earlier as soon as the rate of
+    convergence says that ``max_iterations`` will not be enough. Returns x, and how often the operator was
+    applied.
 
     Examples
     --------

@@ -59,17 +59,13 @@ def refine(
     """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
 
     Of a matrix that is too ill-conditioned for what solves the backward error falls while x grows, and the
-    residual stays; what comes of further steps is no better.
+    residual stays; what comes of further steps is no better. Each right-hand side ends for itself, and keeps
+    the best x that it had.
 
-    Each right-hand side ends for itself, and keeps the best x that it had.
-
-    ``a``, shape (n, n): float64. ``b``, shape (n, k): float64. ``solver``: :func:`classical` or
-    :func:`gmres_refinement`. ``scalings``: scalings in which errors are measured. ``tolerance``: backward
-    error at which a right-hand side is done. ``max_iterations``: iterations in total, over all steps.
-    ``stagnation``: A step that leaves more than this part of the error is the last one. ``start``: solutions
-    to continue from; the zero vector by default, of backward error 1. ``on_step``: called with the largest
-    backward error after each step. ``beside``: what the solver has solved for as well, and the first residual
-    is to read A for.
+    ``max_iterations`` is that of all steps; one that leaves more than the part ``stagnation`` of the error is
+    the last. Without a ``start`` it begins with zero, of backward error 1. ``on_step`` is called with the
+    largest backward error. ``beside`` is what the solver has solved for as well, and the first residual is to
+    read A for.
     """
     norm = torch.linalg.vector_norm
 
@@ -211,10 +207,9 @@ def cg_refinement(
     Systems and Least Squares Problems", SIAM J. Sci. Comput. 43, 2021, section 3: in practice as many
     iterations as GMRES, each without a basis to keep.
 
-    A is float64. The first call includes the work ``beside``. Scalings are given where it begins with the
-    zero vector: it ends as soon as backward errors in these are as small as requested, in the norms of the x
-    that is there by then. Of a residual relative to b alone too much may be asked, or so little that a second
-    call has to follow.
+    Scalings are given where it begins with the zero vector: it ends as soon as backward errors in these are
+    as small as requested, in the norms of the x that is there by then. Of a residual relative to b alone too
+    much may be asked, or so little that a second call has to follow.
     """
     from_zero = bool(scalings)
     products, solves = (None, None) if beside is None else (beside.products, beside.solves)

@@ -210,13 +210,11 @@ def refined_solution(
     b: torch.Tensor,
     bound: float,
 ) -> RefinedSolution:
-    """Solve ``A x = b`` with factors of A, refined to a backward error.
+    """Solve ``A x = b`` with factors of A, refined to a quarter of the ``bound`` on backward errors.
 
     ``solver`` has the factors to solve with in single or double precision: those of A, or of A mixed by
-    butterflies, the ``transform``. B, shape (n, k), is float64, on the device of the factors, with no
-    exponents far from 0. Refinement aims at a quarter of the ``bound`` on backward errors. Raises a
-    ValueError if A was changed since it was factorized. The result is not to be believed without a look at
-    its numbers.
+    butterflies, the ``transform``. Raises a ValueError if A was changed since it was factorized. The result
+    is not to be believed without a look at its numbers.
     """
     factors = _factors_of(kept, packed, solver, transform)
     known = kept.conditioned(factors)

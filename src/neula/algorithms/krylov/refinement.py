@@ -43,13 +43,9 @@ def refine(
     inner: InnerSolver = cgls,
     on_restart: Callable[[float], None] | None = None,
 ) -> Refined:
-    """Solve ``min ||A x - b||`` to a measured backward error, or as far as it goes.
+    """Solve ``min ||A x - b||``, shape (m, k), to a measured backward error, or as far as it goes.
 
-    Shapes: b (m, k). ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): preconditioner.
-    ``scale``: norms that errors are relative to. ``tolerance``: backward error at which to stop.
-    ``max_iterations``: inner iterations in total. ``start``, shape (n, k): solutions that are known roughly;
-    zero by default. ``inner``: :func:`cgls` or :func:`lsqr`. ``on_restart``: called with the backward error
-    at every restart.
+    ``max_iterations`` are inner ones in total. ``start``, shape (n, k), are solutions that are known roughly.
     """
 
     def evaluated(x: torch.Tensor, residual: torch.Tensor, gradient: torch.Tensor) -> Evaluated:
@@ -181,12 +177,9 @@ def refine_forward(
     As :mod:`neula.algorithms.krylov.doubled_refinement`, with CGLS for the updates: it needs no R that is
     accurate in double precision.
 
-    ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): preconditioner. ``problem``: the
-    same one with scaled columns, for residuals; b is scaled by powers of two in both. ``start``: solutions to
-    continue from. ``scale``: its columns are the reciprocals of the norms of those of A. ``smallest``:
-    smallest singular value of ``A D^-1`` from below. ``tolerance``: forward error at which to stop.
-    ``max_iterations``: inner iterations of each update. Returns Refined: with a bound on the forward error of
-    each right-hand side.
+    ``problem`` is that of the operator with scaled columns; b is scaled by powers of two in both. Columns of
+    the ``scale`` are the reciprocals of the norms of those of A, and ``smallest`` bounds the singular values
+    of ``A D^-1`` from below.
     """
     b, terms = problem.b[0], (1 + problem.b.is_complex()) * sum(operator.shape)
     noise = 4 * residual_noise(terms, doubled=True, random=True)

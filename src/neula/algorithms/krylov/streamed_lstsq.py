@@ -98,12 +98,11 @@ class Coordinates:
         unit: float,
         scales: torch.Tensor | None = None,
     ) -> Coordinates:
-        """Coordinates from an R, shape (n, n), of any rank; singular values of ``R D^-1`` below a part
-        ``rcond`` are zero.
+        """Coordinates from an R of any rank; singular values of ``R D^-1`` below a part ``rcond`` are zero.
 
-        ``right`` is the part of ``Q^H b`` that belongs to R, and what has the length of the rest, in as many
-        columns. A has ``count`` rows, in a format of unit roundoff ``unit``. Its columns were multiplied by
-        powers of two, the ``scales``, shape (n,): the minimum-norm solution is that without them.
+        ``right`` is the part of ``Q^H b`` that belongs to R, and what has the length of the rest. A has
+        ``count`` rows, in a format of unit roundoff ``unit``. Its columns were multiplied by powers of two,
+        the ``scales``, shape (n,): the minimum-norm solution is that without them.
         """
         norms = torch.linalg.vector_norm(r, dim=0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
@@ -154,10 +153,8 @@ class Coordinates:
     def error(
         self, x: torch.Tensor, measured: torch.Tensor, backward_error: torch.Tensor, ratio: torch.Tensor
     ) -> torch.Tensor:
-        """Bound on ``||D (x - x*)|| / ||D x*||`` for a solution whose error in the range of C was
-        ``measured``.
-
-        X has the shape (n, k), all others (k,); ``ratio`` is ``||r|| / (||B|| ||D x||)``.
+        """Bound on ``||D (x - x*)|| / ||D x*||`` where the error in the range of C was ``measured``, shape
+        (k,); ``ratio`` is ``||r|| / (||B|| ||D x||)``.
         """
         if not self.rank:
             return torch.zeros_like(measured)
@@ -372,11 +369,9 @@ class SummedGradient(NamedTuple):
 class SummedProblem(FactoredProblems):
     """A problem that is refined by sums over its rows: a batch of one.
 
-    Steps are those of :mod:`neula.algorithms.krylov.batched_lstsq`. Right-hand sides are given by their
-    coordinates, ``Q^H b`` or ``R^-H A^H b``. Each step is one evaluation of the ``sums``, which map x, an
-    unevaluated sum of two tensors of shape (n, k), to a :class:`SummedGradient`; from ``found``, the last
-    one, all that is known after the update follows, too. All right-hand sides are updated by each step, as
-    with a tolerance of 0. The ``rate``, shape (1,), is infinite before the first step, which measures it.
+    Right-hand sides are given by their coordinates, ``Q^H b`` or ``R^-H A^H b``. Each step is one evaluation
+    of the ``sums``, from the last one of which, ``found``, all that is known after the update follows, too.
+    All right-hand sides are updated by each step. The ``rate``, shape (1,), is infinite before the first one.
     """
 
     def __init__(

@@ -110,10 +110,7 @@ class CoreBoundedSolution:
 def solve_by_core(
     call: Call, shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray, *, of_all: bool
 ) -> CoreBoundedSolution | None:
-    """The solution where it is accepted, and the problem is one for this way.
-
-    Shapes: bounds (2, n). ``of_all``: whether the solution without bounds is requested, too.
-    """
+    """The solution, and that without bounds if it is requested, too; None if another way has to find it."""
     if not _suits(shapes, options):
         return None
     with np.errstate(all="ignore"), suppress(MemoryError):  # not accepted unless finite
@@ -167,8 +164,7 @@ def errors_of(
 ) -> BoundedErrors | None:
     """Errors of a solution by its numbers; None where the factor is no good.
 
-    ``shape``: of A. ``rounding``: relative rounding error of the returned x. ``of_all``: norms of all columns
-    and of their pseudoinverse, as of :class:`Numbers`.
+    ``of_all``: norms of all columns and of their pseudoinverse, as of :class:`Numbers`.
     """
     rate = _rate(shape, of.width, of.inverse_norm)
     if not rate <= MAX_RATE:

@@ -77,11 +77,7 @@ class Whole:
         options: BoundedOptions,
         equalities: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Whole:
-        """Scale and factorize.
-
-        Shapes: a (P, m, n), b (P, m, K), lower and upper (P, n) or (1, n), equalities (p, n) and (p, 1) or
-        (p, k).
-        """
+        """Scale and factorize A, shape (P, m, n), and b, shape (P, m, K)."""
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
         exponents = _exponents_of_columns(a)

@@ -138,10 +138,7 @@ def solve_bounded(
     unbounded: bool = False,
     constraints: Any = None,
 ) -> BoundedSolution | CoreBoundedSolution:
-    """Take the arrays, check the bounds, and run the chain for all right-hand sides together.
-
-    Whether the solutions without bounds are requested, too, is for what comes before the chain.
-    """
+    """Take the arrays, check the bounds, and run the chain for all right-hand sides together."""
     call = Call.begin(
         {"A": A, "b": b},
         engine=engine,
@@ -250,11 +247,7 @@ def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
 def checked_equalities(
     call: Call, shapes: BatchedProblem, constraints: Any, bounds: np.ndarray
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """C and d on the device of the engine, d with a column for each right-hand side of a matrix, or one.
-
-    Raises ValueError for shapes that do not fit, where gradients are wanted, and where bounds forbid a
-    constraint.
-    """
+    """C and d on the device of the engine, d with a column for each right-hand side of a matrix, or one."""
     n = bounds.shape[1]
     c, d = checked_constraints(call, constraints(n) if callable(constraints) else constraints, n)
     if call.differentiable:

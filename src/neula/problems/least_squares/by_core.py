@@ -140,11 +140,7 @@ def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> N
 
 
 def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
-    """Whether problems of a shape are for the core.
-
-    Weighted ones are solved with rounded elements, unless more digits than these leave are requested, or the
-    minimum-norm solution.
-    """
+    """Whether problems of a shape are for the core, which rounds weighted elements."""
     exact = options.weights is None or not (options.forward or options.is_wide(m, n))
     return exact and _are_here(options) and suits(options.rows(m, n), n, options.dtype)
 

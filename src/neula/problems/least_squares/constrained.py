@@ -71,10 +71,8 @@ class NullSpace:
 
     @classmethod
     def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
-        """Factorize.
-
-        Shapes: d (..., p, k). ``c``, shape (p, n): in double precision, the largest part of an element of
-        each row in [1/2, 1), or all of it zero. ``rounded``: rows with elements that underflow.
+        """Factorize C, shape (p, n), the largest part of an element of each row in [1/2, 1), or all of it
+        zero.
         """
         p, n = c.shape
         if not p or not n:
@@ -265,11 +263,7 @@ class ConstrainedSolution:
     before: tuple[Attempt, ...] = ()
 
     def residuals(self, rounded: torch.Tensor, rounding: torch.Tensor) -> torch.Tensor:
-        """Norms of the residuals of x as it is returned, shape (..., k).
-
-        ``rounded``, shape (..., n, k): in scaled units. ``rounding``, shape (..., k): relative rounding error
-        of x; without one, norms are those that were measured.
-        """
+        """Norms of the residuals of x as it is returned, shape (..., k): as measured, or of x ``rounded``."""
         measured = residuals(self.solved.result, rounding)
         if not bool(rounding.any()):
             return measured
@@ -278,10 +272,7 @@ class ConstrainedSolution:
         return lengths(b - image).where(rounding > 0, measured)
 
     def fit_in_units(self, call: Call, rows: int, factor: torch.Tensor | None, *, is_vector: bool) -> Any:
-        """Data for the statistics, in the user's units.
-
-        ``rows``: how many are data, and not damping. ``factor``: of the covariance of b.
-        """
+        """The fit in the user's units, of so many rows that are data."""
         fit = self.solved.result._fit
         if not isinstance(fit, RegressionFit):
             return fit
@@ -309,10 +300,7 @@ class ConstrainedSolution:
 def whitened(
     call: Call, problem: ScaledProblems, options: LeastSquaresOptions, noise: float
 ) -> ConstrainedSolution:
-    """The solution of a problem without constraints.
-
-    ``options``: of a plain problem. ``noise``: relative perturbation of A and b that the covariance comes to.
-    """
+    """The solution without constraints; the covariance perturbs A and b by ``noise``, relatively."""
     problem = problem.in_units(torch.zeros_like(problem.columns))
     solved = _solved(call, problem.a, problem.b, options)
     result, norms = solved.result, norms_of_columns(problem.a.detach())
@@ -337,10 +325,7 @@ def constrained(
     constraints: tuple[torch.Tensor, torch.Tensor],
     noise: float,
 ) -> ConstrainedSolution:
-    """The solution of a problem with constraints, through the null space of C.
-
-    Raises ValueError where no x fulfils all constraints.
-    """
+    """The solution through the null space of C; a ValueError where no x fulfils all constraints."""
     units = problem.relative, torch.full_like(problem.relative, OF_ZERO)
     found = _constrained(call, problem, options, constraints, noise, *units)
     left = found.solved.result.ranks < (0 if found.basis is None else found.basis.shape[1])

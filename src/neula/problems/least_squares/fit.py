@@ -194,12 +194,10 @@ def from_triangle(
     rcond: float,
     units: tuple[torch.Tensor, torch.Tensor],
 ) -> FitNumbers:
-    """Numbers of one fit.
+    """Numbers of one fit, of so many rows without those of the damping; a ValueError if A lacks full rank.
 
-    ``triangle``, shape (n + k, n + k): R of ``[A b]`` by Householder reflections, up to an orthogonal factor
-    of its last k rows. ``damping``, shape (n,): of each column. ``rows``: of A, without those of the damping.
-    ``units``, shape (n,) and (k,): exponents of the powers of two by which columns of A and b were divided.
-    Raises ValueError if A lacks full rank.
+    ``triangle``: R of ``[A b]`` by Householder reflections, up to an orthogonal factor of its last k rows.
+    ``units``: exponents of the powers of two by which columns of A and b were divided.
     """
     of_a, of_b = units
     n = len(of_a)

@@ -43,9 +43,7 @@ def checked_general(
 ) -> General | None:
     """Constraints and covariance on the device of the engine; None where there are none.
 
-    ``rows``: rows that are data; those below are damping, of unit variance. ``intercept``: whether A has a
-    column for it. Raises ValueError for shapes that do not fit, NaN or Inf, and a covariance that is not
-    positive definite.
+    ``rows`` are data; those below are damping, of unit variance.
     """
     if constraints is None and covariance is None and factor is None:
         return None
@@ -291,11 +289,7 @@ def _given_back(
 
 
 def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
-    """Factors of the rows: ``weights``, the reciprocals of ``sigma``, or the roots of ``sample_weight``.
-
-    Raises ValueError for several of them; for standard deviations that are not positive, and squares that are
-    negative.
-    """
+    """Factors of the rows: ``weights``, the reciprocals of ``sigma``, or the roots of ``sample_weight``."""
     given = {"weights": weights, "sigma": sigma, "sample_weight": sample_weight}
     named = [name for name, x in given.items() if x is not None]
     if len(named) > 1:
@@ -316,8 +310,6 @@ def with_intercept(call: Call, damp: float) -> Call:
     """A call with a column of ones before those of A, and rows below that damp all other columns.
 
     The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
-
-    Raises ValueError over processes, and for shapes that do not fit.
     """
     if call.engine.over_rows.spread:
         raise ValueError("intercept=True is for whole matrices: put a column of ones into the rows of A")
@@ -338,10 +330,7 @@ def with_intercept(call: Call, damp: float) -> Call:
 
 
 def with_intercept_of_constraints(c: torch.Tensor, n: int) -> torch.Tensor:
-    """C with a column of zeros for the intercept, unless it has one.
-
-    Raises ValueError for another number of columns.
-    """
+    """C with a column of zeros for the intercept, unless it has one."""
     if c.ndim == 2 and c.shape[1] == n - 1:
         return torch.nn.functional.pad(c, (1, 0))
     if c.ndim != 2 or c.shape[1] != n:

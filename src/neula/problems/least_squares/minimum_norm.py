@@ -59,10 +59,7 @@ def by_svd(
 def by_complete_orthogonal(
     problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str
 ) -> Answer[LeastSquaresSolutions]:
-    """The minimum-norm solution of one problem below full rank, without an SVD.
-
-    Raises Declined if the rank is full, or in doubt.
-    """
+    """The minimum-norm solution of one problem whose rank is certainly not full, without an SVD."""
     options, shape = problems.options, problems.a.shape[1:]
     certain = options.limits(shape).condition
     if before is not None and bool((before.values.condition_bound < certain).all()):

@@ -41,10 +41,9 @@ ZERO = LeastSquaresSolutions.names.index("zero")
 
 
 class LeastSquaresPlan:
-    """A plan for single problems with k right-hand sides.
+    """A plan for single problems with k right-hand sides, without weights.
 
-    ``options``: without weights. ``fit_of``: from the user's operands, x and norms of residuals to what
-    statistics are made of.
+    ``fit_of`` makes a fit of the user's operands, x and norms of residuals.
     """
 
     def __init__(
@@ -115,10 +114,7 @@ class LeastSquaresPlan:
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
-    """A plan for problems whose first link launches its work.
-
-    ``fit_of``: from the user's operands, x and norms of residuals to what statistics are made of.
-    """
+    """A plan for problems whose first link launches its work."""
 
     result = LstsqResult
     judge: LeastSquaresJudge

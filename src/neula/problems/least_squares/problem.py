@@ -346,10 +346,7 @@ class PreparedProblem(ScaledUnknowns):
     def from_arrays(
         cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions, largest: Largest
     ) -> PreparedProblem:
-        """Apply weights and damping, in a copy, and choose the scales; A and b are finite.
-
-        Shapes: a (m, n), b (m, k). ``largest``: of A and b.
-        """
+        """Apply weights and damping, in a copy, and choose the scales; A and b are finite."""
         over_rows, weights, damp, scaled = options.over_rows, options.weights, options.damp, None
         wide = options.is_wide(over_rows.count(a.shape[0]), a.shape[1])
         # Weights multiply, and so exponents add up.
@@ -401,10 +398,7 @@ class PreparedProblem(ScaledUnknowns):
         return nonzero_norms(torch.linalg.vector_norm(self.operator.a, dim=1))
 
     def exact(self, sizes: torch.Tensor) -> ScaledProblems:
-        """The problem in numbers near 1, b as it is here, with what rounding weighted numbers has lost.
-
-        ``sizes``, shape (n,): norms of the columns.
-        """
+        """The problem, with columns of such norms, in numbers near 1, and what rounding has lost."""
         scales, low = power_of_two_scales(sizes), self.scaled
         return ScaledProblems(
             a=(self.operator.a * scales)[None],

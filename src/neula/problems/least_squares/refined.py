@@ -120,8 +120,8 @@ LIMITS = {
 def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
     """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
 
-    A GPU replays it if A is small and no progress is reported. Otherwise it ends early with
-    :class:`~neula.pipeline.chain.Declined` where R will be worse than ``limit`` allows.
+    A GPU replays it if A is small and no progress is reported. Otherwise it is declined early where R will be
+    worse than ``limit`` allows.
     """
     options, a, n = problem.options, problem.operator.a, problem.scales.numel()
     engine = options.engine.using(compute)
@@ -241,8 +241,7 @@ def answer_of(
 ) -> Answer[LeastSquaresSolutions]:
     """A solution in the user's units, with its evidence.
 
-    A doubt concerns R or the rank: the singular values of R then say nothing about A, and no digit is
-    guaranteed.
+    A doubt concerns R or the rank: the singular values of R then say nothing about A.
     """
     if doubt:
         evidence = replace(evidence, smallest=0.0)
@@ -281,13 +280,7 @@ def refined_with(
     limit: Limit | None = None,
     start: torch.Tensor | None = None,
 ) -> Answer[LeastSquaresSolutions]:
-    """Refine with R as preconditioner, and find out whether A has full rank.
-
-    An R whose condition number exceeds that of ``limit`` is not tried for longer than that says. Iterations
-    begin with ``start``, where that is known.
-
-    Raises Declined if R is too poor, or A may lack full rank.
-    """
+    """Refine with R as preconditioner, and find out whether A has full rank; declined if R is too poor."""
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
     iterations = _iterations(problem, largest, smallest, limit)
     r = _unscale(preconditioner.triangle, problem.scales)

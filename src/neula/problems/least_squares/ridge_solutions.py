@@ -559,8 +559,7 @@ def _refined_wide(
     a: torch.Tensor, damps: torch.Tensor, b: torch.Tensor
 ) -> tuple[BoundedEstimate, BoundedEstimate]:
     """Refine by the minimum-norm solution of ``A x + damp z = b``. Its multipliers are the residuals divided
-    by the
-    square of the damping, so that they do not vanish with it.
+    by the square of the damping, so that they do not vanish with it.
     """
     m, n = a.shape[1:]
     stacks = torch.cat([a, torch.diag_embed(damps.expand(-1, m))], 2)

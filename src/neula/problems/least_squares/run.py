@@ -75,8 +75,7 @@ def solve_problems(
 ) -> Run[LeastSquaresSolutions]:
     """Solve small problems together, then each unsolved problem by itself.
 
-    ``is_batch``: whether NaN and Inf are no error. ``begun``: from :func:`begin_problems`. ``together``:
-    links for all of them; by default those for their number.
+    In a batch NaN and Inf are no error. ``begun``: from :func:`begin_problems`.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]

@@ -219,11 +219,9 @@ class Streamed(SingleProblem, ScaledUnknowns):
         return sums.whole, self.reader.count
 
     def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
-        """One pass: all rows, weighted and scaled, then those of the damping.
+        """One pass: ``step`` takes all rows of A and b, weighted and scaled, then those of the damping.
 
-        ``what``: for the progress. ``step`` takes some rows of A and b. ``rescale`` in a first pass
-        changes what was summed, where columns of A and b are too large, or small. ``damped``: whether the
-        rows of the damping are wanted.
+        ``rescale`` in a first pass changes what was summed, where columns of A and b are too large, or small.
         """
         for block in self.reader.read(what):
             a, b = self._weighted(block)
@@ -282,10 +280,7 @@ class Streamed(SingleProblem, ScaledUnknowns):
     def refine(
         self, coordinates: Coordinates, start: torch.Tensor, label: str
     ) -> Answer[LeastSquaresSolutions]:
-        """Passes with updates, until the solution is accepted, or no pass is left.
-
-        ``start``, shape (r, k): those of b.
-        """
+        """Passes with updates from the coordinates ``start``, until x is accepted, or no pass is left."""
 
         def visited(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
             sums = RefinementSums(coordinates, x, low, self.doubled, "weights" in self.reader.sources)
