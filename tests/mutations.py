@@ -338,8 +338,8 @@ _PROBLEMS = [
         "columns of zeros leave the kernel's answer", "least_squares test_lstsq.py",
     ),
     Mutation(
-        "variance by the number of rows", "problems/least_squares/fit.py",
-        "return self._data - self._effective", "return self._data - 0 * self._effective",
+        "variance by the number of rows", "problems/least_squares/regression.py",
+        "free = data - effective if", "free = data - 0 * effective if",
         "m - n degrees of freedom are left", "least_squares/test_statistics.py",
     ),
     Mutation(
@@ -349,7 +349,7 @@ _PROBLEMS = [
         "intervals have two sides", "least_squares/test_statistics.py",
     ),
     Mutation(
-        "changed arrays not noticed by statistics", "problems/least_squares/fit.py",
+        "changed arrays not noticed by statistics", "problems/least_squares/regression.py",
         "UNCHANGED = 1e-10", "UNCHANGED = 1e10",
         "A was overwritten after the solution", "least_squares/test_statistics.py",
     ),
@@ -359,7 +359,7 @@ _PROBLEMS = [
         "rows that differ by more than half a unit in the last place", "least_squares/test_constrained.py",
     ),
     Mutation(
-        "side of the lower bound", "problems/bounded/evidence.py",
+        "side of the lower bound", "problems/bounded/links.py",
         "torch.where(found.x <= low, -1, 0)", "torch.where(found.x <= low, 1, 0)",
         "the sign of active_mask, and of the gradient there", "bounded",
     ),
@@ -521,7 +521,7 @@ _COMPLEX = [
         "R^H R dx = A^H r", "complex/test_lstsq.py",
     ),
     Mutation(
-        "conjugate forgotten in conjugate gradients", "algorithms/krylov/cg.py",
+        "conjugate forgotten in conjugate gradients", "algorithms/krylov/gmres.py",
         "(x.conj() * y).sum(0).real", "(x * y).sum(0).real",
         "x^H y is the inner product", "complex/test_systems.py",
     ),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from neula.algorithms.krylov.cg import cg
+from neula.algorithms.krylov.gmres import cg
 from neula.pipeline.derivatives import Lyapunov, Pair, leading, pushing_forward
 
 # --- eigenvalues and eigenvectors ---

@@ -14,7 +14,7 @@ from neula.algorithms.bounded.active_set import PATIENCE
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.small_problems import bounded_host
 from neula.kernels.small_problems.bounded_host import BoundedLimits, BoundedMinimum, minimum
-from neula.problems.bounded.by_core import ROUGH, SETTLED, STEPS
+from neula.problems.bounded.run import ROUGH, SETTLED, STEPS
 
 LIMITS = BoundedLimits(MODERATE, ROUGH, SETTLED, STEPS, PATIENCE, 100)
 

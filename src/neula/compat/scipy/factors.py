@@ -12,7 +12,7 @@ import torch
 from scipy import linalg
 
 import neula
-from neula.algorithms.krylov.lu_refinement import direction
+from neula.algorithms.krylov.iterative_refinement import direction
 from neula.compat.drop_in import drop_in, need, squared, torch_dtype
 from neula.compat.scipy.inputs import lapack_arrays
 from neula.compat.scipy.systems import UNCERTIFIED_SOLUTION, AccuracyLinAlgWarning

@@ -210,29 +210,6 @@ class LeastSquaresJudge:
         return f"backward error {error:.1e} (bound {self.limits.backward_error:.1e}), {known}{doubt}"
 
 
-@dataclass(frozen=True)
-class Largest:
-    """Largest magnitudes in the columns of A and of b."""
-
-    both: torch.Tensor  # shape (n + k,): one after the other: they are looked at together
-    n: int  # columns of A
-
-    @property
-    def of_a(self) -> torch.Tensor:
-        """Largest elements of the columns of A, shape (n,)."""
-        return self.both[: self.n]
-
-    @property
-    def of_b(self) -> torch.Tensor:
-        """Largest elements of the columns of b, shape (k,)."""
-        return self.both[self.n :]
-
-    @cached_property
-    def seen(self) -> Largest:
-        """The magnitudes on the host; reading them synchronizes."""
-        return Largest(self.both.cpu(), self.n)
-
-
 @dataclass(eq=False)
 class Cache:
     """Results of links for a single problem, kept until a link that needs the memory sets them to None."""
@@ -286,9 +263,8 @@ class LeastSquaresProblems(Batch):
     def prepared(self) -> PreparedProblem:
         """The only one, prepared."""
         if self.cache.prepared is None:
-            a, b = self.a[0], in_double(self.b[0])
-            a = a if self._is_read_as_given else in_double(a)
-            self.cache.prepared = PreparedProblem.from_arrays(a, b, self.options, self.largest)
+            a = self.a[0] if self._is_read_as_given else in_double(self.a[0])
+            self.cache.prepared = PreparedProblem.from_arrays(a, in_double(self.b[0]), self)
         return self.cache.prepared
 
     @property
@@ -302,11 +278,24 @@ class LeastSquaresProblems(Batch):
         return large and options.weights is None and not options.damp and not options.is_wide(m, n)
 
     @cached_property
-    def largest(self) -> Largest:
+    def largest(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Largest magnitudes in the columns of the only A and b: a pass over A, not to be taken twice."""
-        engine, over_rows = self.options.engine.alone, self.options.over_rows
+        return self._apart(self._largest)
+
+    @cached_property
+    def largest_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The magnitudes on the host; reading them synchronizes."""
+        return self._apart(self._largest.cpu())
+
+    @cached_property
+    def _largest(self) -> torch.Tensor:
+        engine = self.options.engine.alone
         here = [engine.column_max(x[0]) for x in (self.a, self.b)]
-        return Largest(over_rows.largest(torch.cat(here)), self.a.shape[2])
+        return self.options.over_rows.largest(torch.cat(here))
+
+    def _apart(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        n = self.a.shape[2]
+        return x[:n], x[n:]
 
     @property
     def gram(self) -> torch.Tensor:
@@ -317,8 +306,8 @@ class LeastSquaresProblems(Batch):
 
     def check_finite(self) -> None:
         """Look for NaN and Inf in the only problem; the host waits once."""
-        check_finite(self.a[0], self.largest.seen.of_a, "A", self.options.over_rows)
-        check_finite(self.b[0].squeeze(-1), self.largest.seen.of_b, "b", self.options.over_rows)
+        check_finite(self.a[0], self.largest_seen[0], "A", self.options.over_rows)
+        check_finite(self.b[0].squeeze(-1), self.largest_seen[1], "b", self.options.over_rows)
 
 
 Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Answer[LeastSquaresSolutions]]
@@ -343,14 +332,15 @@ class PreparedProblem(ScaledUnknowns):
     scaled: ScaledProblems | None = None
 
     @classmethod
-    def from_arrays(
-        cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions, largest: Largest
-    ) -> PreparedProblem:
+    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, given: LeastSquaresProblems) -> PreparedProblem:
         """Apply weights and damping, in a copy, and choose the scales; A and b are finite."""
+        options = given.options
         over_rows, weights, damp, scaled = options.over_rows, options.weights, options.damp, None
         wide = options.is_wide(over_rows.count(a.shape[0]), a.shape[1])
         # Weights multiply, and so exponents add up.
-        exponents = int(binary_exponents(largest.seen.of_a.double()).abs().amax()) + abs(math.frexp(damp)[1])
+        exponents = int(binary_exponents(given.largest_seen[0].double()).abs().amax()) + abs(
+            math.frexp(damp)[1]
+        )
         if weights is not None:
             exponents += int(over_rows.largest(binary_exponents(weights.abs()).abs().amax()))
         special = weights is not None or damp
@@ -364,7 +354,7 @@ class PreparedProblem(ScaledUnknowns):
         # One GPU is busy for longer than its host launches; of several all wait for the slowest host.
         replay = options.engine.alone.replay if over_rows.spread else called
         operator = LeastSquaresOperator(a.mH) if wide else LeastSquaresOperator(a, over_rows, replay)
-        of_a, of_b = largest.of_a.double(), largest.of_b.double()
+        of_a, of_b = (x.double() for x in given.largest)
         if special or wide or scaled is not None:
             of_a, of_b = (options.engine.column_max(x) for x in (operator.a, b))
         # Powers of two, so that norms of b and x neither overflow nor underflow.

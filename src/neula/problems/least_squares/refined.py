@@ -482,7 +482,7 @@ def by_gram(
     assert answer.measured is not None
     evidence = Evidence.from_numbers(answer.measured[:, 0].tolist())
     if not options.limits(shape, SURE).accept(evidence):
-        beyond = problems.largest.of_a > over_rows.largest(sampled_max(problems.a[0]))
+        beyond = problems.largest[0] > over_rows.largest(sampled_max(problems.a[0]))
         if bool(over_rows.agree(beyond.any())):
             answer = solve(source=replace(source, factor=factor))
     return answer

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, Self
 
 import torch
 
@@ -45,7 +44,6 @@ from neula.algorithms.orthogonal.r_only import (
 )
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import ScaledUnknowns
-from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import (
@@ -66,7 +64,6 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.refining import added, over
-from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
@@ -200,7 +197,6 @@ def measured_members(
     system: Overdetermined,
     found: DoubledSolution,
     options: LeastSquaresOptions,
-    rows: int,
     data_error: float = 0.0,
 ) -> LeastSquaresSolutions:
     """Solutions of tall problems with their evidence.
@@ -223,7 +219,7 @@ def measured_members(
         error = torch.minimum(found.forward_error, error).where(found.forward_error < torch.inf, torch.inf)
         found = replace(found, forward_error=error)
     conditions = system.condition, system.condition_bound
-    rank = options.full_rank(over_rows.count(rows), found.x.shape[1])
+    rank = options.full_rank(over_rows.count(problems.a.shape[1]), found.x.shape[1])
     return certified(
         problems, found, options, size=system.size, norms=norms, conditions=conditions, rank=rank
     )
@@ -283,10 +279,10 @@ def solve_together(
         # Over processes small problems are scaled as others are: most of their time is for messages.
         few_messages = source.half_precision or not options.over_rows.spread
         synchronizes = not pace.is_prelaunched and few_messages
-        plain = PlainProblems.from_arrays(a, b, weighted) if synchronizes else None
+        plain = as_plain(a, b, weighted) if synchronizes else None
         if plain is not None:
-            known = source.from_gram and plain.a is problems.a and len(a) == 1
-            given = as_given(plain, source, pace, problems.gram[None] if known else None)
+            known = source.from_gram and plain[0] is problems.a and len(a) == 1
+            given = as_given(*plain, source, pace, problems.gram[None] if known else None)
         if given is None:
             # Of a scaled copy the host reads after every step, and none is plain.
             exact = replace(source, half_precision=False)
@@ -375,7 +371,7 @@ def _refined(
     r = source.factor(problems.a, over_rows=over_rows, **of)
     system = system_of(problems, r, options, source, gram)
     found = _refine(system, problems.b, options, pace)
-    members = measured_members(problems, system, found, options, a.shape[1])
+    members = measured_members(problems, system, found, options)
     return members, found.steps, members.measured()
 
 
@@ -386,8 +382,7 @@ def _minimum_norm(
     t = rows.a.mH
     b_transposed = (problems.a / problems.norms).mH
     r = factor(b_transposed)
-    inverse, (norm, norm_bound) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
-    inverse_norm = schatten_bounds(inverse, upper=True)[1]
+    inverse, norm, norm_bound, inverse_norm = Triangles.from_factor(r, torch.ones_like(r[..., :1])).tensors
     # An R of the normal equations may look regular where B is not.
     inverse_norm = inverse_norm.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
     condition = norm * inverse_norm
@@ -438,36 +433,36 @@ ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
 
 
-class PlainProblems(NamedTuple):
-    """Tall problems, neither weighted nor damped."""
+def as_plain(
+    a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
+) -> tuple[torch.Tensor, torch.Tensor, LeastSquaresOptions, float] | None:
+    """Tall problems whose weights and damping are in A, and the backward error of rounding weighted elements.
 
-    a: torch.Tensor  # shape (batch, m, n)
-    b: torch.Tensor  # shape (batch, m, k)
-    options: LeastSquaresOptions  # without weights and damping
-    # Backward error of rounding weighted elements: with columns of norm 1, what it changes of A has a
-    # Frobenius norm of at most sqrt(n) u, and A a norm of at least 1.
-    data_error: float = 0.0
-
-    @classmethod
-    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> Self | None:
-        """Weights and damping go into A, unless residuals are in twice the working precision; None for wide
-        problems, and those.
-        """
-        m, n = options.over_rows.count(a.shape[1]), a.shape[2]
-        weighted = options.weights is not None
-        if options.is_wide(m, n):
-            return None
-        if not (weighted or options.damp):
-            return cls(a, b, options)
-        if options.over_rows.spread or options.refines_doubled(m, n):
-            return None
-        a, b = stacked_problem(a, b, options.weights, options.damp)
-        plain = replace(options, weights=None, damp=0.0)
-        return cls(a, b, plain, n**0.5 * FP64.u if weighted else 0.0)
+    None for wide problems, and for weighted and damped ones with residuals in twice the working precision.
+    With columns of norm 1, what rounding changes of A has a Frobenius norm of at most ``sqrt(n) u``, and A a
+    norm of at least 1.
+    """
+    m, n = options.over_rows.count(a.shape[1]), a.shape[2]
+    weighted = options.weights is not None
+    if options.is_wide(m, n):
+        return None
+    if not (weighted or options.damp):
+        return a, b, options, 0.0
+    if options.over_rows.spread or options.refines_doubled(m, n):
+        return None
+    plain = replace(options, weights=None, damp=0.0)
+    error = n**0.5 * FP64.u if weighted else 0.0
+    return *stacked_problem(a, b, options.weights, options.damp), plain, error
 
 
 def as_given(
-    plain: PlainProblems, source: RSource, pace: Pace, gram: torch.Tensor | None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    options: LeastSquaresOptions,
+    data_error: float,
+    source: RSource,
+    pace: Pace,
+    gram: torch.Tensor | None,
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
@@ -478,7 +473,6 @@ def as_given(
 
     Returns solutions, how many steps they took, and their measured numbers, possibly on the host.
     """
-    a, b, options, data_error = plain
     over_rows = options.over_rows
     doubled = refines_doubled_of(options, a, source)
     narrow = not doubled and len(a) == 1 and pays(a[0])
@@ -505,9 +499,7 @@ def as_given(
     if pace.is_asynchronous:
         refinement.advance(min(pace.steps, most), pace.steps)
         settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
-        members = measured_members(
-            problems, system, refinement.solution(settled), options, a.shape[1], data_error
-        )
+        members = measured_members(problems, system, refinement.solution(settled), options, data_error)
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
         read = over_rows.agree(torch.cat([numbers.flatten(), torch.stack([usable, promising])])).cpu()
@@ -519,7 +511,7 @@ def as_given(
             return members, refinement.steps, numbers
         most = most if goes_on else refinement.steps
     refinement.advance(most, refinement.steps + 1)
-    members = measured_members(problems, system, refinement.solution(), options, a.shape[1], data_error)
+    members = measured_members(problems, system, refinement.solution(), options, data_error)
     return members, refinement.steps, members.measured()
 
 
