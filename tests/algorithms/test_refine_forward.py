@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
 from neula.certificates.backward_error import Norms, Scale
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
+from neula.kernels.shift import shift
 from neula.pipeline.gradients import stacked_problem
 
 U64 = 2.0**-53
@@ -64,7 +66,10 @@ def refined(
 
 def exact_problem(a: torch.Tensor, b: torch.Tensor, *given: Any) -> ScaledProblems:
     """A scaled to numbers near 1, and b as it is given."""
-    return ScaledProblems.from_arrays(a[None], b[None], *(given or (None, 0.0))).with_given_b()
+    found = ScaledProblems.from_arrays(a[None], b[None], *(given or (None, 0.0)))
+    units, low = found.b_columns, found.b_low
+    whole = {"b": shift(found.b, units), "b_low": None if low is None else shift(low, units)}
+    return replace(found, **whole, b_columns=torch.zeros_like(units))
 
 
 @pytest.mark.parametrize("consistent", [False, True])

@@ -133,11 +133,6 @@ class ScaledProblems(ScaledUnknowns):
         a, a_low = _shifted((self.a, self.a_low), self.columns - columns)
         return replace(self, a=a, a_low=a_low, columns=columns)
 
-    def with_given_b(self) -> Self:
-        """These problems with b unscaled."""
-        b, b_low = _shifted((self.b, self.b_low), self.b_columns)
-        return replace(self, b=b, b_low=b_low, b_columns=torch.zeros_like(self.b_columns))
-
     def in_units(self, relative: torch.Tensor) -> Self:
         """Divide the columns of each matrix by its units times ``2^relative``."""
         columns = self.units + relative

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -224,8 +224,7 @@ def _advanced(
         moved, beta = now.moved(BlockTriangular(*of_r), test, alpha, gradient)
         return *moved, alpha, beta
 
-    stops = (stop.preconditioned, stop.gradient, stop.scales)
-    test = (torch.as_tensor(x, device=getattr(x, "device", "cpu")) for x in stops)
+    test: Any = (stop.preconditioned, stop.gradient, stop.scales)  # tensors after the first step
     inputs = (image, squares, *state, *test, *triangular(r).tensors)
     *moved, alpha, beta = replay(advanced, inputs, "cgls")
     return _CGLSState(*moved), alpha, beta

@@ -338,9 +338,8 @@ class PreparedProblem(ScaledUnknowns):
         over_rows, weights, damp, scaled = options.over_rows, options.weights, options.damp, None
         wide = options.is_wide(over_rows.count(a.shape[0]), a.shape[1])
         # Weights multiply, and so exponents add up.
-        exponents = int(binary_exponents(given.largest_seen[0].double()).abs().amax()) + abs(
-            math.frexp(damp)[1]
-        )
+        exponents = int(binary_exponents(given.largest_seen[0].double()).abs().amax())
+        exponents += abs(math.frexp(damp)[1])
         if weights is not None:
             exponents += int(over_rows.largest(binary_exponents(weights.abs()).abs().amax()))
         special = weights is not None or damp

@@ -133,13 +133,11 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     on_half = None if played_back or limit is None else partial(_check_half, limit, n, over_rows)
 
     def factorized(a: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        if method == "cholesky":  # a complex one is rounded as it is split
+        if method == "cholesky" and engine.is_complex:  # rounded as it is split
+            r = gram_r(a, engine, scales)
+        elif method == "cholesky":
             operand = torch.empty(a.shape, dtype=engine.operand_dtype, device=a.device)
-            r = (
-                gram_r(a, engine, scales)
-                if engine.is_complex
-                else gram_r(engine.fill(operand, a, scales), engine)
-            )
+            r = gram_r(engine.fill(operand, a, scales), engine)
         else:
             work = engine.padded(*a.shape, dtype=engine.working_dtype)
             engine.fill(work[: len(a)], a, scales)

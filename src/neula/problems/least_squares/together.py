@@ -111,12 +111,6 @@ SOURCES = {
 }
 
 
-def refines_doubled_of(options: LeastSquaresOptions, a: torch.Tensor, source: RSource) -> bool:
-    """Whether residuals are in twice the working precision."""
-    m, n = options.over_rows.count(a.shape[1]), a.shape[2]
-    return options.refines_doubled(m, n, plain=source.plain_residuals)
-
-
 def system_of(
     problems: ScaledProblems,
     r: torch.Tensor,
@@ -126,7 +120,9 @@ def system_of(
     norms: torch.Tensor | None = None,
 ) -> Overdetermined:
     """A with its R, whose Gram matrix and norms of columns may be known."""
-    doubled, over_rows = refines_doubled_of(options, problems.a, source), options.over_rows
+    over_rows = options.over_rows
+    shape = over_rows.count(problems.a.shape[1]), problems.a.shape[2]
+    doubled = options.refines_doubled(*shape, plain=source.plain_residuals)
     columns, triangles = None, None
     if are_solved(r) or problems.given or gram is not None:
         columns = (lengths(r) if norms is None else norms)[..., None]
@@ -474,7 +470,7 @@ def as_given(
     Returns solutions, how many steps they took, and their measured numbers, possibly on the host.
     """
     over_rows = options.over_rows
-    doubled = refines_doubled_of(options, a, source)
+    doubled = options.refines_doubled(over_rows.count(a.shape[1]), a.shape[2], plain=source.plain_residuals)
     narrow = not doubled and len(a) == 1 and pays(a[0])
     problems = ScaledProblems.as_given(a, b, over_rows, narrow=narrow)
     known = {} if gram is None else {"gram": gram}
