@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.bounded.active_set import PATIENCE
-from neula.certificates.bounds import Accuracy, lstsq_bound
+from neula.certificates.bounds import Accuracy, lstsq_bound_of
 from neula.certificates.forward_error import MAX_RATE, SURE, digits_of, enlarged
 from neula.certificates.kkt import KKTNorms
 from neula.certificates.verdict import Evidence, within
@@ -335,7 +335,7 @@ def solve_bounded(
         {"A": A, "b": b},
         engine=engine,
         accuracy=accuracy,
-        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        bound=lstsq_bound_of,
         strict=strict,
         gradients=True,
         or_complex=False,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.engines import Arithmetic, Engine, format_of
+from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
@@ -36,7 +36,7 @@ from neula.problems.least_squares.general import (
     with_intercept,
 )
 from neula.problems.least_squares.plan import core_plan, plan_for
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, default_rcond
 from neula.problems.least_squares.regression import RegressionFit
 from neula.problems.least_squares.run import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
@@ -262,13 +262,6 @@ def lstsq(
     max_iterations = whole_number("max_iterations", max_iterations)
     rcond, damp = part_of_one("rcond", rcond), check_damp(damp)
     weights = row_factors(weights, sigma, sample_weight)
-    if is_source(A):
-        if intercept or any(x is not None for x in (constraints, covariance, covariance_factor)):
-            raise ValueError(
-                "intercept, constraints and covariances need A in memory: leave them out, or load A first"
-            )
-        asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
-        return lstsq_streamed(A, b, *asked)
     keywords: Any = {
         "accuracy": accuracy,
         "engine": engine,
@@ -283,6 +276,12 @@ def lstsq(
         "strict": strict,
         "progress": progress,
     }
+    if is_source(A):
+        if intercept or any(x is not None for x in (constraints, covariance, covariance_factor)):
+            raise ValueError(
+                "intercept, constraints and covariances need A in memory: leave them out, or load A first"
+            )
+        return lstsq_streamed(A, b, **keywords)
     more = {"constraints": constraints, "covariance": covariance, "covariance_factor": covariance_factor}
     general_asked = any(x is not None for x in more.values())
     call, shapes, options = _asked(A, b, wait=wait, general=general_asked, **keywords)
@@ -352,17 +351,15 @@ def _asked(
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
-    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(given.dtype).u
-    options = LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=call.dtype,
+    options = LeastSquaresOptions.of_call(
+        call,
+        given.dtype,
+        (call.engine.over_rows.count(a.shape[-2]), a.shape[-1]),
+        rcond,
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=damp,
         weights=None if w is None else w.tensor.to(call.engine.device).double(),
-        rcond=default_rcond((m, a.shape[-1]), unit) if rcond is None else rcond,
-        unit=unit,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
@@ -426,11 +423,6 @@ def _gone_on(
 ) -> LstsqResult[Any]:
     """The result where the first link has not solved all."""
     return solve_system(call, shapes, options, None, begun).reported(call)
-
-
-def default_rcond(shape: Sequence[int], unit: float) -> float:
-    """Rounding errors of the double-precision factorization, or of the data where those are larger."""
-    return max(max(shape[-2:]) * 2.0**-52, 2 * unit)
 
 
 def check_damp(damp: Any) -> float:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence, Limits
-from neula.engines import FP64
+from neula.engines import FP64, format_of
 from neula.engines.formats import in_double
 from neula.engines.graphs import called
 from neula.errors import counted
@@ -26,6 +26,7 @@ from neula.kernels.magnitudes import SQUARABLE_EXPONENT
 from neula.kernels.shift import shift
 from neula.pipeline import solutions
 from neula.pipeline.batches import Batch
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import check_finite
@@ -51,6 +52,11 @@ def in_words(bound: float, error: float, forward: float) -> str:
     return f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward:.1e}"
 
 
+def default_rcond(shape: Sequence[int], unit: float) -> float:
+    """Rounding errors of the double-precision factorization, or of the data where those are larger."""
+    return max(max(shape[-2:]) * 2.0**-52, 2 * unit)
+
+
 @dataclass(frozen=True, kw_only=True)
 class LeastSquaresOptions(solutions.SolutionOptions):
     """Options of a least-squares problem."""
@@ -62,6 +68,15 @@ class LeastSquaresOptions(solutions.SolutionOptions):
     rcond: float
     unit: float = FP64.u  # unit roundoff of the format in which A is stored
     observations: int | None = None  # rows that are data, those below are damping; None: all
+
+    @classmethod
+    def of_call(
+        cls, call: Call, dtype: torch.dtype, shape: Sequence[int], rcond: float | None, **given: Any
+    ) -> Self:
+        """Options for matrices of a shape that were given in a dtype."""
+        unit = format_of(dtype).u
+        known = {"engine": call.engine, "target": call.target, "dtype": call.dtype, "unit": unit}
+        return cls(**known, rcond=default_rcond(shape, unit) if rcond is None else rcond, **given)
 
     def certain_rcond(self, shape: Sequence[int]) -> float:
         """Singular values above it make the rank certain: rounding errors look like small ones."""

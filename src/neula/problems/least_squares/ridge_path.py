@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from neula.certificates.bounds import Accuracy, lstsq_bound
+from neula.certificates.bounds import Accuracy, lstsq_bound, lstsq_bound_of
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, Engine, format_of
@@ -23,8 +23,7 @@ from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import has_parts, real_columns
-from neula.problems.least_squares.lstsq import default_rcond
-from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.problem import LeastSquaresOptions, default_rcond
 from neula.problems.least_squares.ridge_solutions import (
     BoundedEstimate,
     Estimates,
@@ -141,7 +140,7 @@ def ridge_path(
         {"A": A, "b": b},
         engine=engine,
         accuracy=accuracy,
-        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
+        bound=lstsq_bound_of,
         strict=strict,
     )
     shapes = broadcast_system(*call.tensors)

@@ -22,7 +22,7 @@ from neula.algorithms.krylov.streamed_lstsq import (
 from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import MAX_RATE
-from neula.engines import FP64, Engine, format_of, select_engine
+from neula.engines import FP64, Engine, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.io.sources import Source, row_blocks
@@ -57,16 +57,15 @@ Step = Callable[[torch.Tensor, torch.Tensor], None]
 def lstsq_streamed(
     A: Any,
     b: Any,
-    accuracy: Accuracy | None,
-    engine: str | Engine,
+    *,
     algorithm: str | None,
     compute: str | None,
     damp: float,
     weights: Any,
     rcond: float | None,
     certify: str,
-    strict: bool,
     progress: Progress | None,
+    **asked: Any,
 ) -> LstsqResult:
     """:func:`neula.lstsq` for a source of rows; names and numbers are checked already."""
     if algorithm not in (None, "householder") or compute is not None:
@@ -80,16 +79,12 @@ def lstsq_streamed(
         m, given = sources["A"].shape[0], sources["weights"].shape
         if given != (m,):
             raise ValueError(f"weights must have shape ({m},), one for each row of A, got {given}")
-    call = _begun(sources, b_taken, engine, accuracy, strict)
+    call = _begun(sources, b_taken, asked["engine"], asked["accuracy"], asked["strict"])
     a, right = (x.tensor for x in call.operands.values())
-    options = LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=call.dtype,
+    options = LeastSquaresOptions.of_call(
+        *(call, a.dtype, a.shape, rcond),
         algorithm=algorithm,
         damp=damp,
-        rcond=max(max(a.shape) * 2.0**-52, 2 * format_of(a.dtype).u) if rcond is None else rcond,
-        unit=format_of(a.dtype).u,
         max_iterations=MOST_PASSES,
         forward=certify == "forward",
         progress=progress,
