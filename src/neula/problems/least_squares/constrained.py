@@ -544,5 +544,5 @@ def _solved(
     """The plain problem, for tensors on the engine's device."""
     b = b.expand(*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), *b.shape[-2:])
     operands = {name: Taken(x.detach(), lambda y: y, x) for name, x in (("A", a), ("b", b))}
-    inner = replace(call, operands=operands)
-    return solve_system(inner, broadcast_system(*inner.tensors), options, None)
+    inner = replace(call, operands=operands, weights=None)
+    return solve_system(inner, broadcast_system(*inner.tensors), options)

@@ -143,7 +143,6 @@ def solve_general(
     call: Call,
     shapes: BatchedProblem,
     options: LeastSquaresOptions,
-    weights: torch.Tensor | None,
     general: General,
 ) -> LeastSquaresOutcome:
     """Whiten, scale, eliminate the constraints, solve, and bound the digits lost by these steps."""
@@ -151,6 +150,7 @@ def solve_general(
     if not shapes.batch:
         for name, x in (("A", a.detach()), ("b", b.detach())):
             check_finite(x, x, name)
+    weights = None if call.weights is None else call.weights.graph
     b, factor, noise = b.unsqueeze(-1) if shapes.is_vector else b, general.factor, 0.0
     if factor is not None:
         with call.computing():

@@ -290,19 +290,17 @@ def lstsq(
         joined = _by_parts(call, shapes, partial(lstsq, **keywords), whole)
         vars(joined)["intercept"] = intercept
         return joined
-    w = call.weights
-    weight = None if w is None else w.graph
     general = checked_general(
         call, constraints, covariance, covariance_factor, options.observations, intercept=intercept
     )
     if general is not None:
-        solved = solve_general(call, shapes, options, weight, general)
-    elif not wait and w is None and (pending := begin_system(call, shapes, options)) is not None:
+        solved = solve_general(call, shapes, options, general)
+    elif not wait and call.weights is None and (pending := begin_system(call, shapes, options)) is not None:
         return pending
     else:
-        solved = solve_system(call, shapes, options, weight)
+        solved = solve_system(call, shapes, options)
         if options.damp and not solved.result.converged and not call.engine.over_rows.spread:
-            limited = solve_general(call, shapes, options, weight, General(None, None, computed=False))
+            limited = solve_general(call, shapes, options, General(None, None, computed=False))
             solved = limited if limited.result.converged else solved
     vars(solved.result)["intercept"] = intercept
     return solved.reported(call)
@@ -422,7 +420,7 @@ def _gone_on(
     call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: Answer[LeastSquaresSolutions]
 ) -> LstsqResult[Any]:
     """The result where the first link has not solved all."""
-    return solve_system(call, shapes, options, None, begun).reported(call)
+    return solve_system(call, shapes, options, begun).reported(call)
 
 
 def check_damp(damp: Any) -> float:

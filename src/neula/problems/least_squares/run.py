@@ -50,22 +50,6 @@ from neula.problems.orthogonal.qr import qr
 ZERO = LeastSquaresSolutions.names.index("zero")
 
 
-def begin_problems(
-    problems: LeastSquaresProblems,
-) -> tuple[Answer[LeastSquaresSolutions], torch.Tensor] | None:
-    """Answer of the first link, and which problems it solves; None if that link synchronizes."""
-    count, (m, n), options = len(problems), problems.a.shape[1:], problems.options
-    if 0 in (problems.a.numel(), problems.b.numel()):
-        return None
-    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
-    answer = first_answer(chain_together(count, m, n, options), problems, judge)
-    if answer is None or answer.measured is None:
-        return None
-    of = dict(zip(LeastSquaresSolutions.names, answer.measured, strict=True))
-    exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-    return answer, judge.limits.accept(Evidence.from_numbers(answer.measured)) & exact
-
-
 def solve_problems(
     problems: LeastSquaresProblems,
     *,
@@ -75,7 +59,7 @@ def solve_problems(
 ) -> Run[LeastSquaresSolutions]:
     """Solve small problems together, then each unsolved problem by itself.
 
-    In a batch NaN and Inf are no error. ``begun``: from :func:`begin_problems`.
+    In a batch NaN and Inf are no error. ``begun``: by the first link.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
@@ -86,28 +70,16 @@ def solve_problems(
     if together is None:
         together = chain_together(count, m, n, options, partial(_by_host, is_batch=is_batch))
     together = in_step(together) if options.over_rows.spread else together
-    run = _run_together(together, problems, begun)
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
+    try:
+        run = run_chain(together, problems, judge, begun=begun, settled=judge.settled)
+    except Unanswered as why:
+        run = Run.begin(count, _missing(problems, count))
+        run.attempts += why.attempts
     if len(run.open):
         _go_on(run, problems, is_batch=is_batch)
     _reject_vanished(run, problems)
     return run
-
-
-def _run_together(
-    together: Sequence[LeastSquaresLink],
-    problems: LeastSquaresProblems,
-    begun: Answer[LeastSquaresSolutions] | None,
-) -> Run[LeastSquaresSolutions]:
-    """Run the links for all problems together; an empty run if there are none."""
-    options, count = problems.options, len(problems)
-    m, n = options.over_rows.count(problems.a.shape[1]), problems.a.shape[2]
-    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
-    try:
-        return run_chain(together, problems, judge, begun=begun, settled=judge.settled)
-    except Unanswered as why:
-        run = Run.begin(count, _missing(problems, count))
-        run.attempts += why.attempts
-        return run
 
 
 def _by_host(
@@ -264,13 +236,18 @@ def _without_right_hand_sides(
 
 def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOptions) -> LstsqResult | None:
     """The result of the first link, before anything is read; None if that link synchronizes."""
+    without_waits, (m, n) = replace(options, may_wait=False), shapes.a.shape[-2:]
     with call.computing():
-        without_waits = replace(options, may_wait=False)
         problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), without_waits)
-        found = begin_problems(problems)
-    if found is None:
-        return None
-    begun, accepted = found
+        if 0 in (problems.a.numel(), problems.b.numel()):
+            return None
+        judge = LeastSquaresJudge.for_shape(m, n, without_waits, together=True)
+        begun = first_answer(chain_together(len(problems), m, n, without_waits), problems, judge)
+        if begun is None or begun.measured is None:
+            return None
+        of = dict(zip(LeastSquaresSolutions.names, begun.measured, strict=True))
+        exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
+        accepted = judge.limits.accept(Evidence.from_numbers(begun.measured)) & exact
     values, least = begun.values, cast(int, begun.values.rank.amin())
     result: LstsqResult[Any] = LstsqResult(
         **unread(call, shapes, begun.values, accepted, options),
@@ -279,23 +256,22 @@ def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOption
         rank=least,
         factorization=begun.label,
         ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
-        _pending=lambda: solve_system(call, shapes, options, None, begun).reported(call),
+        _pending=lambda: solve_system(call, shapes, options, begun).reported(call),
     )
-    return attached(call, shapes, result, partial(_attach, None, options, result.ranks))
+    return _attached(call, shapes, options, result)
 
 
 def solve_system(
     call: Call,
     shapes: BatchedProblem,
     options: LeastSquaresOptions,
-    weights: torch.Tensor | None,
     begun: Answer[LeastSquaresSolutions] | None = None,
 ) -> LeastSquaresOutcome:
     """Run or continue the chain, and attach the solution to the graphs of the operands and weights."""
     if begun is None:
         soon = solved_by_plan(call, shapes, options)
         if isinstance(soon, LstsqResult):
-            return LeastSquaresOutcome(_attached(call, shapes, options, weights, soon))
+            return LeastSquaresOutcome(_attached(call, shapes, options, soon))
         begun = soon
     problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
     is_batch = bool(shapes.batch)
@@ -312,8 +288,7 @@ def solve_system(
     if spoilt is None:
         make = fit_spread if options.over_rows.spread else RegressionFit
         fit = make(call, shapes, options, run.found.x, run.found.residual_norm)
-    found = collect(report, fit=fit)
-    result = _attached(call, shapes, options, weights, found)
+    result = _attached(call, shapes, options, collect(report, fit=fit))
     return LeastSquaresOutcome.from_report(result, report, is_batch=is_batch)
 
 
@@ -337,29 +312,19 @@ def _put_nan(run: Run[LeastSquaresSolutions], spoilt: torch.Tensor, shapes: Batc
 
 
 def _attached(
-    call: Call,
-    shapes: BatchedProblem,
-    options: LeastSquaresOptions,
-    weights: torch.Tensor | None,
-    result: LstsqResult[Any],
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, result: LstsqResult[Any]
 ) -> LstsqResult[Any]:
     """A result, its x attached to the graphs of the operands and weights."""
-    return attached(call, shapes, result, lambda *of: _attach(weights, options, result.ranks, *of))
+    weights = None if call.weights is None else call.weights.graph
 
+    def attach(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
+            return x + 0 * a.sum() + 0 * b.sum()
+        a, b = stacked_problem(a, b, weights, options.damp)
+        factorize = partial(qr, accuracy="fp64", engine=options.engine)
+        return attach_solution(a, b, x, ranks=result.ranks, factorize=factorize)
 
-def _attach(
-    weights: torch.Tensor | None,
-    options: LeastSquaresOptions,
-    ranks: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    """The solution attached to the graph of A, b and weights."""
-    if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
-        return x + 0 * a.sum() + 0 * b.sum()
-    factorize = partial(qr, accuracy="fp64", engine=options.engine)
-    return attach_solution(*stacked_problem(a, b, weights, options.damp), x, ranks=ranks, factorize=factorize)
+    return attached(call, shapes, result, attach)
 
 
 @dataclass(frozen=True)
