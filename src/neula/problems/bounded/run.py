@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from neula.algorithms.bounded.active_set import PATIENCE
-from neula.certificates.bounds import Accuracy, lstsq_bound_of
+from neula.certificates.bounds import lstsq_bound_of
 from neula.certificates.forward_error import MAX_RATE, SURE, digits_of, enlarged
 from neula.certificates.kkt import KKTNorms
 from neula.certificates.verdict import Evidence, within
-from neula.engines import FP64, Engine
+from neula.engines import FP64
 from neula.kernels.core import DTYPES
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.shift import shift
@@ -78,7 +78,7 @@ class CoreBoundedSolution:
     errors: BoundedErrors
 
     def result(self, kind: type[R], fields: dict[str, Any]) -> R:
-        """The result, with fields of its own."""
+        """The result, with fields of its own, attached to the graphs of A and b."""
         call, shapes, options, errors = self.call, self.shapes, self.options, self.errors
         numbers, at = self.found.numbers, self.found.at
         bound, wrap = options.limits(shapes.a.shape).backward_error, call.first.wrap_array
@@ -90,7 +90,8 @@ class CoreBoundedSolution:
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
         told = LABEL, lambda: in_words(bound, *errors)
-        return accepted_solution(kind, given, options, *told, fields, self.x[:, None], [errors.forward_error])
+        known = fields, self.x[:, None], [errors.forward_error]
+        return attached(call, shapes, accepted_solution(kind, given, options, *told, *known))
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""
@@ -106,10 +107,6 @@ class CoreBoundedSolution:
             "nit": int(numbers.sets) - 1,
             "status": 3 if inside else 1,
         }
-
-    def attached(self, result: R) -> R:
-        """The result, attached to the graphs of A and b where somebody wants that."""
-        return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
         """Nothing: it is accepted."""
@@ -235,17 +232,16 @@ class BoundedSolution:
         """Reshape values of each unknown, shape (C, n), to the user's batch."""
         return self.shapes.solutions(self.whole.by_matrix(x).mT)
 
-    @property
-    def spoilt(self) -> torch.Tensor:
-        """Problems with NaN or Inf, shape (C,)."""
-        return self.values.backward_error.isnan()
+    def result(self, kind: type[R], fields: dict[str, Any]) -> R:
+        """The result, with fields of its own, attached to the graphs of A and b.
 
-    def common(self) -> dict[str, Any]:
-        """Fields that all results share; scalars describe the worst problem."""
+        Scalars describe the worst problem.
+        """
         call, run, values = self.call, self.run, self.values
         accepted = torch.from_numpy(run.accepted).to(values.x.device)
-        worst = {name: float(of.max()) if len(of) else 0.0 for name, of in self._measured().items()}
-        return {
+        measured = zip(BoundedValues.names, values.measured().cpu(), strict=True)
+        worst = {name: float(of.max()) if len(of) else 0.0 for name, of in measured}
+        common = {
             "x": call.give_back(self.of_unknowns(values.x).contiguous(), call.dtype),
             "converged": bool(run.accepted.all()),
             "iterations": run.iterations,
@@ -262,10 +258,7 @@ class BoundedSolution:
             "active_mask": call.give_back(self.of_unknowns(values.side.double()).long(), torch.int64),
             "residual_norms": self._given(values.residual_norm),
         }
-
-    def result(self, kind: type[R], fields: dict[str, Any]) -> R:
-        """The result, with fields of its own."""
-        return kind._from_fields(self.common() | fields)
+        return attached(call, self.shapes, kind._from_fields(common | fields))
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""
@@ -291,16 +284,9 @@ class BoundedSolution:
             "status": 3 if inside else int(optimal),
         }
 
-    def _measured(self) -> dict[str, torch.Tensor]:
-        return dict(zip(BoundedValues.names, self.values.measured().cpu(), strict=True))
-
     def _given(self, x: torch.Tensor) -> Any:
         found = self.of_columns(x).contiguous()
         return self.call.give_back(found, found.dtype)
-
-    def attached(self, result: R) -> R:
-        """The result, attached to the graphs of A and b where somebody wants that."""
-        return attached(self.call, self.shapes, result)
 
     def report(self, result: Any) -> None:
         """Say so where the accuracy was missed. Raises AccuracyError if the call is strict."""
@@ -308,7 +294,9 @@ class BoundedSolution:
             return
         missed = ~torch.from_numpy(self.run.accepted)
         of_matrices = missed.reshape(len(self.whole.a), self.whole.b.shape[2]).any(1)
-        unsure = ~(self.values.forward_error <= SURE) & ~self.spoilt
+        unsure = (
+            ~(self.values.forward_error <= SURE) & ~self.values.backward_error.isnan()
+        )  # those with NaN or Inf are not meant
         self.call.report_missed(
             f"least squares with bounds is not certified to {result.accuracy} accuracy",
             self.run.attempts[-1].reason,
@@ -324,22 +312,12 @@ def solve_bounded(
     bounds: tuple[Any, Any],
     *,
     max_iterations: int | None,
-    accuracy: Accuracy | None,
-    engine: str | Engine,
-    strict: bool,
     unbounded: bool = False,
     constraints: Any = None,
+    **asked: Any,
 ) -> BoundedSolution | CoreBoundedSolution:
     """Take the arrays, check the bounds, and run the chain for all right-hand sides together."""
-    call = Call.begin(
-        {"A": A, "b": b},
-        engine=engine,
-        accuracy=accuracy,
-        bound=lstsq_bound_of,
-        strict=strict,
-        gradients=True,
-        or_complex=False,
-    )
+    call = Call.begin({"A": A, "b": b}, bound=lstsq_bound_of, gradients=True, or_complex=False, **asked)
     shapes = broadcast_system(*call.tensors)
     options = BoundedOptions(
         engine=call.engine, target=call.target, dtype=call.dtype, max_iterations=max_iterations
