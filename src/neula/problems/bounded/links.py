@@ -36,15 +36,6 @@ SHORTEST = 0.5
 """Norm of a column at least: they are scaled to norms between this and 1."""
 
 
-@dataclass(frozen=True)
-class _BoundedResiduals:
-    """Residuals of the problems themselves, not of R."""
-
-    norm: torch.Tensor  # shape (C,)
-    gradient: torch.Tensor  # shape (C, n): A^T r
-    b: torch.Tensor
-
-
 def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Factorize) -> BoundedValues:
     """Solutions rounded to the dtype of the result, and their evidence.
 
@@ -55,20 +46,20 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
     side = torch.where(found.x >= high, 1, torch.where(found.x <= low, -1, 0)).to(torch.int8)
     side = side.masked_fill(found.free, 0)
     x, rounded = found.x, whole.rounded(found.x, reduced.owner)
-    residuals = _residuals(problems, x)
+    residual, gradient, b = _residuals(problems, x)
     norms = reduced.of_each(reduced.norms)
     free = (side == 0) & (reduced.of_each(torch.linalg.vector_norm(reduced.r, dim=1)) > 0)
-    known = _Known.measure(reduced, free, residuals.gradient, factorize)
+    known = _Known.measure(reduced, free, gradient, factorize)
     wrong = _wrong(known.gradient, side)
     left = _wrong(known.left, side).masked_fill(free, 0.0)
     pushed = torch.where(left == 0, known.left.abs() / norms, 0.0).masked_fill(free, torch.inf).amin(1)
     kkt = KKTNorms(
-        residual=residuals.norm,
+        residual=residual,
         wrong=_norm(wrong / norms),
         projected=known.projected,
         rest=_norm(left / norms),
         image=_norm(x * norms),
-        b=residuals.b,
+        b=b,
     )
     rounding = over(_norm((rounded - x) * norms), kkt.image)
     noise = kkt.noise(whole.a.shape[1:], (x * norms).abs().sum(1))
@@ -77,7 +68,7 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
         rows = equalities.of_each(reduced.owner)
         sizes = (rows.abs() @ x.abs()[..., None])[..., 0] + equalities.right.abs()
         violated = over(reduced.left_of_equalities(x).abs(), sizes).amax(1)
-        noise = noise + reduced.noise(x, residuals.norm[:, None]).amax(1) / SHORTEST  # of the multipliers
+        noise = noise + reduced.noise(x, residual[:, None]).amax(1) / SHORTEST  # of the multipliers
     pushed = pushed - noise
     condition = _condition(kkt, known, pushed, reduced)
     corner = ~free.any(1) & (pushed > 0)
@@ -90,7 +81,7 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
         x=rounded,
         side=side,
         wrong=wrong / norms,
-        residual_norm=residuals.norm,
+        residual_norm=residual,
         backward_error=torch.maximum(kkt.backward_error, violated) + rounding,
         forward_error=torch.where(sizable, forward_error, torch.inf).nan_to_num(torch.inf, torch.inf),
         condition=condition,
@@ -108,8 +99,8 @@ def _wrong(gradient: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
     return torch.where(side < 0, gradient.clamp(min=0.0), gradient)
 
 
-def _residuals(problems: BoundedProblems, x: torch.Tensor) -> _BoundedResiduals:
-    """Residuals and gradients by products with A, some right-hand sides at a time."""
+def _residuals(problems: BoundedProblems, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Norms of residuals, gradients ``A^T r`` and norms of b, by products with A itself, some at a time."""
     whole, owner = problems.whole, problems.reduced.owner
     count, m, _ = whole.a.shape
     norm, b_norm, gradient = x.new_empty(len(x)), x.new_empty(len(x)), torch.empty_like(x)
@@ -123,7 +114,7 @@ def _residuals(problems: BoundedProblems, x: torch.Tensor) -> _BoundedResiduals:
             norm[rows] = torch.linalg.vector_norm(r, dim=0)
             b_norm[rows] = torch.linalg.vector_norm(b, dim=0)
             gradient[rows] = r.T @ whole.a[place]
-    return _BoundedResiduals(norm, gradient, b_norm)
+    return norm, gradient, b_norm
 
 
 @dataclass

@@ -294,9 +294,8 @@ class BoundedSolution:
             return
         missed = ~torch.from_numpy(self.run.accepted)
         of_matrices = missed.reshape(len(self.whole.a), self.whole.b.shape[2]).any(1)
-        unsure = (
-            ~(self.values.forward_error <= SURE) & ~self.values.backward_error.isnan()
-        )  # those with NaN or Inf are not meant
+        spoilt = self.values.backward_error.isnan()
+        unsure = ~(self.values.forward_error <= SURE) & ~spoilt
         self.call.report_missed(
             f"least squares with bounds is not certified to {result.accuracy} accuracy",
             self.run.attempts[-1].reason,
