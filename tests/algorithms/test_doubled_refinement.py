@@ -15,6 +15,7 @@ from neula.algorithms.krylov.doubled_refinement import (
     MAX_STEPS,
     DoubledEvaluation,
     Pace,
+    Refinement,
     refine_doubled,
 )
 from neula.certificates.backward_error import Measures
@@ -82,11 +83,10 @@ class Diagonal:
         correction = (1 - self.rates[:, None]) * residual
         return DoubledEvaluation(correction, self.size(residual - correction) + self.floors, residual)
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        error = self.size(residual - update)
-        return residual - update, Measures(error, error)
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
+        residual = at.residual - at.change
+        error = self.size(residual)
+        return residual, Measures(error, error)
 
 
 def system(

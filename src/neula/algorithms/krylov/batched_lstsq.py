@@ -13,13 +13,12 @@ Whether a step does so is measured on random vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems, Refinement
 from neula.algorithms.krylov.passes import (
     doubled_gradient,
     in_one_pass,
@@ -289,45 +288,27 @@ class Overdetermined(FactoredTallMatrices):
     def _residual_and_gradient(self, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return residual_and_gradient(self.t, x, b)
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        residual, gradient = self._residual_and_gradient(update, residual)
-        gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
+        residual, gradient = self._residual_and_gradient(at.change, at.residual)
+        gradient, *of_rows = self.over_rows.total_and_norms(gradient, residual, at.b, dim=1)
         projected = lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0)
-        norms = self._norms(unknowns, of_rows, lengths(gradient / self.columns), projected)
+        image, (residual_norm, b_norm) = self.norm * self.size(at.high), of_rows
+        norms = Norms(residual_norm, lengths(gradient / self.columns), projected, image, b_norm)
         return residual, norms.measures(self.norm)
 
-    def settled(
-        self,
-        b: torch.Tensor,
-        unknowns: torch.Tensor,
-        residual: torch.Tensor,
-        update: torch.Tensor,
-        left: torch.Tensor,
-    ) -> tuple[torch.Tensor, Measures]:
+    def settled(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
         """Bound the measures of :meth:`updated` from above without a pass over A.
 
-        The part of the residual in the range of A is A times the error of x, of which ``left`` is a bound.
-        Measures are infinite unless the update is :data:`NEGLIGIBLE`, and the rate one to be trusted.
+        The part of the residual in the range of A is A times the error of x. Measures are infinite unless the
+        update is :data:`NEGLIGIBLE`, and the rate one to be trusted.
         """
-        projected = self.norm_bound * left
-        of_rows = self.over_rows.norms(b, residual, dim=1)
-        norms = self._norms(unknowns, of_rows, self.norm_bound * projected, projected)
-        measures = norms.measures(self.norm)
-        negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * norms.residual
+        projected = self.norm_bound * (at.left + self.size(at.low))
+        residual_norm, b_norm = self.over_rows.norms(at.residual, at.b, dim=1)
+        image = self.norm * self.size(at.high)
+        norms = Norms(residual_norm, self.norm_bound * projected, projected, image, b_norm)
+        negligible = self.norm_bound * self.size(at.change) <= NEGLIGIBLE * residual_norm
         known = negligible & (self.rate[:, None] <= MAX_RATE)
-        return residual, measures.where(known)
-
-    def _norms(
-        self,
-        unknowns: torch.Tensor,
-        of_rows: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        projected: torch.Tensor,
-    ) -> Norms:
-        b_norm, residual_norm = of_rows
-        return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
+        return at.residual, norms.measures(self.norm).where(known)
 
 
 class DampedProblems(Overdetermined):
@@ -451,22 +432,20 @@ class Underdetermined(FactoredTallMatrices):
         wrong = self._left * (lengths(outside) + lengths(inside)) + noise * sizes
         return DoubledEvaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
         """``||r|| / (||B|| ||D x|| + ||b||)``, rows in the units that were given (Rigal and Gaches, 1967).
 
         From above: where sums of slices lose what is small compared with the largest x, that is added to r.
         """
-        residual = residual - self.t.mH @ self.solution(update)
-        of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, b))
+        residual = at.residual - self.t.mH @ self.solution(at.change)
+        of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, at.b))
         assert self.doubled is not None
         if self.doubled.cut:
-            largest = self.solution(unknowns).abs().amax(1)  # T is at most 1
+            largest = self.solution(at.high).abs().amax(1)  # T is at most 1
             noise = residual_noise(self._size, doubled=True) * largest
-            rows = lengths(shift(torch.ones_like(b[..., :1]), self._exponents.mT))
+            rows = lengths(shift(torch.ones_like(at.b[..., :1]), self._exponents.mT))
             of_residual = of_residual + noise * rows
-        error = over(of_residual, self._norm * self.size(unknowns) + of_b)
+        error = over(of_residual, self._norm * self.size(at.high) + of_b)
         return residual, Measures(error, error)
 
 

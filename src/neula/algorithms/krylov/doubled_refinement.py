@@ -33,8 +33,8 @@ MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""
 
 
-Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]
-"""The residual that an update leaves, and what it says (:meth:`FactoredProblems.updated`)."""
+Updated = Callable[["Refinement"], tuple[torch.Tensor, Measures]]
+"""As :meth:`FactoredProblems.updated`."""
 
 
 OnStep = Callable[[torch.Tensor, torch.Tensor], None]
@@ -134,12 +134,8 @@ class FactoredProblems(Protocol):
     ) -> DoubledEvaluation | Trusting:
         """How good ``high + low`` is, and what makes it better."""
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        """The residual that an update leaves, shape (batch, rows, k), and what it says of the unknowns: the
-        backward error and the optimality of each right-hand side, shape (batch, k).
-        """
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
+        """The residual that the last update leaves, shape (batch, rows, k), and what it says of x."""
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         """The x among the unknowns, by default all of them."""
@@ -225,6 +221,11 @@ class Refinement:
             if on_step is not None:
                 on_step(high, found.residual)
 
+    @property
+    def change(self) -> torch.Tensor:
+        """By how much the last update has changed x alone, as it is returned."""
+        return self.update - self.low
+
     def solution(self, updated: Updated | None = None) -> DoubledSolution:
         """The refined solution with its measures, after at least one step; ``updated`` may take the place of
         that of the system.
@@ -233,9 +234,7 @@ class Refinement:
         size = system.size(high)
         low_size, rate = system.size(low), system.rate[:, None]
         forward_error = relative_error(self.left, size, low_size, rate, MAX_RATE, COMPUTED)
-        # Of x alone, as it is returned.
-        updated = updated or system.updated
-        residual, measures = updated(self.b, high, self.residual, self.update - low)
+        residual, measures = (updated or system.updated)(self)
         return DoubledSolution(
             x=system.solution(high),
             measures=measures,

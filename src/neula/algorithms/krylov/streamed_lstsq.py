@@ -20,7 +20,7 @@ import torch
 from torch.nn import functional
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS, PROBES, ROUNDING, lengths, probes
-from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems, Refinement
 from neula.algorithms.orthogonal.cholesky_qr import upper_cholesky
 from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.algorithms.spectra.rank_revealing import RowSpace, Spectrum
@@ -399,11 +399,9 @@ class SummedProblem(FactoredProblems):
         """Norm of the projected residual after the last update, without errors of the sums; shape (k,)."""
         return left_by_update(self.found.rate) * lengths(self.found.projected[None])[0]
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
         """The norm of the residual that the last update leaves, shape (1, k), and what it says."""
         of, left = self.coordinates, self._left
-        residual = torch.hypot(residual, left)
-        norms = Norms(residual, of.norm_bound * left, left, of.norm * self.size(unknowns), self.found.b)
+        residual = torch.hypot(at.residual, left)
+        norms = Norms(residual, of.norm_bound * left, left, of.norm * self.size(at.high), self.found.b)
         return residual, norms.measures(of.norm)

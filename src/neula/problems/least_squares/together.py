@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -494,8 +493,7 @@ def as_given(
     most = min(MAX_STEPS, options.max_iterations)
     if pace.is_asynchronous:
         refinement.advance(min(pace.steps, most), pace.steps)
-        settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
-        members = measured_members(problems, system, refinement.solution(settled), options, data_error)
+        members = measured_members(problems, system, refinement.solution(system.settled), options, data_error)
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
         read = over_rows.agree(torch.cat([numbers.flatten(), torch.stack([usable, promising])])).cpu()
