@@ -177,9 +177,8 @@ def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> Non
             x = rows.unscale(found.x)
         else:
             assert problems.b_low is not None
-            tall = Overdetermined(
-                problems.a, householder_r(problems.a), keep * problems.a_low, keep * problems.b_low
-            )
+            known = {"low": keep * problems.a_low, "b_low": keep * problems.b_low}
+            tall = Overdetermined(problems.a, householder_r(problems.a), **known)
             found = solve(tall, problems.b)
             x = problems.unscale(found.x)
         errors.append(float(judge.errors(x[0].numpy(), 6)[0]))
@@ -367,7 +366,7 @@ def test_triangles_are_solved_with_where_they_are_not_inverted(n: int, kind: str
     assert (known.norm_bound[:, 0] >= norm).all()
     assert (known.inverse_norm[:, 0] >= cond / norm).all()
     for doubled in (False, True):
-        given = a, r, None, None, columns
+        given = a, r, columns
         estimated, inverted = (Overdetermined(*given, doubled=doubled, triangles=x) for x in (known, None))
         assert (estimated.condition_bound >= cond).all()
         assert (estimated.condition <= cond * (1 + 1e-8)).all()

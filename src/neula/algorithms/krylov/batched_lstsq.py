@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
@@ -218,27 +219,19 @@ class Overdetermined(FactoredTallMatrices):
         self,
         a: torch.Tensor,
         r: torch.Tensor,
-        low: torch.Tensor | None = None,
-        b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
         over_rows: Reduction = HERE,
         *,
-        doubled: bool = True,
         triangles: Triangles | None = None,
-        rhs: torch.Tensor | None = None,
         half_precision: bool = False,
+        **of_matrix: Any,
     ) -> None:
         if columns is None:
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.from_factor(r, columns) if triangles is None else triangles
-        super().__init__(
-            *(a, r, known.inverse, low, b_low, columns, over_rows),
-            doubled=doubled,
-            rhs=rhs,
-            few=half_precision and over_rows.spread,
-            inverse_norm=known.inverse_norm,
-        )
+        of_matrix |= {"few": half_precision and over_rows.spread, "inverse_norm": known.inverse_norm}
+        super().__init__(a, r, known.inverse, columns=columns, over_rows=over_rows, **of_matrix)
         self.columns, self._plain_steps = columns, PLAIN_STEPS if half_precision else 0
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
         self.condition = (known.norm * known.inverse_norm)[:, 0] / known.margin

@@ -204,7 +204,7 @@ def _refined(
     # The columns are a basis as they are; rounding them has turned it by no more than a unit roundoff.
     one = torch.ones_like(s)[None, :, None]
     r = householder_r(image, over_rows)
-    system = Overdetermined(image, r, low, problem.b_low, columns=one, over_rows=over_rows)
+    system = Overdetermined(image, r, one, over_rows, low=low, b_low=problem.b_low)
     found = refine_doubled(system, problem.b, tolerance=FP64.u)
     return found.x[0], v, found.forward_error[0] + 4 * FP64.u
 

@@ -134,7 +134,9 @@ def system_of(
         inverse, norm, bound, of_inverse = options.engine.alone.replay(_triangles, inputs, "triangles")
         triangles = Triangles(inverse, norm, bound, of_inverse)
     return Overdetermined(
-        *(problems.a, r, problems.a_low, problems.b_low, columns, over_rows),
+        *(problems.a, r, columns, over_rows),
+        low=problems.a_low,
+        b_low=problems.b_low,
         doubled=doubled,
         triangles=triangles,
         rhs=problems.b if problems.given else None,
