@@ -318,115 +318,100 @@ def whitened(
     )
 
 
-def constrained(
-    call: Call,
-    problem: ScaledProblems,
-    options: LeastSquaresOptions,
-    constraints: tuple[torch.Tensor, torch.Tensor],
-    noise: float,
-) -> ConstrainedSolution:
-    """The solution through the null space of C; a ValueError where no x fulfils all constraints."""
-    units = problem.relative, torch.full_like(problem.relative, OF_ZERO)
-    found = _constrained(call, problem, options, constraints, noise, *units)
-    left = found.solved.result.ranks < (0 if found.basis is None else found.basis.shape[1])
-    scaled = found.problem.columns != problem.units
-    if bool(scaled.any()) and bool(left.any()):  # what is shortest is to be so in given units
-        return _constrained(call, problem, options, constraints, noise, torch.zeros_like(problem.relative))
-    return found
+@dataclass(frozen=True)
+class Elimination:
+    """A problem with constraints, which is solved through the null space of C."""
 
+    call: Call
+    problem: ScaledProblems
+    options: LeastSquaresOptions
+    constraints: tuple[torch.Tensor, torch.Tensor]
+    noise: float  # relative perturbation of A and b that the covariance comes to
 
-def _constrained(
-    call: Call,
-    problem: ScaledProblems,
-    options: LeastSquaresOptions,
-    constraints: tuple[torch.Tensor, torch.Tensor],
-    noise: float,
-    *units: torch.Tensor,
-) -> ConstrainedSolution:
-    problem, null, of_x = _null_space(call, problem, constraints, *units)
-    of_b = problem.b_columns.masked_fill(~problem.b.any(-2, keepdim=True), OF_ZERO)
-    of_b = torch.maximum(of_b, of_x)
-    if null.basis.shape[1]:  # x is in the units of the larger one of b and d
-        null, of_x = null.scaled(of_x - of_b), of_b
-    of_x, of_b = (y.masked_fill(y == OF_ZERO, 0) for y in (of_x, of_b))
-    problem = replace(problem, b=shift(problem.b, problem.b_columns - of_b), b_columns=of_b)
-    rest = _Rest.from_null_space(problem, null, shift(null.shortest, of_x - of_b), noise)
-    options = replace(options, unit=options.unit + null.noise)
-    doubt, remark = rest.doubts
-    solved = _solved(call, rest.a, rest.b, options)
-    z = solved.result.x
-    x = null.corrected(null.shortest + null.basis @ z)
-    forward = rest.forward_errors(solved.result, x.detach(), z.detach())
-    error = null.errors(x.detach())  # of rows
-    told = doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
-    return ConstrainedSolution(
-        solved,
-        x,
-        norms_of_columns(problem.a.detach()),
-        torch.full_like(forward, torch.inf) if doubt else forward,
-        torch.maximum(solved.result.backward_errors, error[..., null.kept, :].flatten(-2).amax(-1))
-        if null.kept and forward.shape[-1]
-        else solved.result.backward_errors,
-        problem,
-        of_x,
-        null.basis,
-        null.rank,
-        float(error.max()) if error.numel() else 0.0,
-        doubt,
-        remark,
-        (Attempt("null space of C by QR", not doubt, told),),
-    )
+    def solved(self) -> ConstrainedSolution:
+        """The solution; a ValueError where no x fulfils all constraints."""
+        relative = self.problem.relative
+        found = self._in(relative, torch.full_like(relative, OF_ZERO))
+        left = found.solved.result.ranks < (0 if found.basis is None else found.basis.shape[1])
+        scaled = found.problem.columns != found.problem.units
+        if bool(scaled.any()) and bool(left.any()):  # what is shortest is to be so in given units
+            return self._in(torch.zeros_like(relative))
+        return found
 
+    def _in(self, *units: torch.Tensor) -> ConstrainedSolution:
+        problem, null, of_x = self._null_space(*units)
+        of_b = problem.b_columns.masked_fill(~problem.b.any(-2, keepdim=True), OF_ZERO)
+        of_b = torch.maximum(of_b, of_x)
+        if null.basis.shape[1]:  # x is in the units of the larger one of b and d
+            null, of_x = null.scaled(of_x - of_b), of_b
+        of_x, of_b = (y.masked_fill(y == OF_ZERO, 0) for y in (of_x, of_b))
+        problem = replace(problem, b=shift(problem.b, problem.b_columns - of_b), b_columns=of_b)
+        rest = _Rest.from_null_space(problem, null, shift(null.shortest, of_x - of_b), self.noise)
+        options = replace(self.options, unit=self.options.unit + null.noise)
+        doubt, remark = rest.doubts
+        solved = _solved(self.call, rest.a, rest.b, options)
+        z = solved.result.x
+        x = null.corrected(null.shortest + null.basis @ z)
+        forward = rest.forward_errors(solved.result, x.detach(), z.detach())
+        error = null.errors(x.detach())  # of rows
+        told = doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
+        return ConstrainedSolution(
+            solved,
+            x,
+            norms_of_columns(problem.a.detach()),
+            torch.full_like(forward, torch.inf) if doubt else forward,
+            torch.maximum(solved.result.backward_errors, error[..., null.kept, :].flatten(-2).amax(-1))
+            if null.kept and forward.shape[-1]
+            else solved.result.backward_errors,
+            problem,
+            of_x,
+            null.basis,
+            null.rank,
+            float(error.max()) if error.numel() else 0.0,
+            doubt,
+            remark,
+            (Attempt("null space of C by QR", not doubt, told),),
+        )
 
-def _null_space(
-    call: Call,
-    problem: ScaledProblems,
-    constraints: tuple[torch.Tensor, torch.Tensor],
-    relative: torch.Tensor,
-    *others: torch.Tensor,
-) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
-    """Null space of the constraints in scaled unknowns, the problem in these, and their exponents."""
-    found = _in_units(call, problem, constraints, relative)
-    for other in others:  # units may have made dependent rows of independent ones
-        if found[1].rank == min(constraints[0].shape):
-            break
-        again = _in_units(call, problem, constraints, other)
-        found = again if again[1].rank > found[1].rank else found
-    found[1].check(*constraints)
-    return found
+    def _null_space(
+        self, relative: torch.Tensor, *others: torch.Tensor
+    ) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
+        """Null space of the constraints in scaled unknowns, the problem in these, and their exponents."""
+        found = self._in_units(relative)
+        for other in others:  # units may have made dependent rows of independent ones
+            if found[1].rank == min(self.constraints[0].shape):
+                break
+            again = self._in_units(other)
+            found = again if again[1].rank > found[1].rank else found
+        found[1].check(*self.constraints)
+        return found
 
+    def _in_units(self, relative: torch.Tensor) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
+        """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x.
 
-def _in_units(
-    call: Call,
-    problem: ScaledProblems,
-    constraints: tuple[torch.Tensor, torch.Tensor],
-    relative: torch.Tensor,
-) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
-    """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x.
-
-    Unknowns that are ``OF_ZERO`` beside others are in the units of the columns of C.
-    """
-    c, d = constraints
-    zero, of_c = relative == OF_ZERO, torch.where(c != 0, _exponents(c), OF_ZERO)
-    if bool(zero.any()):  # these columns are measured by C alone
-        others = (of_c - relative).masked_fill(zero | (of_c == OF_ZERO), OF_ZERO).amax(1, keepdim=True)
-        others = torch.where(others == OF_ZERO, of_c.amax(1, keepdim=True), others)
-        within = torch.where((of_c != OF_ZERO) & (others != OF_ZERO), of_c - others, OF_ZERO)
-        within = within.amax(0) if len(c) else within.sum(0)
-        within = within.masked_fill(within == OF_ZERO, 0)
-        relative = torch.where(zero, torch.maximum(within, problem.relative - FARTHEST), relative)
-    problem = problem.in_units(relative)
-    whole = problem.columns[..., :1] - relative[:1]
-    of_c = torch.where(c != 0, of_c - relative, OF_ZERO)
-    of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
-    of_rows = of_rows.masked_fill(of_rows == OF_ZERO, 0)
-    of_d = torch.where(d != 0, _exponents(d) - of_rows, OF_ZERO)
-    of_d = of_d.amax(0, keepdim=True) if len(d) else of_d.new_full((1, d.shape[1]), OF_ZERO)
-    with call.computing():
-        scaled, d = shift(c, -relative - of_rows), shift(d, -of_rows - of_d)
-        lost = (shift(scaled, relative + of_rows) != c).any(1)
-        null = NullSpace.factorize(scaled, d, call.engine, lost.nonzero().flatten().tolist())
-    return problem, null, torch.where(of_d == OF_ZERO, OF_ZERO, of_d + whole)
+        Unknowns that are ``OF_ZERO`` beside others are in the units of the columns of C.
+        """
+        (c, d), problem = self.constraints, self.problem
+        zero, of_c = relative == OF_ZERO, torch.where(c != 0, _exponents(c), OF_ZERO)
+        if bool(zero.any()):  # these columns are measured by C alone
+            others = (of_c - relative).masked_fill(zero | (of_c == OF_ZERO), OF_ZERO).amax(1, keepdim=True)
+            others = torch.where(others == OF_ZERO, of_c.amax(1, keepdim=True), others)
+            within = torch.where((of_c != OF_ZERO) & (others != OF_ZERO), of_c - others, OF_ZERO)
+            within = within.amax(0) if len(c) else within.sum(0)
+            within = within.masked_fill(within == OF_ZERO, 0)
+            relative = torch.where(zero, torch.maximum(within, problem.relative - FARTHEST), relative)
+        problem = problem.in_units(relative)
+        whole = problem.columns[..., :1] - relative[:1]
+        of_c = torch.where(c != 0, of_c - relative, OF_ZERO)
+        of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
+        of_rows = of_rows.masked_fill(of_rows == OF_ZERO, 0)
+        of_d = torch.where(d != 0, _exponents(d) - of_rows, OF_ZERO)
+        of_d = of_d.amax(0, keepdim=True) if len(d) else of_d.new_full((1, d.shape[1]), OF_ZERO)
+        with self.call.computing():
+            scaled, d = shift(c, -relative - of_rows), shift(d, -of_rows - of_d)
+            lost = (shift(scaled, relative + of_rows) != c).any(1)
+            null = NullSpace.factorize(scaled, d, self.call.engine, lost.nonzero().flatten().tolist())
+        return problem, null, torch.where(of_d == OF_ZERO, OF_ZERO, of_d + whole)
 
 
 def _exponents(x: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from neula.pipeline.inputs import Taken, check_finite, take
 from neula.pipeline.result import IllConditionedWarning
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import does_not_fit
-from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
+from neula.problems.least_squares.constrained import ConstrainedSolution, Elimination, whitened, worst_of
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.run import LeastSquaresOutcome
 
@@ -173,7 +173,7 @@ def solve_general(
             known = found.solved.result.forward_errors + _rounded_products(found)
             found = replace(found, forward=torch.where(problem.limited, known, found.forward))
     else:
-        found = constrained(call, problem, plain, general.constraints, noise)
+        found = Elimination(call, problem, plain, general.constraints, noise).solved()
         if found.remark and not found.doubt:
             warn(found.remark, IllConditionedWarning)
     return _given_back(call, shapes, options, found, a.shape[-2], factor)
