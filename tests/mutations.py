@@ -172,8 +172,8 @@ _CERTIFICATES = [
     ),
     Mutation(
         "2-norm ignored in certificates of QR", "certificates/qr_evidence.py",
-        "return bool(self._in_usual_norms and self.orthogonality_2norm <= self.orthogonality_2norm_bound)",
-        "return bool(self._in_usual_norms)",
+        "return self._in_usual_norms & (self.orthogonality_2norm <= self.orthogonality_2norm_bound)",
+        "return self._in_usual_norms",
         "one bad direction of Q among thousands",
         "certificates/test_orthogonality.py test_certified_qr.py test_qr.py",
     ),
@@ -394,8 +394,7 @@ _PIPELINE = [
     ),
     Mutation(
         "rejected answers marked accepted", "pipeline/chain.py",
-        "self.accepted[self.open[better]] = verdict.accepted[better]",
-        "self.accepted[self.open[better]] = True",
+        "self.accepted[places] = verdict.accepted[better]", "self.accepted[places] = True",
         "a better answer may still be wrong", "pipeline/test_chain.py",
     ),
     Mutation(
@@ -621,8 +620,8 @@ _SPECTRA = [
         "V^-1 is V^H", "spectra/test_spectra_gradients.py",
     ),
     Mutation(
-        "ties of eigenvalues ignored by gradients", "pipeline/functions.py",
-        "eigenvectors_backward(w, v, errors / SURE,", "eigenvectors_backward(w, v, 0 * errors,",
+        "ties of eigenvalues ignored by gradients", "pipeline/spectral_derivatives.py",
+        "_by_gaps(turned, w, errors / SURE,", "_by_gaps(turned, w, 0 * errors,",
         "quotients of rounding errors are no derivatives", "spectra/test_spectra_gradients.py",
     ),
     Mutation(

@@ -7,11 +7,9 @@ import pytest
 import torch
 from tests import matrices
 
-from neula.engines import FP16_COR, FP64, EmulatedEngine, select_engine
+from neula.engines import FP16_COR, EmulatedEngine, select_engine
 from neula.engines.shipped import cpu_tuning, cuda_tuning
 from neula.problems.orthogonal.certified import certified_qr, coarse_arithmetic
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
-from neula.problems.orthogonal.ways import refined_from_gram
 
 CPU = select_engine("cpu", torch.device("cpu"))
 U = 2.0**-53
@@ -64,19 +62,6 @@ def test_nan_spoils_its_own_matrix_alone() -> None:
     assert found.accepted.tolist() == [True, False, True]
     assert found.r[1].isnan().all()
     assert max(errors(a[2], found.q[2], found.r[2])) < 10 * 4 * U
-
-
-@pytest.mark.parametrize("compute", ["fp32", "fp64"])
-@pytest.mark.parametrize("zero", [False, True])
-def test_a_gram_matrix_to_start_from(compute, zero) -> None:
-    """With a zero column, too: it is replaced by a random one in Q, and by zeros in R."""
-    a = with_condition(300, 24, 100.0) * 2.0 ** torch.arange(-12, 12)
-    if zero:
-        a[:, 5] = 0
-    link = refined_from_gram(compute)
-    answer = link.answer(QRMatrices(a[None], QROptions(FP64, EmulatedEngine())), None)
-    assert answer.label == f"cholesky {compute} + cholesky-qr fp64"
-    assert max(errors(a, answer.values.q[0], answer.values.r[0])) < 10 * 24 * U
 
 
 def test_when_a_gram_matrix_comes_first() -> None:

@@ -10,7 +10,7 @@ import scipy.special
 import torch
 from rich.console import Console
 
-from neula.cli import gravity, gravity_map
+from neula.cli import gravity
 from neula.cli.demo import run_demo
 
 U = 2.0**-53
@@ -208,7 +208,7 @@ def test_geoid_rms_is_the_mean_over_the_sphere(small):
 def test_picture_without_matplotlib(small, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"pip install 'neula\[plot\]'"):
-        gravity_map.draw(small, small.truth, tmp_path / "gravity.png")
+        gravity.draw(small, small.truth, tmp_path / "gravity.png")
     assert not list(tmp_path.iterdir())
 
 

@@ -317,7 +317,7 @@ def _lstsq(A: jax.Array, b: jax.Array, options: Options) -> tuple[jax.Array, ...
 
 @_lstsq.defjvp
 def _change_of_lstsq(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
-    """As :func:`neula.pipeline.derivatives.solution_forward`."""
+    """As :class:`neula.pipeline.derivatives.Solution`."""
     (A, b), (dA, db) = operands, changes
     found = x, ranks, *_ = _lstsq(A, b, options)
     rest = db - dA @ x
@@ -342,7 +342,7 @@ def _qr(A: jax.Array, options: Options) -> tuple[jax.Array, ...]:
 
 @_qr.defjvp
 def _change_of_qr(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
-    """As :func:`neula.pipeline.derivatives.factors_forward`."""
+    """As :class:`neula.pipeline.derivatives.QRFunction`."""
     Q, R, accepted = found = _qr(*operands, options)
     k = Q.shape[-1]
     (U, V), (dX, dY) = (jnp.split(x, [k], axis=-1) for x in (R, changes[0]))
@@ -362,7 +362,7 @@ def _cholesky(A: jax.Array, options: Options) -> tuple[jax.Array, ...]:
 
 @_cholesky.defjvp
 def _change_of_cholesky(options: Options, operands: Any, changes: Any) -> tuple[Any, Any]:
-    """As :func:`neula.pipeline.derivatives.cholesky_forward`."""
+    """As :class:`neula.pipeline.derivatives.CholeskyFunction`."""
     L, accepted = found = _cholesky(*operands, options)
     dA = (changes[0] + adjoint(changes[0])) / 2
     M = solve_triangular(L, adjoint(solve_triangular(L, dA, lower=True)), lower=True)

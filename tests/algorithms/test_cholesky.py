@@ -27,7 +27,8 @@ from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS as LEAF
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.kernels.products.kept import Kept, multiply_kept
+from neula.kernels.products.gemm import multiply_kept
+from neula.kernels.products.kept import Kept
 
 ENGINES = [CpuEngine("cpu", "fp32"), CpuEngine("cpu", "fp64")] + [
     EmulatedEngine(format=name) for name in ("fp16", "bf16", "tf32", "fp32", "fp64")

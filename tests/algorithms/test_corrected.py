@@ -18,7 +18,8 @@ from neula.algorithms.corrected import (
 )
 from neula.engines import BF16, FP16, FP32, TF32, UNITS, EmulatedEngine
 from neula.engines.formats import round_to
-from neula.kernels.products.parts import SCHEMES, split_reference
+from neula.kernels.products.kept import Kept
+from neula.kernels.products.parts import SCHEMES
 
 U = FP32.u
 FORMATS = [FP16, TF32, BF16]
@@ -94,7 +95,8 @@ def test_kernels_split_alike(format):
     scheme = SCHEMES[f"{format.name}_cor"]
     x = wide(60, 70, 3, decades=12)
     scaled, exponents = balanced(x, scheme.top)
-    parts, kernel_exponents = split_reference(x, scheme)
+    kept = Kept.from_matrix(x, scheme)
+    parts, kernel_exponents = kept.parts, kept.exponents
     assert torch.equal(exponents, kernel_exponents)
     for part, expected in zip(parts, split(scaled, format, scheme.parts, 2.0**scheme.shift), strict=True):
         assert torch.equal(part.float(), expected)

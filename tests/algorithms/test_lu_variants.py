@@ -17,7 +17,7 @@ from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bou
 from neula.engines import BF16, FP16, FP32, FP64, UNITS, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.kernels.few_vectors import mixed_product
+from neula.kernels.few_vectors import thin
 from neula.kernels.lu import tournament
 from neula.kernels.lu.lu_block import kernels_take
 
@@ -309,7 +309,7 @@ def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pyt
     assert torch.equal(solver.solve(b), first)
     assert len(calls) == 1
     # What a solve needs beside them: some rows of a block column in float32.
-    assert peak_bytes(lambda: solver.solve(b)) <= 4 * mixed_product._CHUNK["cpu"] + 100 * n
+    assert peak_bytes(lambda: solver.solve(b)) <= 4 * thin._CHUNK["cpu"] + 100 * n
 
 
 def test_factors_as_wide_as_the_solution_are_not_inverted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import solve_rt
 from neula.certificates.backward_error import Scale, norms_of
-from neula.certificates.stagnation import STAGNATION
+from neula.certificates.residuals import STAGNATION
 from neula.engines import ENGINES, EmulatedEngine
 from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 

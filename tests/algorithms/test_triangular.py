@@ -11,7 +11,8 @@ from neula.algorithms.spectra.condition import (
     solve_r,
     solve_rt,
 )
-from neula.algorithms.triangular.triangular import LEAF, VECTORS, BlockTriangular
+from neula.algorithms.triangular.inverted import VECTORS
+from neula.algorithms.triangular.triangular import LEAF, BlockTriangular
 from neula.io.matrices import random_matrix
 from neula.kernels.triangular_inverse import triangular_inverse
 

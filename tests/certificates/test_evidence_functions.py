@@ -25,11 +25,15 @@ from neula.certificates.forward_error import (
 )
 from neula.certificates.kkt import KKTNorms
 from neula.certificates.residuals import (
+    FLOOR,
+    STAGNATION,
+    goes_on,
+    improves,
     projection_noise,
     quotient,
     residual_noise,
+    settled,
 )
-from neula.certificates.stagnation import FLOOR, STAGNATION, goes_on, improves, settled
 from neula.kernels.small_problems.refining import progress, relative_error
 
 RECORDS = 100_000

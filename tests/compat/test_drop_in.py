@@ -26,7 +26,7 @@ from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
 from neula.compat.drop_in import SMALL
-from neula.compat.least_squares import (
+from neula.compat.measured import (
     is_accurate_inverse,
     is_accurate_minimum,
     is_accurate_solution,

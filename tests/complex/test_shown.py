@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from neula.io.integers import InexactIntegerError, in_float64
-from neula.pipeline.no_arrays import as_array, no_numbers
+from neula.pipeline.inputs import as_array, no_numbers
 from neula.pipeline.result import shown
 
 

@@ -51,11 +51,12 @@ def test_a_truncated_svd(dtype):
     u_unit = torch.finfo(dtype).eps
     assert s.tolist() == pytest.approx([4.0, 3.0, 2.0], rel=16 * u_unit)
     assert torch.linalg.matrix_norm(u.mH @ a @ vh.mH - torch.diag(s).to(dtype)) <= 64 * u_unit
-    found = gram_svd(
-        a, 3, over(CpuEngine("cpu", "fp32" if dtype == torch.complex64 else "fp64"), dtype), 1e-6
-    )
-    assert found.s.tolist() == pytest.approx([4.0, 3.0, 2.0], rel=1e-5)
-    assert found.orthogonality <= 1e-5
+    engine = over(CpuEngine("cpu", "fp32" if dtype == torch.complex64 else "fp64"), dtype)
+    triplets = gram_svd(a, 3, engine, engine, 1e-6)
+    assert triplets is not None
+    found, beyond = triplets
+    assert [*found.s.tolist(), beyond] == pytest.approx([4.0, 3.0, 2.0, 1.0], rel=1e-5)
+    assert found.loss <= 1e-5
 
 
 def test_norms():

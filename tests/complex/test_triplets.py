@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.spectra.ritz import ritz_on_host, ritz_triplets
-from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
+from neula.algorithms.spectra.ritz import ritz_triplets
+from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import CpuEngine
 from neula.engines.complex import over
 from neula.kernels.polar.svd import converged_eigh, converged_svd, svd
@@ -136,18 +136,13 @@ def test_restricted_to_a_subspace(dtype):
     a = torch.from_numpy(known(40, 20, np.geomspace(1, 1e-2, 20))).to(dtype)
     engine = over(CpuEngine("cpu", "fp32" if dtype == torch.complex64 else "fp64"), dtype)
     block = torch.from_numpy(normal(20, 6, seed=2)).to(dtype)
-    one, two = ritz_triplets(a, block, engine), ritz_on_host(a, block, engine, a @ block[:, :2])
-    room = 100 * torch.finfo(dtype).eps
-    for found in (one, two):
-        wide, u, v = (x.to(torch.complex128) for x in (a, found.u, found.v))
-        assert float((wide @ v - u * found.s).abs().max()) <= room
-        left = wide.mH @ u - v * found.s
-        assert float((found.rest - left.mH @ left).abs().max()) <= room
-        assert found.loss <= room
-        assert found.rounding <= room
-    d = (torch.eye(40) - two.u @ two.u.mH) @ a @ block[:, :2]
-    assert float((two.carried[0] - d).abs().max()) <= room * 10
-    assert float((two.carried[1] - a.mH @ d).abs().max()) <= room * 10
+    found, room = ritz_triplets(a, block, engine), 100 * torch.finfo(dtype).eps
+    wide, u, v = (x.to(torch.complex128) for x in (a, found.u, found.v))
+    assert float((wide @ v - u * found.s).abs().max()) <= room
+    left = wide.mH @ u - v * found.s
+    assert float((found.rest - left.mH @ left).abs().max()) <= room
+    assert found.loss <= room
+    assert found.rounding <= room
 
 
 @pytest.mark.parametrize("missed", [0, 2])
@@ -164,7 +159,6 @@ def test_a_missed_triplet_shows(missed):
     assert (upper_bounds(s[kept], rest, 2, beyond.bound, 1e-3) >= s[:2]).all()
     whole = largest_beyond(a, u[:, :4], vh[:4].mH, 0.1, 0.12, engine)
     assert 0.1 * (1 - 1e-12) <= whole.bound <= 0.12
-    assert random_vectors(5, a.dtype, a.device).is_complex()
 
 
 def test_bounds_hold_for_complex_residuals():

@@ -12,6 +12,7 @@ from neula.algorithms.spectra.gram import gram
 from neula.engines import FP16_COR, FP32, CpuEngine, CudaEngine, EmulatedEngine, cuda
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
+from neula.kernels.dispatch import Kernel
 from neula.kernels.products.gemm import corrected_projection
 
 U32 = 2.0**-24
@@ -74,7 +75,7 @@ def test_which_products_are_corrected(
 
     tuning = replace(EMULATED, corrected_from=64, projected_from=16, corrected_gram=1000 * 32**2)
     monkeypatch.setattr(CudaEngine, "tuning", tuning)
-    monkeypatch.setattr(cuda, "runs", lambda kernel, device: True)
+    monkeypatch.setattr(Kernel, "runs", lambda kernel, device: True)
     monkeypatch.setattr(cuda, "corrected_gemm", multiply)
     a, b = (random_matrix("normal", m, n, seed=i).float() for i in (1, 2))
     found = CudaEngine("cpu", FP16_COR).inner(a, b)
@@ -94,7 +95,7 @@ def test_columns_are_projected_in_halves_where_they_are_many(
 
     monkeypatch.setattr(CudaEngine, "tuning", replace(EMULATED, projected_from=16))
     monkeypatch.setattr(cuda, "LARGE", large)
-    monkeypatch.setattr(cuda, "runs", lambda kernel, device: True)
+    monkeypatch.setattr(Kernel, "runs", lambda kernel, device: True)
     monkeypatch.setattr(cuda, "corrected_projection", project)
     q, a = torch.linalg.qr(random_matrix("normal", 90, 20).float()).Q, random_matrix("normal", 90, 31).float()
     before, r = a.clone(), torch.empty(20, 31)

@@ -20,7 +20,7 @@ WITHOUT_CORE = {"NEULA_CORE": "none"}
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OPENBLAS_CORETYPE": "Haswell"}
 
 SMALL_BLOCKS = {
-    **dict.fromkeys(("lapack_alone", "together", "svd", "direct_svd", "doubled_elements"), 0),
+    **dict.fromkeys(("lapack_alone", "together", "svd", "doubled_elements"), 0),
     **dict.fromkeys(("direct", "direct_pivoted", "direct_definite", "direct_single"), 0),
     **dict.fromkeys(("lu_inner_panel", "gram_block", "cholesky_leaf", "sketched_pivots", "pivot_block"), 4),
     **dict.fromkeys(("lu_panel", "pivoted_panel", "lu_in_blocks", "cholesky_inverted", "inverted"), 8),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ import platformdirs
 import pytest
 import torch
 
-from neula.kernels import cuda_source
+from neula.kernels import cuda_source, dispatch
 from neula.kernels.whole_file import cache_folder, keep, read_checked
 
 
@@ -62,8 +62,6 @@ def _utils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     utils = SimpleNamespace(_get_gpu_rtc_library=lambda: nvrtc, _cuda_load_module=load, nvrtc=nvrtc)
     monkeypatch.setattr(torch.cuda, "_utils", utils)
     monkeypatch.setattr(cuda_source, "source_of", lambda name, macros="": f"{name} {macros}")
-    for known in ("_asked", "_binaries"):
-        monkeypatch.setattr(cuda_source, known, {})
     return utils
 
 
@@ -86,11 +84,9 @@ def test_compiled_once(utils: SimpleNamespace, tmp_path: Path) -> None:
 def test_what_is_kept_may_be_broken_or_impossible(utils: SimpleNamespace, tmp_path: Path) -> None:
     cuda_source._loaded("one", "kernel", (9, 0), utils)
     (file,) = kept(tmp_path)
-    cuda_source._binaries.clear()  # another process
     file.write_bytes(b"half of it")
     assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
     assert read_checked(file) == b"ONE KERNEL"
-    cuda_source._binaries.clear()
     file.unlink()
     file.parent.rmdir()
     file.parent.write_text("a file in the place of the folder")
@@ -102,33 +98,6 @@ def test_what_the_compiler_says(utils: SimpleNamespace, tmp_path: Path) -> None:
         cuda_source._loaded("an", "error", (9, 0), utils)
     assert utils.nvrtc.alive == 0
     assert not kept(tmp_path)
-
-
-def test_the_first_calls_do_not_wait(utils: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However soon a source is compiled, and however late, as many are sent elsewhere."""
-    monkeypatch.setattr(torch.cuda, "_compile_kernel", None, raising=False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(cuda_source, "PATIENCE", 3)
-    go_on, compile_now = threading.Event(), utils.nvrtc.nvrtcCompileProgram
-    utils.nvrtc.nvrtcCompileProgram = lambda *given: (go_on.wait(), compile_now(*given))[1]
-    device = torch.device("cuda", 0)
-    assert [cuda_source.ready("one", device, "kernel") for _ in range(3)] == [False] * 3
-    assert cuda_source.ready("one", device, "kernel")
-    go_on.set()
-    assert cuda_source._loaded("one", "kernel", (9, 0), utils) == b"ONE KERNEL"
-    assert cuda_source.ready("one", device, "kernel")
-    assert len(utils.nvrtc.sources) == 1
-    cuda_source._asked.clear()
-    cuda_source._binaries.clear()  # another process finds it
-    assert cuda_source.ready("one", device, "kernel")
-    assert len(utils.nvrtc.sources) == 1
-
-
-def test_one_thread_compiles(utils: SimpleNamespace) -> None:
-    begun = {id(cuda_source._begun("one", "kernel", (9, 0))) for _ in range(5)}
-    assert len(begun) == 1
-    assert cuda_source._begun("one", "kernel", (9, 0)).result() == b"ONE KERNEL"
-    assert len(utils.nvrtc.sources) == 1
 
 
 def test_a_folder_that_cannot_be_written_is_said_once(
@@ -175,11 +144,14 @@ def test_arguments_of_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
         _get_gpu_runtime_library=lambda: SimpleNamespace(cuLaunchKernel=launched),
         _check_cuda=lambda status: seen.append(("status", status)),
     )
+    monkeypatch.setattr(torch.cuda, "_utils", utils)
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 6 + device, raising=False)
-    x = torch.ones(3)
-    launch = cuda_source._Launch(SimpleNamespace(func="function"), utils, 1)
+    x, before = torch.ones(3), dispatch.launched.count
+    module = SimpleNamespace(name=SimpleNamespace(func="function"))
+    launch = cuda_source._Launch(module, "name", torch.device("cuda", 1))
     launch((3, 1, 1), (64, 1, 1), [x, 5, -6, True], 512)
+    assert dispatch.launched.count == before + 1
     assert seen == [x.data_ptr(), 5, -6, 1, ("status", 0)]
 
 
@@ -192,11 +164,19 @@ def test_arguments_as_they_lie() -> None:
     assert ctypes.cast(ctypes.byref(room, 32), ctypes.POINTER(ctypes.c_double))[0] == 1.5
 
 
+def test_what_cannot_be_compiled_is_not_ready(
+    utils: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    with pytest.raises(dispatch.NotReadyError, match="NVRTC: AN ERROR"):
+        cuda_source.compiled("an", "kernel", torch.device("cuda", 0), "error")
+
+
 @pytest.mark.gpu
 def test_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled, and loaded from the cache folder."""
     monkeypatch.setenv("NEULA_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(cuda_source, "_binaries", {})
     monkeypatch.setattr(cuda_source, "__file__", str(tmp_path / "cuda_source.py"))
     body = "{ if (threadIdx.x < n) x[threadIdx.x] += PLUS; }"
     source = f'extern "C" __global__ void add(double* x, int n) {body}'

@@ -8,7 +8,6 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from operator import neg  # noqa: F401
 
 import pytest
@@ -16,17 +15,12 @@ import torch
 
 import neula.kernels
 from neula.kernels import dispatch
-from neula.kernels.dispatch import OLDEST, Kernel, Trial, expected, kernel, runs, trial, try_together
+from neula.kernels.dispatch import OLDEST, Kernel, NotReadyError, Trial, kernel, launched
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-@trial("The kernel", "plain torch takes its place")
-def never(device: torch.device) -> None:
-    pytest.fail("tried without need")
-
-
-@kernel("neg", trial=never, when=lambda a: a.numel() > 0)
+@kernel("neg", when=lambda a: a.numel() > 0)
 def negative(a: torch.Tensor) -> torch.Tensor:
     """Minus A, twice as large so that the two are told apart."""
     return -2 * a
@@ -42,9 +36,9 @@ def test_every_kernel_has_a_launch() -> None:
         assert callable(each.kernel)
 
 
-def test_tensors_on_a_cpu_go_to_the_reference_and_nothing_is_tried() -> None:
+def test_tensors_on_a_cpu_go_to_the_reference() -> None:
     assert not negative.takes(torch.ones(1))
-    assert not runs(negative, CPU)
+    assert not negative.runs(CPU)
     assert negative(torch.ones(1)) == negative.reference(a=torch.ones(1)) == -2
     assert negative.kernel(torch.ones(1)) == -1
     assert negative.__doc__ == negative.reference.__doc__
@@ -93,57 +87,77 @@ def test_any_other_failure_is_told_once() -> None:
 
 def test_a_capture_is_refused_before_anything_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the kernel is tried afterwards as if nothing had happened."""
-    tried = [Trial(lambda device: None, "The kernel", "plain torch takes its place") for _ in range(2)]
+    tried = Trial(lambda device: None, "The kernel", "plain torch takes its place")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"the kernel must be made ready.*once before the capture"):
-        tried[0].passed(GPU)
-    with pytest.raises(RuntimeError, match="before the capture"):
-        try_together(tried, GPU)
+        tried.passed(GPU)
+    with pytest.raises(RuntimeError, match=r"the kernel of negative must be made ready.*before the capture"):
+        negative.takes(on_gpu())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    try_together(tried, GPU)
+    assert tried.passed(GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    assert all(one.passed(GPU) for one in tried)
+    assert tried.passed(GPU)
 
 
-@pytest.mark.parametrize(("capability", "likely"), [(OLDEST, True), ((7, 5), False)])
-def test_a_kernel_is_expected_to_run_until_it_has_failed(
-    capability: tuple[int, int], likely: bool, monkeypatch: pytest.MonkeyPatch
+class OnGPU(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda, device = True, GPU
+
+
+def on_gpu() -> torch.Tensor:
+    return torch.ones(1).as_subclass(OnGPU)
+
+
+@pytest.fixture(autouse=True)
+def capability(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """There is a compiler of kernels, and the GPU is new enough."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: OLDEST)
+    monkeypatch.setattr(dispatch, "find_spec", lambda name: name)
+    dispatch._is_made_for.cache_clear()
+    yield
+    dispatch._is_made_for.cache_clear()
+
+
+@pytest.mark.parametrize(("found", "new"), [(OLDEST, True), ((7, 5), False)])
+def test_kernels_are_for_gpus_that_are_new_enough(
+    found: tuple[int, int], new: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("triton")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    dispatch._compiles.cache_clear()
-
-    @trial("The kernel", "plain torch takes its place")
-    def fails(device: torch.device) -> None:
-        raise RuntimeError("no compiler")
-
-    likely_one = kernel("x_triton", trial=fails)(torch.neg)
-    assert expected(likely_one, GPU) == likely
-    assert not expected(likely_one, CPU)
-    with pytest.warns(RuntimeWarning, match="no compiler"):
-        assert not runs(likely_one, GPU)
-    assert not expected(likely_one, GPU)
-    dispatch._compiles.cache_clear()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+    one = kernel("x_triton")(torch.neg)
+    assert one.runs(GPU) == one.takes(on_gpu()) == new
+    assert not one.runs(CPU)
+    fails = Trial(lambda device: 1 / 0, "The kernel", "plain torch takes its place")
+    with pytest.warns(RuntimeWarning, match="The kernel cannot run"):
+        assert not kernel("x_triton", trial=fails)(torch.neg).runs(GPU)
 
 
-def test_trials_run_side_by_side_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    both, current = threading.Barrier(2, timeout=30), threading.local()
+def not_ready(a: torch.Tensor, *, overwrites: bool = False) -> torch.Tensor:
+    """In the place of a kernel whose machine code is not there."""
+    launched.count += overwrites
+    raise NotReadyError("no C compiler")
 
-    @contextmanager
-    def made_current(device: torch.device) -> Iterator[None]:
-        current.device = device
-        yield
 
-    def launch(device: torch.device) -> None:
-        both.wait()
-        assert current.device == device  # of this thread, whatever that of the others is
+def test_plain_torch_takes_the_place_of_a_kernel_without_machine_code() -> None:
+    function = kernel(not_ready)(lambda a, overwrites=False: "by torch")
+    with pytest.warns(RuntimeWarning, match=r"cannot run on cuda:0; plain torch.*no C compiler"):
+        assert function(on_gpu()) == "by torch"
+    assert not function.runs(GPU)
+    with warnings.catch_warnings(action="error"):
+        assert function(on_gpu()) == "by torch"
 
-    monkeypatch.setattr(torch.cuda, "device", made_current)
-    trials = [Trial(launch, "The kernel", "plain torch takes its place") for _ in range(2)]
-    try_together(trials, CPU)
-    assert [tried.outcome(GPU) for tried in trials] == [None, None]
-    try_together(trials, GPU)  # one after the other they would wait for ever
-    assert [tried.outcome(GPU) for tried in trials] == [True, True]
-    try_together(trials, GPU)
+
+def test_what_a_launch_may_have_overwritten_does_not_go_to_plain_torch() -> None:
+    function = kernel(not_ready)(lambda a, overwrites=False: "by torch")
+    with pytest.raises(NotReadyError):
+        function(on_gpu(), overwrites=True)
+    assert function(on_gpu(), overwrites=True) == "by torch"
+
+
+def test_a_missing_package_makes_no_kernel_warn(recwarn: pytest.WarningsRecorder) -> None:
+    def no_package(a: torch.Tensor) -> None:
+        raise NotReadyError("no Triton") from ImportError("no Triton")
+
+    assert kernel(no_package)(lambda a: "by torch")(on_gpu()) == "by torch"
+    assert not recwarn.list

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE
 
 from neula.kernels import magnitudes
 from neula.kernels.magnitudes import largest_magnitude
-
-
-@pytest.fixture(params=[KERNEL])
-def sizes_by_kernel(monkeypatch: pytest.MonkeyPatch) -> Callable[..., magnitudes.Magnitudes]:
-    """The kernel, on the GPU where there is one, in Triton's interpreter elsewhere."""
-    pytest.importorskip("triton")
-    from neula.kernels import magnitudes as module
-
-    monkeypatch.setattr(module, "TILES", 2)
-    return module.magnitudes_triton
 
 
 @pytest.mark.parametrize("block", [1, 50, 1 << 16])
@@ -56,55 +44,27 @@ def test_largest_magnitudes_along_dimensions() -> None:
             assert torch.equal(largest_magnitude(a, dim, keepdim=keepdim), expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (129, 65)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_pass_on_a_gpu(
-    sizes_by_kernel: Callable[..., magnitudes.Magnitudes], shape: tuple[int, int], dtype: torch.dtype
-) -> None:
-    a = torch.randn(1, *shape, dtype=dtype, generator=torch.Generator().manual_seed(3)).to(DEVICE)
-    for x in (a, a.mT.contiguous().mT):
-        found, expected = sizes_by_kernel(x), magnitudes.magnitudes.reference(x.double())
-        assert torch.equal(found.rows.double(), expected.rows)
-        assert torch.equal(found.columns.double(), expected.columns)
-        rounding = 2 * max(shape) * torch.finfo(dtype).eps
-        torch.testing.assert_close(found.sums.double(), expected.sums, rtol=rounding, atol=0)
-        torch.testing.assert_close(found.norms.double(), expected.norms, rtol=rounding, atol=0)
-
-
-@pytest.mark.parametrize("value", [float("nan"), -float("inf")])
-def test_what_is_not_finite_comes_through_the_kernel(
-    sizes_by_kernel: Callable[..., magnitudes.Magnitudes], value: float
-) -> None:
-    a = torch.ones(1, 3, 4, dtype=torch.float64, device=DEVICE)
-    a[0, 1, 2] = value
-    found = sizes_by_kernel(a)
-    for sizes, place in zip(found, (1, 2, 1, 2), strict=True):
-        assert (~sizes.isfinite()).flatten().nonzero().tolist() == [[place]]
-
-
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (300, 3), (1100, 1)])
-def test_sizes_of_systems(sizes_by_kernel: Callable[..., magnitudes.Magnitudes], n: int, k: int) -> None:
-    from neula.kernels.magnitudes import ends_of_triton
+def test_sizes_of_systems(n: int, k: int) -> None:
+    pytest.importorskip("triton")
 
     generator = torch.Generator().manual_seed(n)
     a, b = (torch.randn(1, n, columns, dtype=torch.float64, generator=generator) for columns in (n, k))
     b[..., 1:2] = 0.0
     for x, right in ((a, b), (a.mT, b.mT.contiguous().mT)):
         x, right = x.to(DEVICE), right.to(DEVICE)
-        expected = magnitudes.ends_of.reference(magnitudes.magnitudes.reference(x), right)
-        for one, other in zip(ends_of_triton(sizes_by_kernel(x), right), expected, strict=True):
+        sizes = magnitudes.magnitudes(x)
+        expected = magnitudes.ends_of.reference(sizes, right)
+        for one, other in zip(magnitudes.ends_of_triton(sizes, right), expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-13, atol=0)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_systems_that_are_not_finite_are_not_near_one(
-    sizes_by_kernel: Callable[..., magnitudes.Magnitudes], value: float
-) -> None:
-    from neula.kernels.magnitudes import ends_of_triton
-
+def test_systems_that_are_not_finite_are_not_near_one(value: float) -> None:
+    pytest.importorskip("triton")
     a, b = (torch.ones(1, 4, columns, dtype=torch.float64, device=DEVICE) for columns in (4, 1))
     for x in (a, b):
         x[0, 1, 0] = value
-        ends = ends_of_triton(sizes_by_kernel(a), b).ends
+        ends = magnitudes.ends_of_triton(magnitudes.magnitudes(a), b).ends
         assert not ends.isfinite().all()
         x[0, 1, 0] = 1.0

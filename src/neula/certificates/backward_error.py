@@ -1,7 +1,5 @@
-"""Normwise backward errors, of least-squares problems and of linear systems.
-
-Which perturbation of the data makes x exact: a refinement stops where it is small enough, and its result is
-judged by it.
+"""Normwise backward errors, of least-squares problems and of linear systems: which perturbation of the data
+makes x exact. A refinement stops where it is small enough, and its result is judged by it.
 """
 
 from __future__ import annotations
@@ -37,7 +35,6 @@ class Measures:
     optimality: torch.Tensor  # shape (k,)
 
     def where(self, known: torch.Tensor) -> Measures:
-        """Replace measures that are not known by infinity."""
         return Measures(*(x.masked_fill(~known, torch.inf) for x in (self.backward_error, self.optimality)))
 
 

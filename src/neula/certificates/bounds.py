@@ -27,8 +27,7 @@ _OF_DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64
 _OF_DTYPES |= {"complex64": "fp32", "complex128": "fp64"}
 
 
-CONSTANT = 30
-"""Multiple of n u that ``||I - Q^H Q||_2`` may be."""
+CONSTANT = 30  # multiple of n u that ``||I - Q^H Q||_2`` may be
 
 
 def target_format(
@@ -36,10 +35,9 @@ def target_format(
 ) -> Format:
     """The format whose accuracy is requested; that of the input when nothing is.
 
-    ``accuracy``: a number is a backward error: of the formats with which it is at most that, the cheapest is
-    taken. ``dtype``: of the result. ``bound``: largest accepted backward error of this problem in a format;
-    by default a multiple of u. Raises ValueError for an unknown name, and for an accuracy that the dtype of
-    the result cannot hold.
+    ``accuracy``: a number is a backward error: of the formats with which it is at most that, by ``bound``,
+    the cheapest is taken. Raises ValueError for an unknown name, and for an accuracy that the dtype of the
+    result cannot hold.
     """
     if accuracy is None:
         return format_of(dtype)
@@ -84,9 +82,8 @@ def _within(error: float, kept: Format, bound: Callable[[Format], float]) -> For
 
 # item: Q error bounds
 def residual_bound(target: Format, n: int) -> float:
-    """Largest accepted residual of a QR: ``3 u (2 + log2 n)``.
-
-    A recursion of depth ``log2 n`` adds an error of order u at every level.
+    """Largest accepted residual of a QR, ``3 u (2 + log2 n)``: a recursion of depth ``log2 n`` adds an error
+    of order u at every level.
     """
     return 3 * target.u * (2 + math.log2(n))
 
@@ -111,19 +108,16 @@ def orthogonality_2norm_bound(target: Format, n: int) -> float:
 
 def measurement_error(m: int, high: torch.dtype) -> float:
     """Rounding errors of the measurement: sums of m products in ``high`` precision err by ``sqrt(m) u``.
-
-    Those of complex products may err by ``2 sqrt(2)`` as much (Higham 2002, section 3.6); that is not allowed
-    for.
+    Those of complex products may err by ``2 sqrt(2)`` as much (Higham 2002, section 3.6); that is not
+    allowed for.
     """
     return math.sqrt(m) * torch.finfo(high).eps / 2
 
 
 def probing_error(m: int) -> float:
     """Error of a measurement with random vectors in single precision, for a QR of m rows: ``sqrt(1 + log2 m)
-    u``.
-
-    Sums in kernels branch like trees (``probes``). A residual has three products, each of
-    which adds a third of the square of this.
+    u``. Sums in kernels branch like trees (``probes``). A residual has three products, each of which adds a
+    third of the square of this.
     """
     return math.sqrt(1 + math.log2(max(m, 1))) * FP32.u
 

@@ -28,11 +28,9 @@ def cholesky_bound(target: Format, n: int) -> float:
 
 
 def residuals_of_triangles(a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """Estimates of ``||D (A - L L^H) D||_F / ||D A D||_F`` from products with random vectors, and ``order``:
-    float64.
-
-    Only the lower triangles of A are read, and L is zero above its diagonal. The residual, shape (batch,), is
-    NaN where ``order``, int32, is that of a leading minor which is not positive, and not 0. The diagonals of
-    D are powers of two that bring those of D A D near one. Nothing synchronizes.
+    """Estimates of ``||D (A - L L^H) D||_F / ||D A D||_F`` from products with random vectors, shape
+    (batch,), float64; NaN where ``order`` is that of a leading minor which is not positive, and not 0. Only
+    the lower triangles of A are read, and L is zero above its diagonal. The diagonals of D are powers of two
+    that bring those of D A D near one. Nothing synchronizes.
     """
     return factor_residuals(a, lower, order, gaussian_probes(a.shape[1], a.device, a.dtype))

@@ -16,15 +16,13 @@ import torch
 from neula.certificates.residuals import X, quotient
 from neula.engines import FP64, format_of
 
-SURE = 0.1
-"""Forward error up to which at least one digit is guaranteed."""
+SURE = 0.1  # forward error up to which at least one digit is guaranteed
 
 ESTIMATED = 3.0
 """Factor between an estimate of a norm, or of a condition number, by some steps of the power method and a
 bound on it."""
 
-RARE = 1e-6
-"""Probability that a norm exceeds its estimate from random vectors by more than the margin."""
+RARE = 1e-6  # probability that a norm exceeds its estimate from random vectors by more than the margin
 
 NOISE = 2.0
 """Unit roundoffs of double precision that a backward error is taken to be at least: those of the residual
@@ -34,8 +32,7 @@ MAX_RATE = 0.25
 """Rate of convergence above which updates are not trusted to show the error: it may be larger by
 ``1 / (1 - rate)`` along the vectors where they are small."""
 
-COMPUTED = 1 + 2.0**-20
-"""For the rounding errors of a bound."""
+COMPUTED = 1 + 2.0**-20  # for the rounding errors of a bound
 
 
 def enlarged(x: X, rate: X | float) -> X:

@@ -17,8 +17,7 @@ from neula.kernels.triangular_inverse import triangular_inverse
 CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
 """Elements that are converted to double precision at a time: what a cache holds, and what fills a GPU."""
 
-WIDTH = 64
-"""Reflectors that are applied together."""
+WIDTH = 64  # reflectors that are applied together
 
 
 @dataclass(frozen=True)
@@ -37,16 +36,16 @@ class Reflectors:
     @classmethod
     def from_householder(cls, h: torch.Tensor, tau: torch.Tensor, dtype: torch.dtype) -> Reflectors:
         """Reflectors ``H_j = I - tau_j y_j y_j^H``, as ``torch.geqrf`` returns them, in another precision.
-
-        By ``T^-1 = diag(1 / tau) + striu(Y^H Y)``, written so that ``tau_j`` may be zero. On a CPU nothing is
-        to be prepared: LAPACK applies reflectors as they are.
+        On a CPU nothing is to be prepared: LAPACK applies reflectors as they are.
         """
         h, tau = h[..., : tau.shape[1]].to(dtype), tau.to(dtype)
         return cls.in_blocks(h, tau) if h.is_cuda else cls(h, tau)
 
     @classmethod
     def in_blocks(cls, h: torch.Tensor, tau: torch.Tensor) -> Reflectors:
-        """The reflectors as blocks for matrix products, the form in which a GPU applies them."""
+        """The reflectors as blocks for matrix products, the form in which a GPU applies them, by ``T^-1 =
+        diag(1 / tau) + striu(Y^H Y)``, written so that ``tau_j`` may be zero.
+        """
         batch, k = tau.shape
         y = h.tril(-1)
         y.diagonal(dim1=1, dim2=2).fill_(1.0)
@@ -76,10 +75,8 @@ def householder_measures(
     a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
     """Measure R and Q, given as reflectors, as :func:`neula.certificates.qr.qr_measures` does, in double
-    precision.
-
-    R is the upper triangle of h, shape (batch, m, n), with Householder vectors below; ``tau`` has the shape
-    (batch, min(m, n)), and ``scales`` are those of the columns.
+    precision. R is the upper triangle of h, shape (batch, m, n), with Householder vectors below; ``scales``
+    are those of the columns.
     """
     size = max(1, CHUNK[h.device.type] // (h.shape[1] * h.shape[2]))
     parts = zip(*(x.split(size) for x in (a, h, tau, scales)), strict=True)

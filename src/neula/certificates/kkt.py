@@ -58,9 +58,7 @@ class KKTNorms(Generic[X]):
         return reduce(lambda x, y: where(x <= y, x, y), known)
 
     def noise(self, shape: Sequence[int], terms: X) -> X:
-        """Bound on the rounding error of a component of ``B^T r``: that of the residual, and that of products
-        with it; ``terms`` is the sum of the magnitudes of ``D x``.
-        """
+        """Bound on the rounding error of a component of ``B^T r``; ``terms``: magnitudes of ``D x``."""
         return (sum(shape) + 4) * FP64.u * (self.residual + self.b + terms)
 
     def moved(self, norm: X, inverse_norm: X) -> X:

@@ -20,8 +20,7 @@ from neula.kernels.few_vectors.thin import thin_product
 VECTORS = 8
 """Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""
 
-SEED = 2
-"""Theirs: another one than that of any block from which triplets are found."""
+SEED = 2  # theirs: another one than that of any block from which triplets are found
 
 
 @dataclass(frozen=True)
@@ -114,24 +113,20 @@ def largest_beyond(
     engine: Engine,
     *,
     most: int = 100,
-    carried: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> Beyond:
     """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, what is left beside singular triplets.
 
-    Transposes are conjugate where A is complex. Let w be the singular vector of D for its norm d, and G
-    Gaussian vectors that U and V do not depend on.
+    Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
     For any polynomial T, ``w^H T(D^H D) G = T(d^2) w^H G``, so ``T(d^2) ||w^H G|| <= ||T(D^H D) G||_2``.
     Except with probability ``RARE``, ``||w^H G||`` is at least :func:`visible`, and then ``T(d^2) <= ||T(D^H
     D) G||_2 / visible``. With ``T(x) = x``, which takes two products with A, this bounds d by some ten times
-    itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of ``2 x / edge^2 - 1``,
-    is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond. That gives ``d <= edge
-    cosh(acosh(||T(D^H D) G||_2 / visible) / (2 j))``, which comes as close to the edge as one likes. All of
-    this rests on one event, whatever the polynomials, so that there is one probability.
+    itself, which is enough where there is a gap. A Chebyshev polynomial of degree j, of ``2 x / edge^2 -
+    1``, is at most 1 up to ``edge`` and ``cosh(2 j acosh(d / edge))`` beyond: ``d <= edge cosh(acosh(||T(D^H
+    D) G||_2 / visible) / (2 j))`` comes as close to the edge as one likes. All of this rests on one event,
+    whatever the polynomials, so that there is one probability.
 
-    ``a``, shape (m, n): float32 or float64. ``u``, ``v``, shape (m, l) and (n, l): with orthonormal columns.
-    ``edge``: about the norm of D. ``wanted``: a bound that would be good enough; it decides on the
-    polynomial. ``engine``: multiplies, in the precision of A. ``most``: largest degree. ``carried``: ``D G``
-    and ``A^H D G`` of :func:`random_vectors`, where other products with A brought them along.
+    ``u``, ``v``: with orthonormal columns. ``edge``: about the norm of D. ``wanted``: a bound that would be
+    good enough; it decides on the polynomial, whose degree is at most ``most``.
 
     Examples
     --------
@@ -150,11 +145,12 @@ def largest_beyond(
         return beside(v, engine.inner(a, y), engine.alone)
 
     seen, over_rows = visible(), engine.over_rows
-    g, product, grams = _first_product(a, u, v, engine, carried)
-    (start, _), (_, size), (largest, _) = _norms(grams, over_rows)
+    g = beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone)
+    image = times(g)
+    product = transposed_times(image)
+    grams = [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
+    (start, _), (_, size), (largest, _) = _norms(torch.stack(grams), over_rows)
     bound, size = math.sqrt(largest / seen), size / math.sqrt(VECTORS)
-    if bound > wanted and carried is not None:  # rounding errors along V that came along may be all there is
-        return largest_beyond(a, u, v, edge, wanted, engine, most=most)
     rate = 2 * math.acosh(wanted / edge) if 0 < edge < wanted else 0.0
     if bound <= wanted or rate == 0:
         return Beyond(bound, size, 1)
@@ -176,63 +172,25 @@ def random_vectors(n: int, dtype: torch.dtype, device: torch.device) -> torch.Te
     return gaussian(n, VECTORS, dtype, device, seed=SEED)
 
 
-def _first_product(
-    a: torch.Tensor,
-    u: torch.Tensor,
-    v: torch.Tensor,
-    engine: Engine,
-    carried: tuple[torch.Tensor, torch.Tensor] | None,
-) -> tuple[torch.Tensor, ...]:
-    """Random vectors G beside V, ``D^H D G``, and the Gram matrices of both, with that of D G between them.
-
-    Nothing waits, and all except the two products with A is replayed from CUDA graphs.
-    """
-    arithmetic, over_rows = repr(engine), engine.over_rows
-
-    def ended(
-        v: torch.Tensor, product: torch.Tensor, g: torch.Tensor, image: torch.Tensor
-    ) -> tuple[torch.Tensor, ...]:
-        product = beside(v, product, engine.alone)
-        return product, torch.stack(
-            [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
-        )
-
-    (g,) = engine.replay(
-        lambda v: (beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone),),
-        *((v,), ("random vectors beside V", arithmetic)),
-    )
-    if carried is None:
-        (image,) = engine.replay(
-            lambda u, image: (beside(u, image, engine),),
-            *((u, engine.gemm(a, g)), ("image beside U", arithmetic)),
-        )
-        carried = image, engine.inner(a, image)
-    image, product = carried
-    inputs = (v, product, g, image)
-    return g, *engine.replay(ended, inputs, ("what is left beside V", arithmetic))
-
-
 def upper_bounds(
     s: np.ndarray, rest: np.ndarray, rank: int, beyond: float, margin: float, enough: np.ndarray | None = None
 ) -> np.ndarray:
     """Bounds on the leading singular values of A from all triplets of a subspace, ``A V = U diag(s)``.
 
     In bases that begin with U and V, A is ``[[S, E^H], [0, D]]``. For ``t > ||D||`` the Schur complement of
-    ``t^2 I - A A^H`` says that as many singular values of A exceed t as eigenvalues of
-    ``S^2 + E^H (I - D^H D / t^2)^-1 E`` exceed ``t^2``, and those of ``S^2 + E^H E / (1 - ||D||^2 / t^2)``
-    are no smaller. So the i-th singular value of A is at most the larger of t and the root of the i-th
-    eigenvalue. (It is at least ``s_i``, as Ritz values are.) Errors are of second order in E. Nothing is said
-    of convergence: triplets of V that are not wanted, and no good yet, serve to make D small.
+    ``t^2 I - A A^H`` says that as many singular values of A exceed t as eigenvalues of ``S^2 + E^H (I - D^H
+    D / t^2)^-1 E`` exceed ``t^2``, and those of ``S^2 + E^H E / (1 - ||D||^2 / t^2)`` are no smaller. So the
+    i-th singular value of A is at most the larger of t and the root of the i-th eigenvalue. (It is at least
+    ``s_i``, as Ritz values are.) Errors are of second order in E. Nothing is said of convergence: triplets
+    of V that are not wanted, and no good yet, serve to make D small.
 
     By norms of its blocks the i-th eigenvalue of ``[[S_1^2 + L_11, L_12], [L_12^H, S_2^2 + L_22]]`` is at
-    most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that is
-    not enough, eigenvalues are computed.
+    most the larger one of ``[[s_i^2 + ||L_11||, ||L_12||], [||L_12||, s_(k+1)^2 + ||L_22||]]``. Where that
+    is not enough, eigenvalues are computed.
 
-    ``s``, shape (l,): descending, float64. ``rest``, shape (l, l): ``E^H E`` with ``E = A^H U - V S``,
-    float64 or complex128. ``rank``: how many count. ``beyond``: bound on ``||D||``. ``margin``: by how much t
-    may exceed the last one that counts. ``enough``, shape (rank,): differences to the singular values that
-    are small enough: no eigenvalues are computed for less. Returns shape (rank,), infinite where D may be too
-    large.
+    ``rest``: ``E^H E``. ``beyond``: bound on ``||D||``. ``margin``: by how much t may exceed the last one
+    that counts. ``enough``: differences to the singular values that are small enough: no eigenvalues are
+    computed for less. Infinite where D may be too large.
 
     Examples
     --------

@@ -12,9 +12,6 @@ from neula.errors import unknown_name
 from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul
 
-_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Elements that are converted at a time: what a cache holds, and what fills a GPU."""
-
 
 # item: L (2.2)
 def componentwise_backward_error(
@@ -22,11 +19,8 @@ def componentwise_backward_error(
 ) -> float:
     """The smallest ``e`` with ``(A + dA) x = b`` and ``|dA| <= e (|A| + |L| |U|)``, in float64.
 
-    Lopez and Mary (2022), formula 2.2, by the theorem of Oettli and Prager; the worst right-hand side counts.
-
-    Shapes: x (n, k). ``a``, shape (n, n): with the rows in the order of L: ``A[permutation]`` after pivoting.
-    ``b``, shape (n, k): rows as in ``a``. ``lower``, ``upper``, shape (n, n): L and U. Returns NaN if x is
-    not finite.
+    Lopez and Mary (2022), formula 2.2, by the theorem of Oettli and Prager; the worst right-hand side
+    counts. Rows of A and b are in the order of L: ``A[permutation]`` after pivoting. NaN if x is not finite.
 
     Examples
     --------
@@ -37,7 +31,8 @@ def componentwise_backward_error(
     high = torch.float64
     x = x.to(high)
     residual = (thin_product(a, x) - b.to(high)).abs()
-    size = _abs_matmul(a, x.abs()) + _abs_matmul(lower, _abs_matmul(upper, x.abs()))
+    a, lower, upper = (matrix.to(high).abs() for matrix in (a, lower, upper))
+    size = exact_matmul(a, x.abs()) + exact_matmul(lower, exact_matmul(upper, x.abs()))
     return float(torch.where(residual == 0, 0.0, residual / size).max())
 
 
@@ -75,7 +70,6 @@ class BlockFma:
 
     @classmethod
     def on(cls, unit: Unit, low: Format = FP16) -> BlockFma:
-        """The bounds on a unit."""
         return cls(unit.products_at_a_time(low), low, None if unit.extra_bits is None else unit)
 
     @property
@@ -211,12 +205,3 @@ def lu_bound(
     if variant not in bounds:
         raise unknown_name("variant", variant, bounds)
     return bounds[variant]
-
-
-def _row_blocks(a: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
-    """Blocks small enough that a copy in a wider dtype does not hurt; the matrix itself if none is needed."""
-    return (a,) if a.dtype == dtype else a.split(max(1, _CHUNK[a.device.type] // a.shape[1]))
-
-
-def _abs_matmul(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([exact_matmul(block.to(x.dtype).abs(), x) for block in _row_blocks(a, x.dtype)])

@@ -40,8 +40,7 @@ from neula.kernels.few_vectors.probes import BLOCK, spectral_norms
 from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul, exactly
 
-DIRECTIONS = 8
-"""Random vectors that look for the direction in which Q is furthest from orthonormal."""
+DIRECTIONS = 8  # random vectors that look for the direction in which Q is furthest from orthonormal
 
 FAILURE = 5e-7
 """Probability that an estimate is less than the norm, or half of it. At most two estimates decide on a Q."""
@@ -49,8 +48,7 @@ FAILURE = 5e-7
 QUANTILES = {4: 2.0007e-3, 8: 0.11915}
 """Quantiles of the chi-squared distribution at that probability, by degrees of freedom."""
 
-COLUMNS = 64
-"""Columns up to which the Gram matrix takes less time than repeated products with vectors."""
+COLUMNS = 64  # columns up to which the Gram matrix takes less time than repeated products with vectors
 
 PROBES = 4
 """Random vectors in a certificate. With one dominant direction the estimate of a norm is at least a third of
@@ -81,9 +79,7 @@ def margin(n: int, vectors: int) -> float:
 
 
 def directions(n: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Gaussian vectors, shape (n, :data:`DIRECTIONS`), in double precision, complex for a complex dtype:
-    always the same ones.
-    """
+    """Gaussian vectors as :func:`gaussian_probes`, shape (n, :data:`DIRECTIONS`)."""
     return gaussian(n, DIRECTIONS, double_of(dtype), device, seed=n + 1, orthogonal_rows=n <= DIRECTIONS)
 
 
@@ -106,8 +102,8 @@ def by_power_method(
 ) -> torch.Tensor:
     """``||E||_2`` of a matrix or a batch from above, within a factor of 2; the host waits.
 
-    ``image`` is ``E H`` for the vectors of :func:`directions`; ``multiply`` multiplies E by vectors. Products
-    go on until it is clear which norms are at most ``enough``, or within a factor of 1.25.
+    ``image`` is ``E H`` for the vectors of :func:`directions`. Products go on until it is clear which norms
+    are at most ``enough``, or within a factor of 1.25.
     """
     for q in itertools.count(2):
         size = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
@@ -132,9 +128,8 @@ def gram_defect(q: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
 
 
 def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) -> torch.Tensor:
-    """``||I - Q^H Q||_2`` from above where a first estimate was too large, shape (batch,); the host waits.
-
-    As close as it takes to tell whether it is at most ``enough``: within a factor of 2.
+    """``||I - Q^H Q||_2`` from above where a first estimate was too large, shape (batch,), as close as it
+    takes to tell whether it is at most ``enough``: within a factor of 2; the host waits.
     """
     n = q.shape[2]
     if n <= COLUMNS:

@@ -33,8 +33,7 @@ from neula.kernels.polar.lanczos import advance, extreme_values
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
 
-STEPS = 10
-"""Lanczos steps: an eigenvalue ten times as large as all others is found in four."""
+STEPS = 10  # Lanczos steps: an eigenvalue ten times as large as all others is found in four
 
 STEPS_OF_H = 6
 """Lanczos steps for H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in
@@ -47,17 +46,12 @@ zero."""
 DENSE = 1 << 18
 """Cubes of orders, in sum, up to which all eigenvalues take a CPU less time than some Lanczos steps."""
 
-LEAST = 16
-"""Order of matrices whose eigenvalues take hardly longer than the call."""
-
-SQUARINGS = 5
-"""Squarings of a matrix of order at most 9, for the root of a norm of its 32nd power."""
+LEAST = 16  # order of matrices whose eigenvalues take hardly longer than the call
+SQUARINGS = 5  # squarings of a matrix of order at most 9, for the root of a norm of its 32nd power
 
 
 @dataclass(frozen=True)
 class PolarBounds:
-    """Options of a polar decomposition."""
-
     residual: float  # of ||A - U H|| / ||A||
     orthogonality: float  # of the distance of a singular value of U from 1
 
@@ -88,13 +82,13 @@ def polar_measures(
     weighted: bool = False,
     whole: bool = False,
 ) -> torch.Tensor:
-    """:class:`PolarNumbers` of wide matrices and their factors, without synchronizing on a GPU.
+    """:class:`PolarNumbers` of wide matrices and their factors, shape (numbers, batch), float64, without
+    synchronizing on a GPU; not accepted where it is NaN.
 
-    ``w``, shape (parts, batch, k, m), k <= m: the matrices, as the engine has them. ``x``, shape (parts,
-    batch, k, m): their factors. ``exactly``: whether vectors are multiplied in the engine's storage
-    precision, and not in its format. ``within``: whether X is to be a partial isometry: orthonormal on its
-    range. ``weighted``: whether what U lacks counts as much as A has of it. ``whole``: whether U is to be
-    orthonormal even where A is zero. Returns shape (numbers, batch): float64; not accepted where it is NaN.
+    ``w``, ``x``, shape (parts, batch, k, m), k <= m: the matrices and their factors, as the engine has them.
+    ``exactly``: whether vectors are multiplied in the engine's storage precision, and not in its format.
+    ``within``: whether X is to be a partial isometry. ``weighted``: whether what U lacks counts as much as A
+    has of it. ``whole``: whether U is to be orthonormal even where A is zero.
     """
     count, k = engine.members(w), w.shape[2]
     over_rows = engine.over_rows
@@ -203,10 +197,7 @@ class LanczosDecomposition(NamedTuple):
 def lanczos(
     multiply: Callable[[torch.Tensor], torch.Tensor], start: torch.Tensor, steps: int
 ) -> LanczosDecomposition:
-    """A few Lanczos steps, at most k, for a batch of symmetric matrices, with full orthogonalization.
-
-    ``multiply`` multiplies them by vectors, shape (batch, k, 1), as the start is.
-    """
+    """A few Lanczos steps for a batch of symmetric matrices, with full orthogonalization."""
     count, k, _ = start.shape
     basis = start.new_empty(count, steps, k)
     basis[:, 0] = (start / torch.linalg.vector_norm(start, dim=1, keepdim=True))[..., 0]

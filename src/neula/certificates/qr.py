@@ -21,9 +21,9 @@ from neula.certificates.bounds import (
     probing_error,
     residual_bound,
 )
+from neula.certificates.forward_error import where
 from neula.certificates.orthogonality import PROBES, directions, gaussian_probes, margin, measured_again
-from neula.certificates.qr_evidence import QRCertificate, QRCertificates
-from neula.certificates.verdict import within
+from neula.certificates.qr_evidence import QRCertificate, QRCertificates, QRErrors
 from neula.engines import BF16, FP16, Format
 from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian, remembered
@@ -33,18 +33,13 @@ from neula.kernels.few_vectors.thin import VECTORS, thin_product
 from neula.kernels.magnitudes import squares
 from neula.kernels.precision import exact_matmul
 
-SEED = 3
-"""Seed of the random vectors that detect columns which are not orthonormal."""
+SEED = 3  # seed of the random vectors that detect columns which are not orthonormal
 
 
 def qr_certificate(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
 ) -> QRCertificate:
-    """Estimate residual and orthogonality with random vectors, in higher precision than the target.
-
-    Shapes: q (m, k). ``a``, shape (m, n): the matrix as given. ``r``, shape (k, n): factor of ``a``.
-    ``scales``, shape (n,): column scales: errors are measured in ``A diag(scales)``.
-    """
+    """Estimate residual and orthogonality, in ``A diag(scales)``, in higher precision than the target."""
     found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
     if not found.doubtful:
         return found
@@ -59,11 +54,8 @@ def single_qr_measures(
     target: Format,
     over_rows: Reduction = HERE,
 ) -> torch.Tensor:
-    """Measure the errors of one QR factorization for :func:`qr_certificate`, without synchronizing: four
-    numbers.
-
-    These are those of :func:`qr_measures`, in the precision of the measurement. A and Q may be the rows that
-    one process has of them.
+    """Measure the errors of one QR factorization as :func:`qr_measures`, in the precision of the
+    measurement, without synchronizing: four numbers. A and Q may be the rows that one process has of them.
     """
     image = image_of(a, scales, certifying_dtype(torch.promote_types(a.dtype, q.dtype), target))
     return image_measures(image, q, r, scales, over_rows)
@@ -75,7 +67,6 @@ def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.f
 
 
 def _scaled_probes(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``diag(scales) G``."""
     return (scales[:, None] * gaussian_probes(len(scales), scales.device, dtype)).to(dtype)
 
 
@@ -103,9 +94,7 @@ def image_measures(
 
 
 def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Factors that turn norms along 4 or 8 vectors of a dtype into the measures of :func:`qr_measures`, shape
-    (4,), real.
-    """
+    """Factors that turn norms along 4 or 8 vectors of a dtype into the measures of :func:`qr_measures`."""
 
     def made() -> torch.Tensor:
         host = torch.device("cpu")
@@ -148,11 +137,9 @@ def qr_measures(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, over_rows: Reduction = HERE
 ) -> torch.Tensor:
     """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing, shape (4,
-    batch).
-
-    These are norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H
-    and the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN,
-    that matrix will not be accepted.
+    batch): norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H and
+    the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN, that
+    matrix will not be accepted.
     """
     k, n = r.shape[1:]
     if over_rows.spread:
@@ -168,10 +155,9 @@ def qr_measures(
 
 
 def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says.
-
-    Measures are those of :func:`qr_measures`, in the precision of the measurement, and the shape that of each
-    matrix. The measures of a matrix that is not finite are NaN or infinite.
+    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says, by
+    :func:`qr_measures` in the precision of the measurement. Those of a matrix that is not finite are NaN or
+    infinite.
     """
     return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
 
@@ -181,10 +167,8 @@ def certificates_of(
 ) -> QRCertificates:
     """Certificates from measures that are on the host already, taken in the precision ``measured_in``."""
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
-    residual, size, loss, norm = measures.astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        relative = _relative(residual, size, loss, where=np.where, shape=shape)
-    return QRCertificates(*relative, *_bounds(*shape, measured_in, target), norm)
+        return QRCertificates(*_errors(measures.astype(np.float64), shape, measured_in, target))
 
 
 def certificate_of(
@@ -195,9 +179,13 @@ def certificate_of(
     measured_in: torch.dtype = torch.float64,
 ) -> QRCertificate:
     """The certificate of a single matrix, from four numbers as of :func:`qr_measures`."""
-    residual, size, loss, norm = numbers
-    relative = _relative(residual, size, loss, where=lambda empty, one, x: one if empty else x, shape=shape)
-    return QRCertificate(*relative, *_bounds(*shape, measured_in, target), norm)
+    return QRCertificate(*_errors(numbers, shape, measured_in, target))
+
+
+def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
+    """Which factorizations meet the bounds, shape (batch,), by :func:`qr_measures`, without synchronizing."""
+    found: torch.Tensor = QRErrors(*_errors(measures.double(), shape, measures.dtype, target)).accepted
+    return found
 
 
 def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
@@ -206,22 +194,15 @@ def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
     return np.array([residual, np.ones_like(residual), orthogonality * _gaussian_norm(n), norm])
 
 
-def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
-    """Which factorizations meet the bounds, shape (batch,), by :func:`qr_measures`, without synchronizing."""
-    residual, size, loss, norm = measures.double()
-    found = *_relative(residual, size, loss, where=torch.where, shape=shape), norm
-    accepted: torch.Tensor = within(*zip(found, _bounds(*shape, measures.dtype, target), strict=True))
-    return accepted
-
-
-def _relative(residual: Any, size: Any, loss: Any, *, where: Any, shape: Sequence[int]) -> tuple[Any, Any]:
-    """Residual and loss of orthogonality, of arrays or tensors."""
-    return residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
+def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[Any, ...]:
+    """Fields of :class:`QRErrors`, of numbers, arrays or tensors."""
+    residual, size, loss, norm = measures
+    relative = residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
+    return *relative, *_bounds(*shape, measured_in, target), norm
 
 
 @lru_cache(maxsize=128)
 def _bounds(m: int, n: int, measured_in: torch.dtype, target: Format) -> tuple[float, float, float]:
-    """Bounds on the residual, and on the loss of orthogonality in both norms."""
     noise = measurement_error(m, measured_in) if measured_in == torch.float64 else probing_error(max(m, n))
     # The 2-norm of independent errors is twice their Frobenius norm over the square root of n.
     last = min(orthogonality_2norm_bound(target, min(m, n)) + 2 * noise, 0.1)

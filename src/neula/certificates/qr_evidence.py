@@ -2,20 +2,53 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
+from typing import Any, Generic, overload
 
 import numpy as np
 
+from neula.certificates.residuals import X
 from neula.certificates.verdict import within
 from neula.errors import of_batch
 
 
+@dataclass(frozen=True, eq=False)
+class QRErrors(Generic[X]):
+    """Measured errors of a QR factorization beside their bounds, or of each of a batch."""
+
+    residual: X
+    orthogonality: X
+    residual_bound: float
+    orthogonality_bound: float
+    orthogonality_2norm_bound: float = 0.1
+    orthogonality_2norm: X = 0.0  # type: ignore[assignment]
+
+    @property
+    def accepted(self) -> Any:
+        """Whether all measures meet their bounds (NaN never does)."""
+        return self._in_usual_norms & (self.orthogonality_2norm <= self.orthogonality_2norm_bound)
+
+    @property
+    def _in_usual_norms(self) -> Any:
+        pairs = (self.residual, self.residual_bound), (self.orthogonality, self.orthogonality_bound)
+        return within(*pairs)
+
+    @property
+    def doubtful(self) -> Any:
+        """Whether only ``orthogonality_2norm``, which may be far too large, exceeds its bound."""
+        return self._in_usual_norms != self.accepted
+
+    @property
+    def error(self) -> Any:
+        """The larger of residual and orthogonality; infinite where one is not finite."""
+        error = np.maximum(self.residual, self.orthogonality)
+        return np.where(np.isfinite(error), error, np.inf)[()]
+
+
 @dataclass(frozen=True)
-class QRCertificate:
+class QRCertificate(QRErrors[float]):
     """Measured errors of a QR factorization of A with columns scaled to norms near 1.
 
     For a small matrix on a GPU, ``residual`` and ``orthogonality`` are computed norms instead of estimates.
@@ -37,36 +70,8 @@ class QRCertificate:
         ``sqrt(n)`` too large; if it alone exceeds its bound, one from above within a factor of 2 replaces it.
     """
 
-    residual: float
-    orthogonality: float
-    residual_bound: float
-    orthogonality_bound: float
-    orthogonality_2norm_bound: float = 0.1
-    orthogonality_2norm: float = 0.0
-
-    @property
-    def accepted(self) -> bool:
-        """Whether all measures meet their bounds (NaN never does)."""
-        return bool(self._in_usual_norms and self.orthogonality_2norm <= self.orthogonality_2norm_bound)
-
-    @property
-    def _in_usual_norms(self) -> bool:
-        return self.residual <= self.residual_bound and self.orthogonality <= self.orthogonality_bound
-
-    @property
-    def doubtful(self) -> bool:
-        """Whether only ``orthogonality_2norm``, which may be far too large, exceeds its bound."""
-        return self._in_usual_norms and not self.accepted
-
-    @property
-    def error(self) -> float:
-        """The larger of residual and orthogonality; infinite where one is not finite."""
-        largest = max(self.residual, self.orthogonality)
-        return largest if math.isfinite(self.residual + self.orthogonality) else math.inf
-
     @property
     def in_words(self) -> str:
-        """The reason in an attempt."""
         return str(self)
 
     def __str__(self) -> str:
@@ -79,49 +84,11 @@ class QRCertificate:
 
 
 @dataclass(frozen=True, eq=False)
-class QRCertificates(Sequence[QRCertificate]):
-    """A certificate for each matrix of a batch, made when it is requested: thousands take milliseconds.
-
-    Attributes
-    ----------
-    residual, orthogonality : array of float, shape (batch,)
-    residual_bound, orthogonality_bound : float
-        Largest accepted values.
-    orthogonality_2norm_bound : float
-    orthogonality_2norm : array of float, shape (batch,)
-    """
-
-    residual: np.ndarray
-    orthogonality: np.ndarray
-    residual_bound: float
-    orthogonality_bound: float
-    orthogonality_2norm_bound: float
-    orthogonality_2norm: np.ndarray
-
-    @cached_property
-    def accepted(self) -> np.ndarray:
-        """Whether all measures of each matrix meet their bounds (NaN never does)."""
-        return self._in_usual_norms & (self.orthogonality_2norm <= self.orthogonality_2norm_bound)
-
-    @cached_property
-    def _in_usual_norms(self) -> np.ndarray:
-        pairs = (self.residual, self.residual_bound), (self.orthogonality, self.orthogonality_bound)
-        return np.asarray(within(*pairs))
-
-    @property
-    def doubtful(self) -> np.ndarray:
-        """Mask where only ``orthogonality_2norm``, which may be far too large, exceeds its bound."""
-        return self._in_usual_norms & ~self.accepted
-
-    @cached_property
-    def error(self) -> np.ndarray:
-        """The larger of residual and orthogonality of each; infinite where one is not finite."""
-        error = np.maximum(self.residual, self.orthogonality)
-        return np.where(np.isfinite(error), error, np.inf)
+class QRCertificates(QRErrors[np.ndarray], Sequence[QRCertificate]):
+    """A certificate for each matrix of a batch, made when it is requested: thousands take milliseconds."""
 
     @cached_property
     def rejected(self) -> int:
-        """How many are not accepted."""
         return len(self) - int(np.count_nonzero(self.accepted))
 
     @cached_property
@@ -131,7 +98,6 @@ class QRCertificates(Sequence[QRCertificate]):
 
     @property
     def in_words(self) -> str:
-        """The reason in an attempt."""
         return of_batch(str(self.worst), self.rejected, len(self), "matrices")
 
     def __len__(self) -> int:
@@ -144,14 +110,8 @@ class QRCertificates(Sequence[QRCertificate]):
     def __getitem__(self, index: int | slice) -> QRCertificate | tuple[QRCertificate, ...]:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
-        return QRCertificate(
-            residual=float(self.residual[index]),
-            orthogonality=float(self.orthogonality[index]),
-            residual_bound=self.residual_bound,
-            orthogonality_bound=self.orthogonality_bound,
-            orthogonality_2norm_bound=self.orthogonality_2norm_bound,
-            orthogonality_2norm=float(self.orthogonality_2norm[index]),
-        )
+        known = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return QRCertificate(**{n: float(x[index] if np.ndim(x) else x) for n, x in known.items()})
 
     def __repr__(self) -> str:
         return f"<{len(self)} certificates, {len(self) - self.rejected} accepted>"

@@ -19,17 +19,13 @@ GAP = 10.0
 """The rank is ambiguous if the smallest singular value that is kept is less than this factor above the
 largest one that is dropped."""
 
-FREEDOM = 3
-"""Degrees of freedom of the residual that the F test needs."""
-
-SIGNIFICANT = 1e-6
-"""Level of the F test."""
+FREEDOM = 3  # degrees of freedom of the residual that the F test needs
+SIGNIFICANT = 1e-6  # level of the F test
 
 
 def rounding_of(n: int, u: float) -> float:
-    """``||B v||`` up to which rounding may have made a null vector v of B a singular vector.
-
-    B has n columns, and A is stored in a format of unit roundoff u.
+    """``||B v||`` up to which rounding may have made a null vector v of B, which has n columns, a singular
+    vector, if A is stored in a format of unit roundoff u.
     """
     return 2 * n * u
 
@@ -43,14 +39,12 @@ def rank_doubt(
     rows: int,
     rounding: float,
 ) -> str:
-    """Say why the rank of B is ambiguous; empty if it is not.
+    """Say why the rank of B is ambiguous; empty if it is not. An F test rejects that the real ones of the
+    dropped directions explain nothing of the residual.
 
-    An F test rejects that the real ones of the dropped directions explain nothing of the residual.
-
-    ``kept``: the smallest singular value that counts. ``dropped``, shape (q,): those that do not, in
-    descending order, with a small relative error where they exceed ``rounding``. ``along``, shape (q, k):
-    components of the residuals along their left singular vectors. ``length``, shape (k,): norms of the
-    residuals. ``rows``: of A and b, without those that vanish. ``rounding``: of :func:`rounding_of`.
+    ``dropped``: singular values that do not count, descending, with a small relative error where they exceed
+    ``rounding`` (:func:`rounding_of`). ``along``, ``length``: components of the residuals along their left
+    singular vectors, and norms of the residuals. ``rows``: of A and b, without those that vanish.
 
     Examples
     --------

@@ -37,8 +37,7 @@ from neula.engines.formats import in_double
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
 
-SMALL_ANGLE = 0.1
-"""Eigenvectors whose computed directions may be off by a larger sine belong to one cluster."""
+SMALL_ANGLE = 0.1  # eigenvectors whose computed directions may be off by a larger sine belong to one cluster
 
 
 @dataclass(frozen=True)
@@ -64,10 +63,9 @@ class SpectralBounds:
 
 
 def a_priori_error(u: float, n: int) -> float:
-    """Bound on errors of eigenvalues without eigenvectors, relative to ``||A||_2``: ``30 n u``.
-
-    Orthogonal reductions are backward stable with a modest multiple of ``n u`` (Wilkinson 1965; LAPACK's
-    tests accept 30).
+    """Bound on errors of eigenvalues without eigenvectors, relative to ``||A||_2``: ``30 n u``. Orthogonal
+    reductions are backward stable with a modest multiple of ``n u`` (Wilkinson 1965; LAPACK's tests accept
+    30).
     """
     return CONSTANT * max(n, 1) * u
 
@@ -84,17 +82,14 @@ class SpectralMeasures(NamedTuple):
 
     @property
     def numbers(self) -> torch.Tensor:
-        """Relative residual and orthogonality, shape (2, batch): what is judged."""
         return torch.stack([self.total / torch.where(self.size > 0, self.size, 1.0), self.orthogonality])
 
 
 def measured(
     a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, size: torch.Tensor | None = None
 ) -> SpectralMeasures:
-    """Measure decompositions in the precision of A, which is to be the wider one.
-
-    Squares of A, shape (batch, m, n), neither overflow nor underflow. U may be V itself; s is monotone.
-    ``size`` is ``||A||_F``, if it is known.
+    """Measure decompositions in the precision of A, which is to be the wider one. Squares of A, shape
+    (batch, m, n), neither overflow nor underflow. U may be V itself; s is monotone. ``size`` is ``||A||_F``.
     """
     unit = rounding_error(a.shape[2], a.dtype)
     size = in_double(two_norms(a, 1, 2)) if size is None else size
@@ -146,11 +141,9 @@ class SpectralErrors(NamedTuple):
 
 
 def consistency(a: torch.Tensor, s: torch.Tensor, *, symmetric: bool) -> torch.Tensor:
-    """Lower bound on the relative backward error of all values, without vectors, shape (batch,).
-
-    A change of A by ``d ||A||_F`` changes the sum of its eigenvalues (if these are ``symmetric``) by at most
-    ``sqrt(n) d ||A||_F``, and the sum of the squares of eigenvalues or singular values by about ``2 d
-    ||A||_F^2``.
+    """Lower bound on the relative backward error of all values, without vectors, shape (batch,): a change of
+    A by ``d ||A||_F`` changes the sum of its eigenvalues by at most ``sqrt(n) d ||A||_F``, and the sum of
+    the squares of eigenvalues or singular values by about ``2 d ||A||_F^2``.
     """
     s, squares = in_double(s), in_double(two_norms(a, 1, 2)).square()
     whole = torch.where(squares > 0, squares, 1.0)
@@ -228,9 +221,7 @@ def spectral_errors(
 
 
 def backward_error(s: torch.Tensor, found: SpectralMeasures, *, frobenius: bool = False) -> torch.Tensor:
-    """2-norm, or Frobenius norm, of the change of A whose exact eigenvalues or singular values are s, shape
-    (batch,).
-    """
+    """Norm of the change of A whose exact eigenvalues or singular values are s, shape (batch,)."""
     if frobenius:
         norm = torch.linalg.vector_norm(s, dim=1)
     else:

@@ -1,8 +1,7 @@
-"""The verdict on solutions: whether what was measured of them suffices.
-
-Links measure and do not decide. Their measurements are an :class:`Evidence`, whose fields are 0 at best. A
-solution is accepted if each of them is at most its limit, so that the verdict is monotone: worse evidence is
-never accepted where better evidence is not, and of a batch the largest of each number decides.
+"""The verdict on solutions. Links measure and do not decide. Their measurements are an :class:`Evidence`,
+whose fields are 0 at best. A solution is accepted if each of them is at most its limit, so that the verdict
+is monotone: worse evidence is never accepted where better evidence is not, and of a batch the largest of
+each number decides.
 """
 
 from __future__ import annotations
@@ -47,9 +46,7 @@ class Evidence(NamedTuple, Generic[X]):
 
     @classmethod
     def from_errors(cls, backward_error: Any, forward_error: Any, doubtful: Any = 0.0) -> Evidence[Any]:
-        """Evidence for the returned x, where residuals may exceed b, as with bounds, and where the forward
-        error is infinite unless the rank is known.
-        """
+        """Evidence where residuals may exceed b, and a forward error says that the rank is known."""
         nothing: Any = 0.0
         return cls(doubtful, nothing, backward_error, backward_error, forward_error, nothing)
 
@@ -76,10 +73,9 @@ class Limits:
     def for_shape(
         cls, shape: Sequence[int], backward_error: float, forward_error: float, rcond: float | None = None
     ) -> Limits:
-        """The limits for a matrix of m rows, those of damping included, and n columns.
-
-        Singular values up to ``rcond`` times the largest one count as zero; rounding errors move them by
-        ``max(m, n) u`` of it. Without it full rank is not asked for: an x with a forward error has one.
+        """The limits for a matrix of m rows, those of damping included, and n columns. Singular values up to
+        ``rcond`` times the largest one count as zero; rounding errors move them by ``max(m, n) u`` of it.
+        Without it full rank is not asked for: an x with a forward error has one.
         """
         return _limits(*shape[-2:], backward_error, forward_error, rcond)
 

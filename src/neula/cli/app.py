@@ -20,10 +20,7 @@ from neula.cli.commands import experiment
 from neula.cli.commands.fit import fit
 from neula.cli.commands.lstsq import lstsq
 from neula.cli.commands.machine import bench, data, demo, info, tune
-from neula.cli.commands.matmul import matmul
-from neula.cli.commands.orthogonal import orth, qr, tsqr
-from neula.cli.commands.spectra import eigh, svd
-from neula.cli.commands.systems import cholesky, lu, solve
+from neula.cli.commands.matrices import cholesky, eigh, lu, matmul, orth, qr, solve, svd, tsqr
 
 PROBLEMS: tuple[Callable[..., None], ...] = (
     *(lstsq, fit, solve, lu, cholesky, qr, tsqr, orth),
@@ -76,12 +73,10 @@ class Program(TyperGroup):
     """Group of all commands, with exit codes for signals and closed pipes."""
 
     def make_context(self, *args: Any, **options: Any) -> Any:
-        """Read the command line."""
         with _ended_early():
             return super().make_context(*args, **options)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command."""
         with _ended_early():
             return super().invoke(ctx)
 
@@ -90,7 +85,6 @@ class Command(TyperCommand):
     """A command that takes ``-:x1,x2``, a part of the standard input, for an argument and not for options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the command line."""
         return super().parse_args(ctx, [f"/dev/stdin{arg[1:]}" if arg[:2] == "-:" else arg for arg in args])
 
 

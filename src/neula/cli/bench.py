@@ -39,17 +39,12 @@ PICTURES = (".svg", ".png", ".pdf")
 BYTES_AN_ENTRY = 40
 """Bytes an entry of a matrix in double precision takes, with the copies of neula and of the peer."""
 
-PART = 1e-2
-"""Relative error allowed for singular values and vectors if singular values decay."""
-
-GEMM_ROWS = 512
-"""Rows of a product that are compared with the product in double precision."""
+PART = 1e-2  # relative error allowed for singular values and vectors if singular values decay
+GEMM_ROWS = 512  # rows of a product that are compared with the product in double precision
 
 
 @dataclass(frozen=True)
 class BenchmarkCase:
-    """One problem, for neula and for torch."""
-
     shape: tuple[int, ...]
     accuracy: str  # requested of neula
     run: Callable[[], Any]
@@ -150,7 +145,6 @@ def _method(result: Any) -> str | None:
 
 
 def _fitting(problem: BenchmarkProblem, device: torch.device) -> list[tuple[int, int]]:
-    """Shapes for which there is memory."""
     if device.type != "cuda":
         return problem.cpu
     free = torch.cuda.mem_get_info(device)[0]
@@ -264,7 +258,6 @@ PROBLEMS = {
 
 
 def table(data: ExperimentData) -> Table:
-    """The rows of one problem for a terminal."""
     about = data.about
     if about["problem"] == sweep.NAME:
         return sweep.table(data)
@@ -287,7 +280,6 @@ _HEADINGS = {
 
 
 def line(row: Row) -> str:
-    """A row as one line of plain text."""
     ratio = f"{show(row['ratio'])} times as fast as torch's {show(row['torch_ms'])} ms"
     return f"{row['shape']} {row['accuracy']}: {show(row['ms'])} ms, {ratio}, error {row['error']:.1e}"
 

@@ -7,32 +7,23 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import scipy.linalg
 import torch
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from neula.cli import gravity
 from neula.cli.fitting import POINTS, FitPicture
 from neula.cli.fitting import draw as draw_fit
-from neula.cli.gravity_map import draw
-from neula.io.datasets import (
-    SURVEYING_NAMES,
-    NistProblem,
-    log_relative_error,
-    nist,
-    nist_names,
-    nist_nonlinear,
-    surveying,
-)
+from neula.cli.gravity import draw
+from neula.io.datasets import SURVEYING_NAMES, log_relative_error, nist, nist_names, nist_nonlinear, surveying
 from neula.papers.errors import optimality
 from neula.papers.measuring import median_seconds, timed
+from neula.pipeline.progress import Progress
 from neula.pipeline.result import AccuracyWarning, LstsqResult
 from neula.problems.least_squares.lstsq import lstsq
 from neula.problems.nonlinear.curve_fit import curve_fit
@@ -40,8 +31,7 @@ from neula.problems.nonlinear.curve_fit import curve_fit
 HOST_MAX_DEGREE = 60
 """Beyond it SciPy, and on a machine with a GPU every solver on the CPU, is left out: minutes, gigabytes."""
 FITTED = "rat43"
-SLOW = 5.0
-"""Seconds from which one run is enough to time a solver."""
+SLOW = 5.0  # seconds from which one run is enough to time a solver
 
 
 @dataclass(frozen=True)
@@ -58,88 +48,62 @@ class _Measurement:
         )
 
 
-class _Stages:
-    """Says which stage runs: a progress bar on a terminal, one plain line a stage elsewhere."""
-
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total = console, total
-        self._stage, self._started = "", 0
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("", total=total)
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def start(self, stage: str) -> None:
-        self._bar.update(self._task, description=stage, completed=self._started)
-        self._stage = stage
-        self._started += 1
-        if not self._console.is_terminal:
-            self._console.print(f"{self._started}/{self._total} {stage} ...", highlight=False)
-
-    def within(self, step: str, fraction: float) -> None:
-        """Progress inside the stage, in the form in which ``neula.lstsq`` reports it."""
-        completed = self._started - 1 + fraction
-        self._bar.update(self._task, description=f"{self._stage}: {escape(step)}", completed=completed)
-
-
-def run_demo(out: Path, *, degree: int = 40, console: Console) -> None:
+def run_demo(
+    out: Path, *, degree: int = 40, console: Console, progress: Progress = lambda stage, part: None
+) -> None:
     """Solve real and realistic least-squares problems and compare with SciPy and PyTorch in the same run.
 
-    Parameters
-    ----------
-    out : Path
-        Folder for the pictures ``fit.png`` and ``gravity.png``; made if it does not exist.
-    degree : int
-        Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns, ten times as many observations.
+    The pictures ``fit.png`` and ``gravity.png`` go to the folder ``out``. The gravity field of a highest
+    degree L has (L + 1)^2 - 4 unknowns, and ten times as many observations.
     """
     gravity.coefficient_count(degree)
     out.mkdir(parents=True, exist_ok=True)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    solvers = _gravity_solvers(degree, device)
-    with warnings.catch_warnings(), _Stages(console, total=len(solvers) + 6) as stages:
+    with warnings.catch_warnings():
         # The tables say what is certified and what is not.
         warnings.simplefilter("ignore", AccuracyWarning)
-        stages.start("NIST reference data")
-        console.print(_nist_table(stages), "")
-        stages.start("Surveying problems")
-        console.print(_surveying_table(), "")
-        stages.start("A non-linear fit")
-        _fit_picture(out / "fit.png", console)
-        stages.start(f"Simulating a gravity mission, field to degree {degree}")
+        progress("NIST reference data", 0.0)
+        _show(console, progress, _nist_table())
+        progress("surveying problems", 0.0)
+        _show(console, progress, _surveying_table())
+        progress("a non-linear fit", 0.0)
+        _show(console, progress, *_fit_picture(out / "fit.png"))
+        progress(f"simulating a gravity mission, field to degree {degree}", 0.0)
         problem = gravity.gravity_problem(degree, device=device)
-        measurements = [_measure(problem, *solver, stages) for solver in solvers]
-        stages.start("Comparing the gravity fields")
-        _print_solution(problem, measurements[0], console)
-        console.print(_comparison(problem, measurements), "")
-        stages.start("Drawing the gravity field")
+        solvers = _gravity_solvers(degree, device)
+        measurements = [_measure(problem, *solver, progress) for solver in solvers]
+        progress("comparing the gravity fields", 0.0)
+        _show(console, progress, _solution(problem, measurements[0]), _comparison(problem, measurements))
+        progress("drawing the gravity field", 0.0)
         x, path = measurements[0].x, out / "gravity.png"
-        _draw_or_say(lambda: draw(problem, x, path), path, console)
+        _show(console, progress, _drawn(lambda: draw(problem, x, path), path))
 
 
-def _nist_table(stages: _Stages) -> Table:
+def _show(console: Console, progress: Progress, *things: Table | str) -> None:
+    """Print where the progress bar was."""
+    progress("", 1.0)
+    for thing in things:
+        if isinstance(thing, str):
+            console.print(escape(thing), soft_wrap=True, highlight=False)
+        else:
+            console.print(thing, "")
+
+
+def _nist_table() -> Table:
     title, found = "correct digits of the worst coefficient", ("neula", "scipy", "torch gels", "certified")
     table = _table(f"NIST reference data: {title}", "set", "m x n", numbers=found)
     table.caption = "certified: measured backward error of neula within tolerance"
-    names = nist_names()
-    for done, name in enumerate(names):
-        stages.within(name, done / len(names))
-        table.add_row(*_nist_row(nist(name)))
+    for problem in map(nist, nist_names()):
+        result, answers = _three_answers(problem.A, problem.b)
+        digits = (f"{log_relative_error(x, problem.certified):.1f}" for x in answers.values())
+        table.add_row(problem.name, _shape(problem.A), *digits, _yes(result.converged))
     return table
 
 
-def _nist_row(problem: NistProblem) -> tuple[str, ...]:
-    result = lstsq(problem.A, problem.b)
-    answers = (result.x, scipy.linalg.lstsq(problem.A, problem.b)[0], _gels(problem.A, problem.b))
-    digits = (f"{log_relative_error(x, problem.certified):.1f}" for x in answers)
-    return problem.name, _shape(problem.A), *digits, _yes(result.converged)
+def _three_answers(A: np.ndarray, b: np.ndarray) -> tuple[LstsqResult, dict[str, Any]]:
+    """The result of neula, and solutions by library."""
+    result = lstsq(A, b)
+    return result, {"neula": result.x, "scipy": scipy.linalg.lstsq(A, b)[0], "torch gels": _gels(A, b)}
 
 
 def _surveying_table() -> Table:
@@ -148,8 +112,7 @@ def _surveying_table() -> Table:
     table.caption = "optimality: ||A^T r|| / (||A|| ||r||), zero for the exact solution"
     for name in SURVEYING_NAMES:
         A, b = surveying(name)
-        result = lstsq(A, b)
-        answers = {"neula": result.x, "scipy": scipy.linalg.lstsq(A, b)[0], "torch gels": _gels(A, b)}
+        result, answers = _three_answers(A, b)
         for solver, x in answers.items():
             tensors = (torch.as_tensor(array, device="cpu") for array in (A, b, x))
             evidence = f"{np.linalg.norm(b - A @ np.asarray(x)):.10f}", f"{optimality(*tensors):.1e}"
@@ -159,8 +122,8 @@ def _surveying_table() -> Table:
     return table
 
 
-def _fit_picture(path: Path, console: Console) -> None:
-    """A growth curve of NIST's, fitted from the first start, with its band."""
+def _fit_picture(path: Path) -> tuple[str, str]:
+    """Fit and draw a growth curve of NIST's from the first start, with its band; report on both."""
     problem = nist_nonlinear(FITTED)
     formula = problem.formula
 
@@ -171,13 +134,13 @@ def _fit_picture(path: Path, console: Console) -> None:
     fit = curve_fit(model, x, problem.y, p0=problem.starts[0])
     digits = log_relative_error(fit.popt, problem.certified)
     certified = "certified" if fit.converged else "NOT certified"
-    console.print(f"NIST's {problem.name}, from the first start: {digits:.1f} correct digits, {certified}")
     grid = np.linspace(x.min(), x.max(), POINTS)
     curve = (grid, *fit.band(grid))
     picture = FitPicture(
         formula.text, ("x", "y"), (x, problem.y), problem.y - problem.predict(fit.popt), curve, 0.95
     )
-    _draw_or_say(lambda: draw_fit(path, picture), path, console)
+    text = f"NIST's {problem.name}, from the first start: {digits:.1f} correct digits, {certified}"
+    return text, _drawn(lambda: draw_fit(path, picture), path)
 
 
 def _gravity_solvers(degree: int, device: str) -> list[tuple[str, str]]:
@@ -188,12 +151,12 @@ def _gravity_solvers(degree: int, device: str) -> list[tuple[str, str]]:
     return solvers
 
 
-def _measure(problem: gravity.GravityProblem, library: str, device: str, stages: _Stages) -> _Measurement:
+def _measure(problem: gravity.GravityProblem, library: str, device: str, progress: Progress) -> _Measurement:
     name = f"{library} ({device})"
-    stages.start(f"Gravity field by {name}")
+    progress(f"gravity field by {name}", 0.0)
     A, b = problem.A.to(device), problem.b.to(device)
     solve: dict[str, Callable[[], Any]] = {
-        "neula": lambda: lstsq(A, b, progress=stages.within),
+        "neula": lambda: lstsq(A, b, progress=progress),
         "torch gels": lambda: _gels(A, b),
         "scipy": lambda: scipy.linalg.lstsq(A.numpy(), b.numpy())[0],
     }
@@ -214,8 +177,8 @@ def _timed(solve: Callable[[], Any], repeats: int = 3) -> tuple[Any, float]:
     return answer, median_seconds(solve, repeats, warmup=0)
 
 
-def _print_solution(problem: gravity.GravityProblem, ours: _Measurement, console: Console) -> None:
-    """Print the solution of the gravity field, with its attempts and evidence."""
+def _solution(problem: gravity.GravityProblem, ours: _Measurement) -> Table:
+    """The solution of the gravity field, with its attempts and evidence."""
     result = ours.answer
     gigabytes = problem.A.nbytes / 1e9
     grid = Table.grid(padding=(0, 2))
@@ -236,7 +199,7 @@ def _print_solution(problem: gravity.GravityProblem, ours: _Measurement, console
     }
     for label, text in rows.items():
         grid.add_row(label, escape(text))
-    console.print("", grid, "")
+    return grid
 
 
 def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement]) -> Table:
@@ -257,14 +220,13 @@ def _comparison(problem: gravity.GravityProblem, measurements: list[_Measurement
     return table
 
 
-def _draw_or_say(drawing: Callable[[], None], path: Path, console: Console) -> None:
+def _drawn(drawing: Callable[[], None], path: Path) -> str:
     """Without matplotlib there is no picture."""
     try:
         drawing()
     except ImportError as error:
-        console.print(f"No picture: {escape(str(error))}")
-    else:
-        console.print(f"Picture: {escape(str(path))}", soft_wrap=True)
+        return f"No picture: {error}"
+    return f"Picture: {path}"
 
 
 def _gels(A: Any, b: Any) -> torch.Tensor:

@@ -19,14 +19,11 @@ from neula.io.table import Table, listed
 from neula.papers.drawing import new_canvas
 from neula.pipeline.result import shown
 
-POINTS = 400
-"""Points of a drawn curve."""
+POINTS = 400  # points of a drawn curve
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """A model, its data and its start."""
-
     formula: Formula
     label: str  # the response, as the caller named it
     predictors: dict[str, torch.Tensor]  # columns in the formula
@@ -36,7 +33,6 @@ class Fitting:
     start: np.ndarray
 
     def model(self, columns: dict[str, torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
-        """The formula, for columns and parameters."""
         found = self.formula({**columns, **dict(zip(self.parameters, values, strict=True))})
         length = len(next(iter(columns.values()))) if columns else len(self.observed)
         return torch.as_tensor(found, dtype=torch.float64, device="cpu").expand(length)
@@ -44,8 +40,6 @@ class Fitting:
 
 @dataclass(frozen=True)
 class FitPicture:
-    """Data of the picture of a fit."""
-
     title: str
     labels: tuple[str, str]  # of the axes
     data: tuple[np.ndarray, np.ndarray]  # observations
@@ -111,8 +105,9 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
         "digits": f"{shown.correct(result.digits)}, condition {result.condition:.1e}",
         "message": result.message,
     }
-    facts = {
-        "converged": result.converged,
+    names = ("converged", "residual_variance", "degrees_of_freedom", "stationarity", "condition", "digits")
+    facts = show.facts_of(result, *names, "rank", "nfev", "message")
+    facts |= {
         "formula": wanted.formula.text,
         "response": wanted.label,
         "names": list(wanted.parameters),
@@ -121,14 +116,6 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
         "lower": lower,
         "upper": upper,
         "covariance": found.pcov.numpy(),
-        "residual_variance": result.residual_variance,
-        "degrees_of_freedom": result.degrees_of_freedom,
-        "stationarity": result.stationarity,
-        "condition": result.condition,
-        "digits": result.digits,
-        "rank": result.rank,
-        "nfev": result.nfev,
-        "message": result.message,
     }
     table = Table(np.column_stack([values, errors]), ("value", "standard_error"), wanted.parameters)
     return facts, rows, table

@@ -11,26 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-GM = 3.986004415e14
-"""Gravitational constant times mass of the Earth, m^3/s^2 (EGM96)."""
-EARTH_RADIUS = 6378136.3
-"""Reference radius of the coefficients, m (EGM96)."""
-EARTH_ROTATION = 7.292115e-5
-"""Angular velocity of the Earth, rad/s."""
-EOTVOS = 1e-9
-"""One Eoetvoes, the unit of gravity gradients, in 1/s^2."""
-KAULA = 1e-5
-"""Kaula's rule: coefficients of degree l have the size ``KAULA / l^2``, dimensionless."""
+from neula.papers.drawing import new_canvas
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+GM = 3.986004415e14  # gravitational constant times mass of the Earth, m^3/s^2 (EGM96)
+EARTH_RADIUS = 6378136.3  # reference radius of the coefficients, m (EGM96)
+EARTH_ROTATION = 7.292115e-5  # angular velocity of the Earth, rad/s
+EOTVOS = 1e-9  # one Eoetvoes, the unit of gravity gradients, in 1/s^2
+KAULA = 1e-5  # Kaula's rule: coefficients of degree l have the size ``KAULA / l^2``, dimensionless
 REPEAT_REVOLUTIONS, REPEAT_DAYS = 979, 61
 """The ground track closes after 979 revolutions in 61 days, as that of ESA's GOCE mission did."""
-FIRST_DEGREE = 2
-"""Degree 0 is the mass, degree 1 the position of the centre of mass: both are known."""
+FIRST_DEGREE = 2  # degree 0 is the mass, degree 1 the position of the centre of mass: both are known
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -59,7 +59,6 @@ class GravityProblem:
 
     @property
     def degree(self) -> int:
-        """The highest degree of the field."""
         return int(self.degrees[-1])
 
 
@@ -84,12 +83,9 @@ def legendre(degree: int, latitude: torch.Tensor) -> Iterator[torch.Tensor]:
     Featherstone, "A unified approach to the Clenshaw summation and the recursive computation of very high
     degree and order normalised associated Legendre functions", J. Geodesy 76, 2002, section 2).
 
-    Yields
-    ------
-    Tensor, shape (l + 1, p)
-        For degree ``l = 0, 1, ..., degree`` the functions of order 0 to ``l``, without the Condon-Shortley
-        sign, normalized so that the mean square of ``P_lm(sin latitude) cos(m longitude)`` over the sphere is
-        1. The next degrees are computed from it: do not modify it.
+    For degree ``l = 0, 1, ..., degree`` it yields the functions of order 0 to ``l``, shape (l + 1, p),
+    without the Condon-Shortley sign, normalized so that the mean square of ``P_lm(sin latitude)
+    cos(m longitude)`` over the sphere is 1. The next degrees are computed from it: do not modify it.
     """
     sine, cosine = torch.sin(latitude), torch.cos(latitude)
     before = last = torch.ones_like(sine)[None]
@@ -117,13 +113,9 @@ def design_matrix(
     """Second radial derivative of the potential of every spherical harmonic at every point.
 
     The potential of degree l decays as ``r^-(l+1)``, so its second derivative is ``(l+1)(l+2)/r^2`` times
-    itself. Latitudes and longitudes are geocentric, in radians, the radius in m.
-
-    Returns
-    -------
-    Tensor, shape (m, n), column-major
-        n = (degree + 1)^2 - 4 columns, in Eoetvoes for a coefficient of 1. Beside it, memory is needed for
-        about ``6 (degree + 1) m`` numbers.
+    itself. Latitudes and longitudes are geocentric, in radians, the radius in m. The matrix is column-major
+    and has n = (degree + 1)^2 - 4 columns, in Eoetvoes for a coefficient of 1; memory is needed for about
+    ``6 (degree + 1) m`` more numbers.
     """
     columns = torch.empty((coefficient_count(degree), len(latitude)), dtype=dtype, device=latitude.device)
     cosine, sine = _multiples(degree, longitude)
@@ -154,33 +146,14 @@ def gravity_problem(
     the mission holds one observation at a random time. The field follows Kaula's rule (Theory of Satellite
     Geodesy, 1966): coefficients of degree l are normal with standard deviation ``1e-5 / l^2``.
 
-    Parameters
-    ----------
-    degree : int
-        Highest degree L of the field; n = (L + 1)^2 - 4 unknowns.
-    observations : int, optional
-        Number m of observations. By default 10 n, fewer where the matrix would grow beyond 2^31 numbers, but
-        at least 4 n.
-    noise : float
-        Standard deviation of the white noise, Eoetvoes. The default of 5 mE is the level of GOCE's
-        gradiometer.
-    seed : int
-        For the field, the times of observation and the noise, the same on every device.
-    inclination : float
-        Inclination of the orbit, degrees. GOCE's 96.7 leaves gaps of 6.7 degrees around the poles, and the
-        matrix is worse conditioned the higher the degree: after column scaling the zonal coefficients alone
-        have condition number 50 at degree 60 and 3000 at degree 120, but 8 at the default inclination.
-    device : torch.device or str
-    dtype : torch.dtype
-        float64 or float32.
-    part : slice
-        Which of the m observations to make: all, by default. Processes that make a part each have made the
-        same as one that makes all.
-
-    Raises
-    ------
-    ValueError
-        For fewer observations than unknowns, and for numbers out of range.
+    There are n = (degree + 1)^2 - 4 unknowns, and by default m = 10 n observations, fewer where the matrix
+    would grow beyond 2^31 numbers, but at least 4 n. The noise is white; its standard deviation, in
+    Eoetvoes, is by default the level of GOCE's gradiometer. The inclination of the orbit is in degrees:
+    GOCE's 96.7 leaves gaps of 6.7 degrees around the poles, and the matrix is worse conditioned the higher
+    the degree: after column scaling the zonal coefficients alone have condition number 50 at degree 60 and
+    3000 at degree 120, but 8 at the default. The seed is for the field, the times and the noise, the same on
+    every device. ``part`` are the observations to make: processes that make a part each have made the same as
+    one that makes all. A ValueError says which number is out of range.
 
     Examples
     --------
@@ -285,6 +258,62 @@ def _multiples(degree: int, longitude: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 def as_vector(x: Any) -> FloatArray:
-    """Coefficients from anywhere as a float64 vector."""
     on_host = x.detach().cpu() if isinstance(x, torch.Tensor) else x
     return np.asarray(on_host, dtype=np.float64).ravel()
+
+
+def draw(problem: GravityProblem, x: Any, path: str | Path) -> None:
+    """Draw the true geoid, the error of the recovered one, and signal and error of each degree.
+
+    The suffix of the file says the format (png, pdf, svg). An ImportError says how to get matplotlib.
+    """
+    figure = new_canvas(13, 8.6)
+    grid = figure.add_gridspec(2, 2, height_ratios=(1.0, 0.95))
+    truth = synthesize(problem.truth, *_map_grid())
+    error = synthesize(as_vector(x) - as_vector(problem.truth), *_map_grid())
+    _map(figure, grid[0, 0], truth, "True geoid", "Geoid height (m)", "RdBu_r")
+    _map(figure, grid[0, 1], 100 * error, "Recovered minus true geoid", "Geoid height error (cm)", "PuOr_r")
+    _degree_plot(figure, grid[1, :], problem, x)
+    m, n = problem.A.shape
+    figure.suptitle(
+        f"Gravity field to degree {problem.degree} from simulated satellite gradiometry: "
+        f"{m:,} observations, {n:,} unknowns",
+        fontsize=15,
+    )
+    figure.savefig(path, dpi=150)
+
+
+def _map_grid() -> tuple[FloatArray, FloatArray]:
+    """Latitudes and longitudes of a map, one point a degree."""
+    return np.linspace(-90, 90, 181), np.linspace(-180, 180, 361)
+
+
+def _map(figure: Figure, place: Any, values: FloatArray, title: str, label: str, cmap: str) -> None:
+    latitude, longitude = (np.deg2rad(degrees) for degrees in _map_grid())
+    limit = float(np.abs(values).max()) or 1.0
+    axes = figure.add_subplot(place, projection="mollweide")
+    image = axes.pcolormesh(
+        longitude, latitude, values, cmap=cmap, vmin=-limit, vmax=limit, shading="gouraud", rasterized=True
+    )
+    axes.set_title(title, pad=12)
+    axes.grid(color="black", alpha=0.15, linewidth=0.5)
+    axes.set_xticklabels([])
+    axes.tick_params(axis="y", labelsize=8, colors="0.35")
+    figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.7, aspect=30, pad=0.04, label=label)
+
+
+def _degree_plot(figure: Figure, place: Any, problem: GravityProblem, x: Any) -> None:
+    degrees, signal, error = degree_errors(problem, x)
+    axes = figure.add_subplot(place)
+    kaula = KAULA / degrees**2
+    axes.semilogy(degrees, kaula, color="0.6", linestyle="--", label=r"Kaula's rule, $10^{-5} / l^2$")
+    axes.semilogy(degrees, signal, color="tab:blue", marker="o", markersize=3.5, label="True coefficients")
+    axes.semilogy(degrees, error, color="tab:red", marker="s", markersize=3.5, label="Error of the estimate")
+    axes.set_title("Coefficients by degree")
+    axes.set_xlabel(r"Degree $l$")
+    axes.set_ylabel("RMS over orders (dimensionless)")
+    axes.margins(x=0.01)
+    axes.grid(which="major", alpha=0.3)
+    axes.legend(frameon=False)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)

@@ -12,8 +12,7 @@ from neula.io.memory import available
 from neula.io.paths import HDF5, FileError, split_key, system_errors
 from neula.io.sources import Source, row_blocks
 
-COPIES = 3
-"""Copies of A in double precision that solving needs: A, the matrix to factorize, and its factors."""
+COPIES = 3  # copies of A in double precision that solving needs: A, the matrix to factorize, and its factors
 
 IN_BLOCKS = (".npy", ".parquet", *HDF5)
 

@@ -17,37 +17,43 @@ Mode = StrEnum("Mode", ["reduced", "r"])
 Certify = StrEnum("Certify", ["backward", "forward"])
 Decimal = StrEnum("Decimal", {"point": ".", "comma": ","})
 
-FILES = "Files"
-"""The heading above the options about files."""
 
-MatrixFile = Annotated[str, typer.Argument(metavar="A", help="File of the matrix; - is the standard input.")]
-RightHandSideFile = Annotated[
-    str, typer.Argument(metavar="b", help="File of one or several right-hand sides, or -.")
-]
+def option(text: str, *names: str, **more: Any) -> Any:
+    """An option with its help text; its name is that of the parameter unless others are given."""
+    return typer.Option(*names, help=text, **more)
+
+
+def file_option(text: str, *names: str, **more: Any) -> Any:
+    return option(text, *names, rich_help_panel="Files", **more)
+
+
+def argument(name: str, text: str, **more: Any) -> Any:
+    return typer.Argument(metavar=name, help=text, **more)
+
+
+MatrixFile = Annotated[str, argument("A", "File of the matrix; - is the standard input.")]
+RightHandSideFile = Annotated[str, argument("b", "File of one or several right-hand sides, or -.")]
 
 
 def output_option(what: str) -> Any:
     """``-o`` of a command, with what it writes."""
     text = f"File for {what}; - is the standard output."
-    return typer.Option("--output", "-o", metavar="FILE", rich_help_panel=FILES, help=text)
+    return file_option(text, "--output", "-o", metavar="FILE")
 
 
 def _file_option(name: str, what: str) -> Any:
-    return typer.Option(name, metavar="FILE", rich_help_panel=FILES, help=f"File {what}.")
+    return file_option(f"File {what}.", name, metavar="FILE")
 
 
-SolutionOption = Annotated[str | None, output_option("the solution x")]
-FactorsOption = Annotated[str | None, output_option("Q and R (.npz, .h5 or .mat); any kind with --mode r")]
 QFileOption = Annotated[str | None, _file_option("--q", "for Q alone")]
 RFileOption = Annotated[str | None, _file_option("--r", "for R alone")]
 WeightsOption = Annotated[str | None, _file_option("--weights", "of one weight per row")]
 SigmaOption = Annotated[str | None, _file_option("--sigma", "of one standard deviation of b per row")]
 AbsoluteSigmaOption = Annotated[
     bool,
-    typer.Option(
+    option(
+        "Take the standard deviations of --sigma as they are; by default they are scaled by the residuals.",
         "--absolute-sigma",
-        help="Take the standard deviations of --sigma as they are; by default they are scaled by the "
-        "residuals.",
     ),
 ]
 
@@ -87,72 +93,51 @@ def _check_accuracy(given: str | None) -> str | None:
 
 AccuracyOption = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "Accuracy of the answer: a format (fp16, bf16, tf32, fp32, fp64) or the largest acceptable "
+        "backward error, such as 1e-6. The default is that of the input's dtype.",
         "--accuracy",
         metavar="FORMAT|NUMBER",
         callback=_check_accuracy,
         autocompletion=_complete_accuracy,
-        help="Accuracy of the answer: a format (fp16, bf16, tf32, fp32, fp64) or the largest acceptable "
-        "backward error, such as 1e-6. The default is that of the input's dtype.",
     ),
 ]
 CertifyOption = Annotated[
     Certify,
-    typer.Option(
-        "--certify",
-        help="Error to refine to the accuracy: the backward error, or the forward error of x.",
-    ),
+    option("Error to refine to the accuracy: the backward error, or the forward error of x.", "--certify"),
 ]
 RcondOption = Annotated[
-    float | None, typer.Option("--rcond", help="Singular values below rcond times the largest count as zero.")
+    float | None, option("Singular values below rcond times the largest count as zero.", "--rcond")
 ]
 ValuesOnlyOption = Annotated[
-    bool, typer.Option("--values-only", help="Compute no vectors, in less time; bounds are then a priori.")
+    bool, option("Compute no vectors, in less time; bounds are then a priori.", "--values-only")
 ]
-EngineOption = Annotated[EngineName, typer.Option("--engine", help="Engine that multiplies matrices.")]
-ModeOption = Annotated[Mode, typer.Option(help="Compute Q and R, or R alone.")]
-DecimalOption = Annotated[
-    Decimal,
-    typer.Option("--decimal", rich_help_panel=FILES, help="Decimal separator of text files."),
-]
+EngineOption = Annotated[EngineName, option("Engine that multiplies matrices.", "--engine")]
+ModeOption = Annotated[Mode, option("Compute Q and R, or R alone.")]
+DecimalOption = Annotated[Decimal, file_option("Decimal separator of text files.", "--decimal")]
 HeaderOption = Annotated[
     bool | None,
-    typer.Option(
+    file_option(
+        "Whether the first lines of text files name the columns; by default the table decides.",
         "--header/--no-header",
-        rich_help_panel=FILES,
-        help="Whether the first lines of text files name the columns; by default the table decides.",
     ),
 ]
 MissingOption = Annotated[
-    Missing,
-    typer.Option(
-        "--missing",
-        rich_help_panel=FILES,
-        help="Lines with empty fields, NA or NaN: refuse them, or leave them out.",
-    ),
+    Missing, file_option("Lines with empty fields, NA or NaN: refuse them, or leave them out.", "--missing")
 ]
 StreamOption = Annotated[
     bool,
-    typer.Option(
-        "--stream",
-        rich_help_panel=FILES,
-        help="Read A in blocks of rows, whatever its size: .npy, Parquet and HDF5 files.",
-    ),
+    file_option("Read A in blocks of rows, whatever its size: .npy, Parquet and HDF5 files.", "--stream"),
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option(
+    file_option(
+        "Memory to use, as 8G; if A does not fit, it is read in blocks. The default is the free memory.",
         "--memory",
         metavar="SIZE",
-        rich_help_panel=FILES,
-        help="Memory to use, as 8G; if A does not fit, it is read in blocks. The default is the free memory.",
     ),
 ]
 TraceOption = Annotated[
-    bool,
-    typer.Option("--trace", help="Show each panel, product and iteration of the low-precision algorithm."),
+    bool, option("Show each panel, product and iteration of the low-precision algorithm.", "--trace")
 ]
-JsonOption = Annotated[
-    bool,
-    typer.Option("--json", rich_help_panel=FILES, help="Print one JSON object on stdout, with all facts."),
-]
+JsonOption = Annotated[bool, file_option("Print one JSON object on stdout, with all facts.", "--json")]

@@ -14,8 +14,7 @@ from neula.cli import show
 from neula.io.table import Table
 from neula.papers.drawing import new_canvas
 
-SHOWN = 200
-"""Coefficients in the table of the page."""
+SHOWN = 200  # coefficients in the table of the page
 
 STYLE = """
 body {font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; color: #222}

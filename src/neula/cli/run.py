@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import shutil
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn, TypeAlias
 
 import typer
 from rich.console import Console
 
 import neula
 from neula.cli import BAD_INPUT, CERTIFIED, NOT_CERTIFIED, show
-from neula.cli.options import ACCURACIES, Missing
+from neula.cli import options as opt
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,11 +31,8 @@ if TYPE_CHECKING:
     from neula.io.paths import InputFile
     from neula.io.table import Table
 
-Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"
-"""Arrays by their names."""
-
-MATRICES = ("A", "C")
-"""Arguments of which a single column is a matrix, and no vector."""
+Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"  # arrays by their names
+MATRICES = ("A", "C")  # arguments of which a single column is a matrix, and no vector
 
 
 class ProgressReport:
@@ -86,6 +85,14 @@ class ProgressReport:
             self._console.print(f"neula: {stage}, {fraction:.0%} after {elapsed:.0f} s", soft_wrap=True)
 
 
+class Ending(NamedTuple):
+    facts: show.Facts  # for programs
+    rows: show.Labelled  # for people
+    reached: str | None = None  # the accuracy that was reached, if the result is not certified
+    judged: bool = True  # whether there is one that it could have missed
+    more: str = ""  # after the verdict
+
+
 class CommandRun:
     """One run of a command: what it has read and written, the time it took, and how it ends."""
 
@@ -110,13 +117,15 @@ class CommandRun:
         """The text of a warning that the accuracy, or the rank, was missed."""
         self.steps: Trace | None = None
         """Steps shown by ``--trace``."""
+        self.engine, self.output, self.text = "auto", None, dict[str, Any]()
+        """The options of all commands: the last one says how texts are read."""
 
     # --- files in -----------------------------------------------------------------------------------------
 
-    def check(self, inputs: Sequence[str | None], *outputs: tuple[str | None, int]) -> None:
+    def check(self, inputs: Sequence[str | None], arrays: int, *others: str | None) -> None:
         """Raise before the work if an input is missing, or a result could not be saved or would replace one.
 
-        An output is a file with the number of arrays that go into it.
+        So many arrays go into the file of ``--output``, and one into each other file.
         """
         from neula.io.paths import STANDARD, FileError, check_output, readable_kind, split_key
 
@@ -130,16 +139,16 @@ class CommandRun:
             if not split_key(name)[0].is_fifo():  # a pipe has no kind before it is read
                 readable_kind(split_key(name)[0])
         taken = {split_key(name)[0].resolve(): f"the input {name}" for name in files}
-        for output, arrays in outputs:
+        for output, count in ((self.output, arrays), *((file, 1) for file in others)):
             if output is None:
                 continue
             path, key = split_key(_standard(output))
             if key is not None:
                 raise FileError(f"{output}: the answer is written as a whole: leave out ':{key}'")
             if str(path) == STANDARD:
-                self._check_standard_output(arrays)
+                self._check_standard_output(count)
             else:
-                check_output(path, arrays=arrays)
+                check_output(path, arrays=count)
             if path.resolve() in taken:
                 raise FileError(f"{path}: would replace {taken[path.resolve()]}; choose another output file")
             taken[path.resolve()] = f"another output, {path}"
@@ -153,25 +162,18 @@ class CommandRun:
                 "give the name of a file, or send them through a pipe"
             )
 
-    def read(
-        self,
-        files: Mapping[str, str | None],
-        *,
-        decimal: str = ".",
-        header: bool | None = None,
-        missing: Missing | None = None,
-    ) -> dict[str, Table]:
+    def read(self, files: Mapping[str, str | None], *, drops: bool = True) -> dict[str, Table]:
         """Read the files of the arguments, by the names of these; all but matrices may be vectors.
 
-        With ``Missing.drop`` lines that lack a value in any of them are left out of all; None is for commands
-        that cannot leave lines out.
+        With ``--missing drop`` lines that lack a value in any of them are left out of all, if ``drops``.
         """
         from neula.io.table import without_missing
 
         given = {name: _standard(argument) for name, argument in files.items() if argument is not None}
+        missing = self.text.get("missing") if drops else None
         with self._timed("read"):
-            tables = {name: self._read(name, given[name], decimal, header, missing) for name in given}
-            if missing is Missing.drop:
+            tables = {name: self._read(name, given[name], missing) for name in given}
+            if missing is opt.Missing.drop:
                 tables, left_out = without_missing(tables)
                 if left_out:
                     self.say(f"left out {left_out}: they have empty fields or NaN")
@@ -183,9 +185,7 @@ class CommandRun:
         self._inputs[name] = {"file": file, "shape": values.shape, "dtype": str(values.dtype), "names": names}
         return table
 
-    def _read(
-        self, name: str, argument: str, decimal: str, header: bool | None, missing: Missing | None
-    ) -> Table:
+    def _read(self, name: str, argument: str, missing: opt.Missing | None) -> Table:
         from neula.io.files import read_table
         from neula.io.paths import STANDARD, InputFile, split_key
 
@@ -195,9 +195,9 @@ class CommandRun:
             self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.from_path(path),
             key=key,
             column_as_vector=name not in MATRICES,
-            decimal=decimal,
-            missing="needed" if missing is None else "nan" if missing is Missing.drop else "error",
-            header=header,
+            decimal=str(self.text.get("decimal", ".")),
+            missing="needed" if missing is None else "nan" if missing is opt.Missing.drop else "error",
+            header=self.text.get("header"),
             message=self.say,
         )
 
@@ -238,11 +238,12 @@ class CommandRun:
         self.progress.leave_out(time.perf_counter() - start)
 
     def compute(self, function: str, *arrays: np.ndarray, **options: Any) -> Any:
-        """Call a public function of neula; importing it takes time that is not counted."""
+        """Call a public function of neula with the engine; importing it takes time that is not counted."""
         with self.loading():
             call = getattr(neula, function)
         with self._timed("compute"), self._keeping_accuracy_warnings():
             self.progress("starting", 0.0)
+            options["engine"] = self.engine
             return call(*arrays, **{name: _plain(name, value) for name, value in options.items()})
 
     @contextmanager
@@ -263,18 +264,19 @@ class CommandRun:
 
     # --- files out ----------------------------------------------------------------------------------------
 
-    def write(self, *answers: tuple[str | None, Answer]) -> None:
+    def write(self, whole: Answer, *parts: tuple[str | None, Answer]) -> None:
         """Write arrays to the files that were requested, all or none; keep what goes to the standard output.
 
-        The first answer is the whole one. Without any file it goes to the standard output if it is one array;
-        a terminal gets what is short.
+        The whole answer goes to the file of ``--output``. Without any file it goes to the standard output if
+        it is one array; a terminal gets what is short.
         """
         from neula.io.files import write_files
         from neula.io.paths import STANDARD
 
+        answers = ((self.output, whole), *parts)
         wanted = {_standard(output): arrays for output, arrays in answers if output is not None}
         if not wanted:
-            self._not_kept = answers[0][1]
+            self._not_kept = whole
             if not self.as_json and show.is_short(self._not_kept, on_terminal=sys.stdout.isatty()):
                 self._answer, self._not_kept = _as_bytes(self._not_kept), {}
             return
@@ -286,18 +288,11 @@ class CommandRun:
         self._outputs = {output: list(arrays) for output, arrays in wanted.items()}
 
     def say(self, text: str) -> None:
-        """Print a line on stderr."""
         self._err.print(f"neula: {text}", soft_wrap=True)
 
-    def finish(
-        self, shown: show.Shown, *, reached: str | None = None, judged: bool = True, more: str = ""
-    ) -> NoReturn:
-        """Report on stderr, print the answer on stdout, and exit.
-
-        ``reached`` is the accuracy that was reached, if the result is not certified; a result that is not
-        ``judged`` has none that it could have missed. ``more`` is a text after the verdict.
-        """
-        facts, rows = shown
+    def finish(self, ending: Ending) -> NoReturn:
+        """Report on stderr, print the answer on stdout, and exit."""
+        facts, rows, reached, judged, more = ending
         if self.as_json:
             common = {"command": self.command, "inputs": self._inputs, "outputs": self._outputs}
             answer = self._not_kept if len(self._not_kept) == 1 else {}
@@ -337,7 +332,7 @@ def _standard(file: str) -> str:
 
 def _plain(name: str, value: Any) -> Any:
     """The value of an option as a function takes it."""
-    if name == "accuracy" and value is not None and value not in ACCURACIES:
+    if name == "accuracy" and value is not None and value not in opt.ACCURACIES:
         return float(value)
     return value.value if isinstance(value, StrEnum) else value
 
@@ -387,3 +382,44 @@ def _is_out_of_memory(error: Exception) -> bool:
         or type(error).__name__ == "OutOfMemoryError"
         or "can't allocate memory" in str(error)
     )
+
+
+def problem(output: str, *, missing: bool = False) -> Callable[[Callable[..., Ending]], Callable[..., None]]:
+    """Decorator: the command of a function of a :class:`CommandRun` and of arguments of its own.
+
+    The options of all commands are added: the engine, the file ``output`` of the answer, how texts are read
+    (with ``missing`` lines may be left out), and JSON.
+    """
+    options: dict[str, tuple[Any, Any]] = {
+        "engine": (opt.EngineOption, opt.EngineName.auto),
+        "output": (Annotated[str | None, opt.output_option(output)], None),
+        "decimal": (opt.DecimalOption, opt.Decimal.point),
+        "header": (opt.HeaderOption, None),
+        "missing": (opt.MissingOption, opt.Missing.error),
+        "as_json": (opt.JsonOption, False),
+    }
+    if not missing:
+        del options["missing"]
+    first, second, *others = (
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=option)
+        for name, (option, default) in options.items()
+    )
+
+    def decorate(function: Callable[..., Ending]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def command(**given: Any) -> None:
+            shared = {name: given.pop(name) for name in options}
+            with running(function.__name__, shared.pop("as_json")) as run:
+                run.engine, run.output = str(shared.pop("engine")), shared.pop("output")
+                run.text = shared
+                ending = function(run, **given)
+            run.finish(ending)
+
+        _, *own = inspect.signature(function, eval_str=True).parameters.values()
+        own = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own]
+        parameters = [*own, first, second, *others]
+        vars(command)["__signature__"] = inspect.Signature(parameters)
+        command.__annotations__ = {each.name: each.annotation for each in parameters}
+        return command
+
+    return decorate

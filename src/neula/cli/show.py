@@ -18,77 +18,78 @@ from rich.text import Text
 if TYPE_CHECKING:
     import numpy as np
 
-    from neula.pipeline.result import (
-        Attempt,
-        CholeskyResult,
-        EighResult,
-        LstsqResult,
-        LUFactors,
-        QRResult,
-        SolveResult,
-        SVDResult,
-    )
+    from neula.pipeline.result import Attempt, LUFactors
 
-SHORT = 20
-"""Answers of at most so many numbers are shown on a terminal when no output file is given."""
+SHORT = 20  # answers of at most so many numbers are shown on a terminal when no output file is given
 
 Facts = dict[str, Any]
-Labelled = dict[str, str]
-Shown = tuple[Facts, Labelled]
-"""A result as a JSON object, and as labelled lines of a summary."""
+Labelled = dict[str, str]  # a result as a JSON object, and as lines of a summary
+Verdict = tuple[str, str]  # words for a result, and their style
+DONE: Verdict = ("done", "bold")  # verdict of results without a certificate
 
-Verdict = tuple[str, str]
-"""Words for a result, and their style."""
+SOLUTION = ("iterations", "backward_error", "tolerance", "condition", "forward_error", "digits")
+FACTS = {
+    "LstsqResult": (*SOLUTION, "factorization", "optimality", "residual_norm", "rank", "history", "passes"),
+    "NNLSResult": (*SOLUTION, "residual_norm", "active_mask"),
+    "LsqLinearResult": (*SOLUTION, "residual_norm", "active_mask"),
+    "SolveResult": (*SOLUTION, "method", "growth", "history"),
+    "QRResult": ("certificate",),
+    "CholeskyResult": ("upper", "residual", "bound"),
+    "EighResult": (
+        *("eigenvalues", "errors", "evidence", "clusters", "gaps", "vector_errors"),
+        *("residual", "residual_bound", "orthogonality", "orthogonality_bound"),
+    ),
+    "SVDResult": ("certificate", "relative_error", "s", "errors", "evidence"),
+}
+"""For programs, what a result has besides its verdict, engine and attempts."""
 
-DONE: Verdict = ("done", "bold")
-"""Verdict of results without a certificate."""
-
-EVIDENCE = ("backward_error", "tolerance", "condition", "forward_error", "digits")
+LEFT_OUT = ("x", "Q", "R", "L", "U", "Vh", "eigenvectors", "method", "digits", "time")
+"""Rows of a printed result that are arrays, or that a summary shows otherwise."""
 
 
 # --- results ----------------------------------------------------------------------------------------------
 
 
-def lstsq(result: LstsqResult) -> Shown:
-    """A solution of least squares."""
-    import numpy as np
+def certified(result: Any) -> tuple[Facts, Labelled, str | None]:
+    """A result as a JSON object and as labelled lines; the accuracy that was reached, unless certified."""
+    names = ("converged", "accuracy", "engine", *FACTS[type(result).__name__], "attempts")
+    facts = facts_of(result, *names)
+    rows = {"engine": result.engine, "tried": attempts(result.attempts)}
+    rows |= {name: text for name, text in result._rows() if name not in LEFT_OUT}
+    if "digits" in facts:
+        from neula.certificates.forward_error import SURE
+        from neula.pipeline.result import shown
 
-    before = ("converged", "accuracy", "engine", "factorization", "iterations")
-    after = ("optimality", "residual_norm", "rank", "history", "attempts")
-    rows = {
-        **_solution(result),
-        "residual norm": numbers(np.atleast_1d(result.residual_norm)),
-        "rank": f"{result.rank} of {result.full_rank}",
-    }
-    if result.passes:
-        rows["passes over A"] = str(result.passes)
-    return facts_of(result, *before, *EVIDENCE, *after, "passes"), rows
-
-
-def solve(result: SolveResult) -> Shown:
-    """A solution of a linear system."""
-    before = ("converged", "accuracy", "engine", "method", "iterations")
-    facts = facts_of(result, *before, *EVIDENCE, "growth", "history", "attempts")
-    return facts, {**_solution(result), "growth": f"{result.growth:.1e}"}
-
-
-def qr(result: QRResult) -> Shown:
-    """A QR factorization."""
-    facts = facts_of(result, "converged", "accuracy", "engine", "certificate", "attempts")
-    return facts, {"engine": result.engine, "tried": attempts(result.attempts)}
+        correct = shown.correct(result.digits) if result.forward_error <= SURE else "none is guaranteed"
+        rows["digits of x"] = correct
+    if hasattr(result, "full_rank"):
+        rows["rank"] = f"{result.rank} of {result.full_rank}{rows['rank'].removeprefix(str(result.rank))}"
+    if facts.get("clusters") is not None and (count := result.clusters.shape[-1]):
+        apart = int((result.clusters.max(-1) + 1).min(initial=count))
+        rows["clusters"] = f"{apart} of {count} eigenvalues"
+    if "s" in rows:
+        rows["singular values"] = rows.pop("s")
+        if result.accepted is None:  # else all singular values, whatever the rank of A
+            facts["rank"] = result.s.shape[-1]
+            rows["rank"] = str(facts["rank"])
+    return facts, rows, None if result.converged else _reached(result)
 
 
-def cholesky(result: CholeskyResult) -> Shown:
-    """A Cholesky factorization."""
-    facts = facts_of(result, "converged", "accuracy", "engine", "upper", "residual", "bound", "attempts")
-    return facts, {
-        "engine": result.engine,
-        "tried": attempts(result.attempts),
-        "residual": f"{result.residual:.1e} (bound {result.bound:.1e})",
-    }
+def _reached(result: Any) -> str:
+    if hasattr(result, "backward_error"):
+        return f"backward error {result.backward_error:.1e}, tolerance {result.tolerance:.1e}"
+    if hasattr(result, "certificate"):
+        found = result.certificate  # one, or those of a batch
+        return "; ".join(map(str, found)) if isinstance(found, (tuple, list)) else str(found)
+    bound = result.bound if hasattr(result, "bound") else result.residual_bound
+    return f"residual {result.residual:.1e}, bound {bound:.1e}"
 
 
-def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> Shown:
+def facts_of(result: Any, *names: str) -> Facts:
+    return {name: getattr(result, name) for name in names}
+
+
+def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[Facts, Labelled]:
     """LU factors, beside the rows of A in their order."""
     import numpy as np
 
@@ -108,72 +109,12 @@ def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarra
     }
 
 
-def eigh(result: EighResult) -> Shown:
-    """Eigenvalues and eigenvectors."""
-    before = ("converged", "accuracy", "engine", "eigenvalues", "errors", "evidence", "clusters", "gaps")
-    after = ("vector_errors", "residual", "residual_bound", "orthogonality", "orthogonality_bound")
-    rows = {
-        "engine": result.engine,
-        "tried": attempts(result.attempts),
-        "eigenvalues": numbers(result.eigenvalues),
-        "their errors": f"{result.errors.max(initial=0.0):.1e} at most, {result.evidence}",
-    }
-    if result.clusters is not None and result.clusters.shape[-1]:
-        count = result.clusters.shape[-1]
-        apart = int((result.clusters.max(-1) + 1).min(initial=count))
-        rows["clusters"] = f"{apart} of {count} eigenvalues"
-    return facts_of(result, *before, *after, "attempts"), rows
-
-
-def svd(result: SVDResult) -> Shown:
-    """All singular values, or a low-rank approximation."""
-    facts, rows = qr(result.qr)
-    rank, error = result.s.shape[-1], result.relative_error
-    facts |= {"relative_error": error, "s": result.s, "errors": result.errors, "evidence": result.evidence}
-    if result.accepted is None:  # else all singular values, whatever the rank of A
-        facts["rank"] = rank
-        rows["rank"] = str(rank)
-    rows |= {
-        "relative error": f"{error:.1e}",
-        "singular values": numbers(result.s),
-        "their errors": f"{max(result.errors, default=0.0):.1e} at most, {result.evidence}",
-    }
-    return facts, rows
-
-
-def facts_of(result: Any, *names: str) -> Facts:
-    return {name: getattr(result, name) for name in names}
-
-
-def _solution(result: LstsqResult | SolveResult) -> Labelled:
-    from neula.certificates.forward_error import SURE
-    from neula.pipeline.result import shown
-
-    error = result.forward_error
-    correct = shown.correct(result.digits) if error <= SURE else "none is guaranteed"
-    return {
-        "engine": result.engine,
-        "tried": attempts(result.attempts),
-        "iterations": str(result.iterations),
-        "backward error": f"{result.backward_error:.1e} (tolerance {result.tolerance:.1e})",
-        "condition": f"{result.condition:.1e}",
-        "digits of x": f"{correct}, forward error {error:.1e}",
-    }
-
-
 def attempts(tried: Sequence[Attempt]) -> str:
-    """A line for each attempt."""
     verdicts = ("rejected", "accepted")
     return "\n".join(f"{one.method}: {verdicts[one.accepted]}, {one.reason}" for one in tried)
 
 
-def certificate(found: Any) -> str:
-    """One certificate, or those of a batch."""
-    return "; ".join(map(str, found)) if isinstance(found, tuple) else str(found)
-
-
 def numbers(values: np.ndarray, most: int = 8) -> str:
-    """The first numbers of an array."""
     flat = values.reshape(-1)
     return " ".join(f"{value:.4g}" for value in flat[:most]) + (" ..." if flat.size > most else "")
 
@@ -325,7 +266,6 @@ def _rate(gflops: float | None) -> str:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One object in one line."""
     print(json.dumps(_plain(value), allow_nan=False))
 
 

@@ -32,14 +32,9 @@ NAME = "sweep"
 
 PEER = "the fastest call of torch and SciPy that is as accurate"
 
-AS_ACCURATE = 10.0
-"""Backward-stable algorithms differ by such a factor."""
-
-SLOWER, LATER = 1.1, 0.1
-"""Largest accepted time: this multiple of the peer's time, plus these milliseconds."""
-
-QUICK_FLOPS = 3e8
-"""Most operations of the classical algorithm for a sweep of a minute."""
+AS_ACCURATE = 10.0  # backward-stable algorithms differ by such a factor
+SLOWER, LATER = 1.1, 0.1  # largest accepted time: this multiple of the peer's time, plus these milliseconds
+QUICK_FLOPS = 3e8  # most operations of the classical algorithm for a sweep of a minute
 
 Calls = Mapping[str, Callable[[], Any]]
 Matrix = Callable[[tuple[int, ...]], torch.Tensor]
@@ -125,8 +120,7 @@ ORDERS = (3, 10, 50, 100, 200, 500, 1000, 2000, 4000)
 LOW_RANK = ((300, 200, 10), (2000, 500, 20), (3000, 3000, 50), (20000, 1000, 20))
 BATCHES = ((1000, 16, 6), (1000, 32, 16), (100, 200, 50), (10, 600, 100))
 
-WORST = 1e14
-"""Condition number of the worst matrices: float64 does not hold those of others."""
+WORST = 1e14  # condition number of the worst matrices: float64 does not hold those of others
 
 HELD = 0.1
 """Rounding errors of a dtype times the condition number, beyond which it cannot hold a matrix of that."""
@@ -154,7 +148,6 @@ def tasks(device: torch.device, condition: float | None = None) -> Iterator[Task
 
 
 def normal(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int = 1) -> torch.Tensor:
-    """Normally distributed numbers."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
 
@@ -304,7 +297,6 @@ def _special(kind: str, m: int, n: int, device: torch.device) -> Any:
 
 
 def definite(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A random positive definite matrix."""
     half = normal((n, n), dtype, device)
     return half @ half.T / n + torch.eye(n, dtype=dtype, device=device)
 
@@ -335,7 +327,6 @@ _HEADINGS = {
 
 
 def table(data: ExperimentData) -> Table:
-    """The rows for a terminal."""
     count, slow = len(data.rows), sum(not row["within"] for row in data.rows)
     condition = data.about.get("condition")
     hard = "" if condition is None else f", matrices of condition {condition:g}"
@@ -368,7 +359,6 @@ def _cell(name: str, value: Any) -> str:
 
 
 def line(row: Row) -> str:
-    """A row as one line of plain text."""
     beside = f"{show(row['ratio'])} times as fast as {row['peer']}, {show(row['peer_ms'])} ms"
     return f"{row['problem']} {row['shape']} {row['dtype']}: {show(row['ms'])} ms, {beside}, {row['method']}"
 

@@ -22,8 +22,7 @@ from neula.engines import FORMATS, select_engine
 from neula.engines.formats import format_named
 from neula.problems.orthogonal.tsqr import tree_options
 
-LONGEST = 60
-"""Steps in a table; the rest is counted."""
+LONGEST = 60  # steps in a table; the rest is counted
 
 
 def _prepared(a: np.ndarray, engine_name: str, compute: str | None = None) -> tuple[torch.Tensor, Any, Trace]:

@@ -21,11 +21,8 @@ from neula.engines import Engine, select_engine, tuned
 from neula.papers.measuring import interleaved_seconds
 from neula.pipeline.progress import Progress
 
-NEVER = 1 << 62
-"""A threshold that no size reaches."""
-
-SECONDS = 0.3
-"""Least total time of both ways at one size."""
+NEVER = 1 << 62  # a threshold that no size reaches
+SECONDS = 0.3  # least total time of both ways at one size
 
 PAYS = 0.1
 """Saving required to replace the current threshold, in units of the faster time at one size: less is noise.

@@ -34,8 +34,7 @@ class Refused(Exception):
         self.error = error
 
 
-SMALL = 1 << 12
-"""Elements of a matrix up to which evidence takes longer than the library's factorization."""
+SMALL = 1 << 12  # elements of a matrix up to which evidence takes longer than the library's factorization
 
 REFUSALS = (Unsuited, TypeError, ValueError, ArithmeticError, RuntimeError, np.linalg.LinAlgError)
 """Errors of neula for input that it cannot, or should not, answer; and of torch if memory is short, and for
@@ -47,22 +46,18 @@ UNCERTIFIED = """AccuracyWarning
     If the answer is not certified."""
 """Warnings that the docstrings of most drop-ins list."""
 
+IMPORTS = ("import numpy as np", "import torch")  # before the examples that need them
+
 
 def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Decorator: use the function in place of the one with its name in another library.
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
     answer to what neula refuses (half precision, singular factors that are to be had nevertheless). Integers
-    that no float64 holds are rounded, as the peer rounds them, with a warning. The docstring need not say
-    what all drop-ins have in common.
-
-    Parameters
-    ----------
-    peer : module
-        It is asked for the function at each call that falls through. If a program has put the drop-in there,
-        a call that comes back to it is answered by the function that the peer had before.
-    warns : str, optional
-        Warnings, as their section of the docstring lists them; empty if there is none.
+    that no float64 holds are rounded, as the peer rounds them, with a warning. The peer is asked for the
+    function at each call that falls through; if a program has put the drop-in there, a call that comes back
+    to it is answered by the function that the peer had before. The docstring says what is particular to the
+    function; what all drop-ins have in common is added, and ``warns``, the section of its warnings.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -95,18 +90,24 @@ def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P,
             answer: T = getattr(peer, name)(*args, **kwargs)
             return answer
 
-        call.__doc__ = _documented(function, f"{peer.__name__}.{name}", warns)
+        call.__doc__ = _documented(function.__doc__ or "", peer.__name__, name, warns)
         return call
 
     return decorate
 
 
-def _documented(function: Callable[..., Any], peer: str, warns: str) -> str:
-    """The docstring of a drop-in, with its peer and its warnings before its examples."""
-    said, heading, examples = inspect.cleandoc(function.__doc__ or "").partition("Examples\n--------\n")
-    said = f"{said.rstrip()}\n\nParameters, results and exceptions are those of :func:`{peer}`.\n"
-    listed = f"\nWarns\n-----\n{warns.strip()}\n" if warns else ""
-    return f"{said}{listed}\n{heading}{examples}" if examples else said + listed
+def _documented(text: str, peer: str, name: str, warns: str) -> str:
+    """The docstring of a drop-in: its peer, its warnings, and imports before its examples."""
+    said, _, example = inspect.cleandoc(text).partition("\n\n>>> ")
+    parts = [said, f"Parameters, results and exceptions are those of :func:`{peer}.{name}`."]
+    if warns:
+        parts.append(f"Warns\n-----\n{warns.strip()}")
+    if example:
+        alias = "opt" if peer == "scipy.optimize" else "la"
+        lines = [line for line in IMPORTS if f"{line.split()[-1]}." in example]
+        lines += [f"import neula.compat.{peer.removesuffix('.linalg')} as {alias}", example]
+        parts.append("Examples\n--------\n" + "\n".join(f">>> {line}" for line in lines))
+    return "\n\n".join(parts) + "\n"
 
 
 def warn_of_rounding(x: Any, name: str) -> None:
@@ -180,12 +181,10 @@ def with_nonnegative_diagonal(q: np.ndarray, r: np.ndarray) -> tuple[np.ndarray,
 
 
 def numbers_of(x: Any) -> Any:
-    """The ``finfo`` of the dtype of an array or a tensor."""
     return (torch if isinstance(x, torch.Tensor) else np).finfo(x.dtype)
 
 
 def torch_dtype(x: Any) -> torch.dtype:
-    """The dtype of an array or a tensor, as torch names it."""
     return x.dtype if isinstance(x, torch.Tensor) else torch.from_numpy(np.empty(0, x.dtype)).dtype
 
 

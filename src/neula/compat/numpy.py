@@ -11,7 +11,6 @@ import numpy as np
 from numpy import linalg
 
 import neula
-from neula.compat.determinants import UNSURE, Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     drop_in,
     has_safe_diagonal,
@@ -22,7 +21,15 @@ from neula.compat.drop_in import (
     right_hand_sides,
     with_nonnegative_diagonal,
 )
-from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
+from neula.compat.measured import (
+    UNSURE,
+    Determinants,
+    is_accurate_inverse,
+    is_accurate_solution,
+    measured_determinants,
+    measured_inverse,
+    refined_solution,
+)
 from neula.compat.spectra import (
     are_eigenvectors,
     are_singular_vectors,
@@ -49,10 +56,6 @@ def solve(a: Any, b: Any) -> Any:
 
     A warning says if no digit is guaranteed, where NumPy says nothing.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> la.solve(np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0])).round(12)
     array([1., 2.])
     """
@@ -67,10 +70,6 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
 
     NumPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> A = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
     >>> x, residuals, rank, s = la.lstsq(A, np.array([1.0, 3.0, 5.0]))
     >>> x.round(12), int(rank), s.shape
@@ -94,10 +93,6 @@ def lstsq(a: Any, b: Any, rcond: float | None = None) -> tuple[Any, Any, Any, An
 def qr(a: Any, mode: str = "reduced") -> Any:
     """QR factorization as by :func:`numpy.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> A = np.array([[3.0, 1.0], [4.0, 2.0]])
     >>> Q, R = la.qr(A)
     >>> bool(np.allclose(Q @ R, A))
@@ -122,10 +117,6 @@ def qr(a: Any, mode: str = "reduced") -> Any:
 def cholesky(a: Any, /, *, upper: bool = False) -> Any:
     """Cholesky factor by :func:`numpy.linalg.cholesky`, and by :func:`neula.cholesky` if A is badly scaled.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> la.cholesky(np.array([[4.0, 2.0], [2.0, 5.0]]))
     array([[2., 0.],
            [1., 2.]])
@@ -140,10 +131,6 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Any:
 def slogdet(a: Any) -> Any:
     """Sign and logarithm of determinants as by :func:`numpy.linalg.slogdet`, with a measured error.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> sign, logabsdet = la.slogdet(np.array([[1.0, 2.0], [3.0, 4.0]]))
     >>> float(sign), float(round(logabsdet, 6))
     (-1.0, 0.693147)
@@ -156,10 +143,6 @@ def slogdet(a: Any) -> Any:
 def det(a: Any) -> Any:
     """Determinants as by :func:`numpy.linalg.det`, with a measured error.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> float(la.det(np.array([[1.0, 2.0], [3.0, 4.0]])).round(12))
     -2.0
     """
@@ -172,10 +155,6 @@ def inv(a: Any) -> Any:
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> la.inv(np.array([[2.0, 0.0], [0.0, 4.0]]))
     array([[0.5 , 0.  ],
            [0.  , 0.25]])
@@ -192,10 +171,6 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = np._
 
     NumPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> la.pinv(np.array([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]])).round(12)
     array([[1. , 0. , 0. ],
            [0. , 0.5, 0. ]])
@@ -228,10 +203,6 @@ def eigh(a: Any, UPLO: str = "L") -> Any:
 
     Of small matrices nothing is measured: LAPACK's methods are backward stable.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> w, V = la.eigh(np.array([[2.0, 1.0], [1.0, 2.0]]))
     >>> w.round(12)
     array([1., 3.])
@@ -253,10 +224,6 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True, hermitian: 
 
     As for :func:`eigh`, nothing is measured of small matrices, and without vectors.
 
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import neula.compat.numpy as la
     >>> U, s, Vh = la.svd(np.array([[0.0, 2.0], [3.0, 0.0]]))
     >>> s.round(12)
     array([3., 2.])

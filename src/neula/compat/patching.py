@@ -30,11 +30,9 @@ _on: ContextVar[bool | None] = ContextVar("neula.compat.patched", default=None)
 
 _lock = threading.Lock()
 
-_open: list[object] = []
-"""One for each ``with`` that is open, in any thread."""
+_open: list[object] = []  # one for each ``with`` that is open, in any thread
 
-_everywhere: list[object] = []
-"""The open ones that are for all threads."""
+_everywhere: list[object] = []  # the open ones that are for all threads
 
 _replaced: list[tuple[ModuleType, str, Any, Any]] = []
 """Modules and names, with the function that was there and its switch."""

@@ -16,7 +16,6 @@ from torch import Tensor, linalg
 from torch.autograd import forward_ad
 
 import neula
-from neula.compat.determinants import UNSURE, Determinants, measured_determinants, measured_inverse
 from neula.compat.drop_in import (
     SMALL,
     Refused,
@@ -28,14 +27,14 @@ from neula.compat.drop_in import (
     squared,
     with_nonnegative_diagonal,
 )
-from neula.compat.least_squares import is_accurate_inverse
-from neula.compat.spectra import (
-    are_eigenvectors,
-    are_singular_vectors,
-    are_values,
-    is_for_lapack,
-    mirrored,
+from neula.compat.measured import (
+    UNSURE,
+    Determinants,
+    is_accurate_inverse,
+    measured_determinants,
+    measured_inverse,
 )
+from neula.compat.spectra import are_eigenvectors, are_singular_vectors, are_values, is_for_lapack, mirrored
 from neula.pipeline.inputs import is_variable
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode
@@ -52,10 +51,6 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True, out: Tensor | None = None)
 
     A warning says if no digit is guaranteed, where torch says nothing.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.solve(torch.tensor([[2.0, 1.0], [1.0, 3.0]]), torch.tensor([4.0, 7.0]))
     tensor([1., 2.])
     """
@@ -79,10 +74,6 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     :func:`neula.lstsq` estimates, times the ratio of the longest to the shortest column is below the inverse
     of ``rcond``. Otherwise the singular values of A decide.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> A = torch.tensor([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
     >>> la.lstsq(A, torch.tensor([[1.0], [3.0], [5.0]])).solution.T
     tensor([[1., 2.]])
@@ -114,10 +105,6 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
 def qr(A: Tensor, mode: str = "reduced", *, out: Any = None) -> Any:
     """QR factorization as by :func:`torch.linalg.qr`, by :func:`neula.qr`: the diagonal of R is nonnegative.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> Q, R = la.qr(torch.tensor([[3.0], [4.0]]))
     >>> R
     tensor([[5.]])
@@ -140,10 +127,6 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
 
     On a CPU it is torch's own unless A is badly scaled.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.cholesky(torch.tensor([[4.0, 2.0], [2.0, 5.0]]))  # doctest: +NUMBER
     tensor([[2., 0.],
             [1., 2.]])
@@ -158,10 +141,6 @@ def cholesky(A: Tensor, *, upper: bool = False, out: Tensor | None = None) -> Te
 def slogdet(A: Tensor, *, out: Any = None) -> Any:
     """Sign and logarithm of determinants as by :func:`torch.linalg.slogdet`, with a measured error.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.slogdet(torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sign
     tensor(-1.)
     """
@@ -175,10 +154,6 @@ def slogdet(A: Tensor, *, out: Any = None) -> Any:
 def det(A: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Determinants as by :func:`torch.linalg.det`, with a measured error.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.det(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
     tensor(8.)
     """
@@ -192,10 +167,6 @@ def inv(A: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.inv(torch.tensor([[2.0, 0.0], [0.0, 4.0]]))
     tensor([[0.5000, 0.0000],
             [0.0000, 0.2500]])
@@ -218,10 +189,6 @@ def pinv(
 
     torch's is returned where half of its digits, or more, are measured to be correct, and below full rank.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.pinv(torch.tensor([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]]))
     tensor([[1.0000, 0.0000, 0.0000],
             [0.0000, 0.5000, 0.0000]])
@@ -247,10 +214,6 @@ def eigh(A: Tensor, UPLO: str = "L", *, out: Any = None) -> Any:
     Of small matrices on a CPU nothing is measured: LAPACK's methods are backward stable. On a GPU
     :func:`neula.eigh` answers.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.eigh(torch.tensor([[2.0, 1.0], [1.0, 2.0]])).eigenvalues
     tensor([1., 3.])
     """
@@ -271,10 +234,6 @@ def svd(A: Tensor, full_matrices: bool = True, *, driver: str | None = None, out
     As for :func:`eigh`, nothing is measured of small matrices on a CPU, nor with ``driver``, and on a GPU
     :func:`neula.svd` answers.
 
-    Examples
-    --------
-    >>> import torch
-    >>> import neula.compat.torch as la
     >>> la.svd(torch.tensor([[0.0, 2.0], [3.0, 0.0]])).S
     tensor([3., 2.])
     """

@@ -88,7 +88,6 @@ def select_engine(engine: str | Engine, device: torch.device) -> Engine:
 
 @lru_cache(maxsize=2)
 def _cpu_engine(why_no_bf16: str) -> CpuEngine:
-    """Return the cached CPU engine, which never changes."""
     return CpuEngine("cpu")
 
 

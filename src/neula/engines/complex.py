@@ -19,7 +19,6 @@ import torch
 
 from neula.engines.cuda import LARGE
 from neula.engines.engine import Engine, Named
-from neula.engines.graphs import Inputs, Tensors
 from neula.engines.sharded import sharded
 from neula.engines.tuning import Tuning
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
@@ -28,14 +27,12 @@ from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.planes import interleave, planes, planes_of_product, room_for_planes
 from neula.kernels.transposed_copy import transposed_copy
 
-PARTS = 4
-"""Real products in a complex one, as a library computes it."""
+PARTS = 4  # real products in a complex one, as a library computes it
 
 
 class ComplexEngine(Engine):
-    """Multiplies complex matrices in the arithmetic of an engine for real ones.
-
-    Operands stay in the storage precision; their parts are rounded to the low format in each product.
+    """Multiplies complex matrices in the arithmetic of an engine for real ones. Operands stay in the storage
+    precision; their parts are rounded to the low format in each product.
     """
 
     is_complex = True
@@ -209,15 +206,6 @@ class ComplexEngine(Engine):
     def replayed_bytes(self) -> int:
         return self.real.replayed_bytes
 
-    def replay(self, function: Any, inputs: Inputs, key: Any, out: Tensors | None = None) -> Tensors:
-        return self.real.replay(function, inputs, (key, "complex"), out)
-
-    def often(self, key: Any) -> bool:
-        return self.real.often((key, "complex"))
-
-    def recorded(self, function: Any, like: torch.Tensor) -> Any:
-        return self.real.recorded(function, like)
-
 
 def over(engine: Engine, dtype: torch.dtype) -> Engine:
     """The engine for matrices of a dtype: ``engine``, or one for complex matrices in its arithmetic."""
@@ -237,12 +225,12 @@ def three_products(
     beta: float = 0.0,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``C = alpha A B + beta C`` of complex matrices by three real products, in place.
+    """``C = alpha A B + beta C`` of complex matrices by three real products, in place; C is not read if
+    ``beta`` is zero.
 
-    ``multiply`` writes the product of its first two arguments, real matrices, into the third. C is not read
-    if ``beta`` is zero. Large products are computed in blocks of its columns, or rows where these are
-    contiguous, so that temporaries stay below half of it. The planes of A and B are rounded to ``dtype``, by
-    default that of the parts.
+    ``multiply`` writes the product of two real matrices into a third. Large products are computed in blocks
+    of columns of C, or rows where these are contiguous, so that temporaries stay below half of it. The
+    planes of A and B are rounded to ``dtype``, by default that of the parts.
     """
     if c.stride(0) > c.stride(1):  # in columns, as engines write them
         three_products(multiply, b.mT, a.mT, c.mT, alpha, beta, dtype)

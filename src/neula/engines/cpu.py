@@ -57,7 +57,6 @@ class CpuEngine(Engine):
 
 @lru_cache(maxsize=2)
 def _tuning_of(formats: tuple[str, ...]) -> Tuning:
-    """Read once in a process."""
     return tuned(cpu_tuning(formats), torch.device("cpu"))
 
 
@@ -65,8 +64,7 @@ PRODUCT_ELEMENTS = 1 << 22
 """Elements of a product that is added to C: it stays in the last-level cache, and the allocator hands out the
 same memory again instead of fresh pages, whose first touch costs as much as a tenth of the product."""
 
-MIN_COLUMNS = 64
-"""Narrower products run below the full rate."""
+MIN_COLUMNS = 64  # narrower products run below the full rate
 
 BF16_UNITS = ("avx512_bf16", "amx_bf16")
 """Flags of x86 processors that multiply bf16 at twice the rate of float32, or more; Arm's is ``bf16``."""
@@ -92,10 +90,7 @@ _deciding = threading.Lock()
 
 
 def why_no_bf16() -> str:
-    """Why the CPU engine has no bf16; empty where it has.
-
-    Decided by the processor, the environment and this build of torch, once in a process.
-    """
+    """Why the CPU engine has no bf16; empty where it has. Decided once in a process."""
     with _deciding:
         return _decided()
 
@@ -110,9 +105,8 @@ def _decided() -> str:
 def obstacle_to_bf16(flags: Mapping[str, object], environment: Mapping[str, str], system: str) -> str:
     """The reason why oneDNN cannot multiply bf16 in a matrix unit; empty if it can.
 
-    Flags are the processor's, as in ``torch.cpu.get_capabilities()``; what is not there is not known. Of
-    environment variables oneDNN and torch read some as caps. Builds for Arm are known to reach the unit on
-    the system ``"linux"`` only.
+    Flags are the processor's, as in ``torch.cpu.get_capabilities()``; oneDNN and torch read some environment
+    variables as caps. Builds for Arm are known to reach the unit on the system ``"linux"`` only.
     """
     arm = system == "linux" and flags.get("bf16")
     if not (arm or any(flags.get(unit) for unit in BF16_UNITS)):
@@ -132,10 +126,9 @@ with small matrices of all shapes a process grew by hundreds of MB."""
 
 
 def onednn_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in float32 through oneDNN, which is twice as fast as MKL on some CPUs (AMD's Zen 5).
-
-    torch reaches oneDNN for float32 products through a process-wide switch, or through its fused linear
-    layer, which needs no switch: that is the one to call.
+    """``a @ b`` in float32 through oneDNN, which is twice as fast as MKL on some CPUs (AMD's Zen 5). torch
+    reaches it through a process-wide switch, or through its fused linear layer, which needs no switch: that
+    is the one to call.
     """
     small = a.shape[0] * a.shape[1] * b.shape[1] < ONEDNN_PRODUCTS
     # Where the user has set that switch, the ordinary product may be narrower than float32.
@@ -147,9 +140,7 @@ def onednn_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
-    """``x`` without gaps between its rows or columns: for others oneDNN's linear layer takes a reference
-    implementation, a thousand times slower.
-    """
+    """``x`` without gaps: for other tensors oneDNN's linear layer takes a thousand times as long."""
     if x.is_contiguous() or x.mT.is_contiguous():
         return x
     return x.mT.contiguous().mT if x.stride(0) == 1 else x.contiguous()

@@ -1,7 +1,6 @@
-"""cuBLAS, called without torch where torch would take the arithmetic of a product from a process-wide switch.
-
-cuBLAS itself takes it as an argument, or from the handle, and torch has a handle for each thread. The product
-is the one that torch would launch, on the same stream and with the same workspace; nothing else changes.
+"""cuBLAS, called without torch where torch would take the arithmetic of a product from a process-wide
+switch. cuBLAS itself takes it as an argument, or from the handle that torch has for each thread: the product
+is the one that torch would launch, on the same stream and with the same workspace.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 SQUARED = 1000
 """Columns from which on it makes Gram matrices in double precision; of fewer it takes as long as of these."""
 
-SMALLEST = 128
-"""Order of matrices from which on products of batches are left to it."""
+SMALLEST = 128  # order of matrices from which on products of batches are left to it
 
 
 def gemm(
@@ -41,9 +39,9 @@ def gemm(
 ) -> torch.Tensor:
     """``C = alpha A B + beta C``, summed in float32 to the end, also where C is narrower and k is cut up.
 
-    A and B, of float32, float16 or bfloat16, are on a GPU; C, in their dtype or in float32, is not read if
-    ``beta`` is zero. With ``tf32`` float32 operands are cut off to TF32. Raises a RuntimeError with the
-    status if cuBLAS refuses.
+    A and B are of float32, float16 or bfloat16; C, in their dtype or in float32, is not read if ``beta`` is
+    zero. With ``tf32`` float32 operands are cut off to TF32. Raises a RuntimeError with the status if cuBLAS
+    refuses.
     """
     if 0 in (*c.shape, a.shape[1]):
         return c.zero_() if beta == 0.0 else c.mul_(beta)
@@ -76,17 +74,16 @@ def leaving(share: float, device: torch.device) -> Iterator[None]:
 
 
 def multiplies(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether :func:`batched` is the fastest way to a product of batches: 64 of order 1024 take 0.22 ms on an
-    H200, and 0.32 by a kernel of Triton, 8 of order 4096 1.5 and 1.6.
+    """Whether :func:`batched` is the fastest way to a product of batches: 64 of order 1024 take 0.22 ms on
+    an H200, and 0.32 by a kernel of Triton, 8 of order 4096 1.5 and 1.6.
     """
     by_rows = a.stride(2) == b.stride(2) == 1
     return by_rows and min(*a.shape[1:], b.shape[2]) >= SMALLEST and runs(a.device)
 
 
 def squares(a: torch.Tensor) -> bool:
-    """Whether :func:`lower_square` is the fastest way to a Gram matrix: of a single matrix with some columns.
-
-    20000 x 2000 take 1.6 ms on an H200, and 3.2 by a product; 1000000 x 200 7.6 and 2.2.
+    """Whether :func:`lower_square` is the fastest way to a Gram matrix, of a single matrix with some
+    columns: 20000 x 2000 take 1.6 ms on an H200, and 3.2 by a product; 1000000 x 200 7.6 and 2.2.
     """
     kinds = torch.float64, torch.complex128
     if a.ndim != 3 or len(a) != 1 or a.dtype not in kinds or a.is_conj() or a.shape[2] < SQUARED:
@@ -97,11 +94,7 @@ def squares(a: torch.Tensor) -> bool:
 
 
 def lower_square(a: torch.Tensor) -> torch.Tensor:
-    """Lower triangle of ``A^H A`` in double precision; zero above.
-
-    Rows of A are contiguous, or columns of complex numbers. Raises a RuntimeError with the status if cuBLAS
-    refuses.
-    """
+    """Lower triangle of ``A^H A`` in double precision, zero above, of A that :func:`squares` takes."""
     m, n = a.shape
     c = a.new_zeros(n, n)
     one, zero = (ctypes.byref(ctypes.c_double(x)) for x in (1.0, 0.0))
@@ -117,11 +110,7 @@ def lower_square(a: torch.Tensor) -> torch.Tensor:
 
 
 def batched(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-    """``C = A B`` for batches in float16 or bfloat16, summed in float32 to the end.
-
-    All are of one dtype, on one GPU, rows contiguous. Raises a RuntimeError with the status if cuBLAS
-    refuses.
-    """
+    """``C = A B`` for batches in float16 or bfloat16 with contiguous rows, summed in float32 to the end."""
     (count, m, n), k, kind = c.shape, a.shape[2], _TYPES[c.dtype]
     # By columns these are C^T = B^T A^T.
     operands = [(x.data_ptr(), kind, x.stride(1), x.stride(0)) for x in (b, a, c)]
@@ -183,9 +172,8 @@ def _check(status: int) -> None:
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """A matrix as BLAS wants it, whether it is transposed in memory, and the leading dimension there.
-
-    It is copied where neither its columns nor its rows lie one after the other, without gaps inside.
+    """A matrix as BLAS wants it, a copy where it must be, whether it is transposed, and the leading
+    dimension.
     """
     (m, n), (down, across) = x.shape, x.stride()
     if (m == 1 or down == 1) and (n == 1 or across >= m):

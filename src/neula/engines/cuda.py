@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import torch
@@ -13,12 +12,10 @@ import torch
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, First, Result
 from neula.engines.formats import FP32, FP64, TF32, round_to
-from neula.engines.graphs import Inputs, Tensors
+from neula.engines.graphs import Tensors
 from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import CorrectedTuning, Tuning
-from neula.kernels.dispatch import expected, runs
-from neula.kernels.few_vectors.narrow_product import narrow_product
 from neula.kernels.lu import calu, tournament
 from neula.kernels.polar.batched_product import batched_product, joined, room, split
 from neula.kernels.precision import exact_matmul, exactly
@@ -60,10 +57,7 @@ SPARE = 24
 
 
 class CudaEngine(Engine):
-    """cuBLAS products with half-precision operands and float32 results, in place on column-major storage.
-
-    Nothing here synchronizes: work is queued on the caller's current stream.
-    """
+    """cuBLAS products of half-precision operands, in place on column-major storage; nothing synchronizes."""
 
     name = "cuda"
     rounds_once = True
@@ -75,8 +69,8 @@ class CudaEngine(Engine):
 
     @cached_property
     def tuning(self) -> Tuning:  # asked for some ten times a call
-        kernels = (corrected_gemm, tournament.play, calu.eliminate)
-        corrected, *tournaments = (expected(kernel, self.device) for kernel in kernels)
+        kernels = (keep, tournament.play, calu.eliminate)
+        corrected, *tournaments = (kernel.runs(self.device) for kernel in kernels)
         return _tuning_of(self.device, self.replayed_bytes, corrected, all(tournaments))
 
     @property
@@ -103,7 +97,7 @@ class CudaEngine(Engine):
 
     @property
     def _in_corrected_parts(self) -> bool:
-        return self.arithmetic.corrected and runs(corrected_gemm, self.device)
+        return self.arithmetic.corrected and keep.runs(self.device)
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         if self._corrects(a, b):
@@ -115,8 +109,6 @@ class CudaEngine(Engine):
             return multiply(a, b, out_dtype=torch.float32)
         if self.format is TF32:
             return _tf32_matmul(a, b)
-        if a.ndim == 2 and narrow_product.takes(b.mT, a.mT):  # the transposed product of a matrix and vectors
-            return narrow_product.kernel(b.mT, a.mT).mT
         return exact_matmul(a, b)
 
     def rows(self, m: int) -> int:
@@ -149,14 +141,14 @@ class CudaEngine(Engine):
 
     def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
         pays = self.arithmetic.corrected or (exact and self.storage == torch.float32)
-        if not pays or not runs(keep, self.device):
+        if not pays or not keep.runs(self.device):
             return None
         return Kept.room(rows, columns, largest)
 
     @property
     def _part_count(self) -> int:
         """Parts of half precision of an operand of :meth:`product`; 0 where that is wider."""
-        if not runs(batched_product, self.device):
+        if not batched_product.runs(self.device):
             return 0
         return 2 if self.arithmetic.corrected else int(self._half)
 
@@ -246,7 +238,6 @@ class CudaEngine(Engine):
 
     def _project_out_replayed(self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
         """In two graphs, with a message between them: a process that launches late keeps all others waiting.
-
         Q is split twice, once for each graph.
         """
 
@@ -292,7 +283,7 @@ class CudaEngine(Engine):
         if not self._runs_beside:
             return super().beside(launch, other)
         current = torch.cuda.current_stream(self.device)
-        side = _side_stream(current)
+        side = _side_stream(current.device, current.stream_id, threading.get_ident())
         side.wait_stream(current)
 
         def launch_with_share() -> First:
@@ -325,19 +316,6 @@ class CudaEngine(Engine):
     def replayed_bytes(self) -> int:
         return graphs.largest_input(self.device)
 
-    def replay(
-        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
-    ) -> Tensors:
-        return graphs.replay(function, inputs, key, out)
-
-    def often(self, key: Hashable) -> bool:
-        return graphs.often((key, self.device))
-
-    def recorded(
-        self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
-        return graphs.recorded(function, like)
-
 
 @lru_cache(maxsize=16)
 def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tournaments: bool) -> Tuning:
@@ -351,29 +329,12 @@ def _tuning_of(device: torch.device, replayed_bytes: int, corrected: bool, tourn
     return tuned(shipped, device)
 
 
-class _OfThread(threading.local):
-    """Side streams of a thread, by device and stream, the last one used at the end."""
-
-    def __init__(self) -> None:
-        self.streams: OrderedDict[tuple[torch.device, int], torch.cuda.Stream] = OrderedDict()
-
-
-_of_thread = _OfThread()
-
-
-def _side_stream(beside: torch.cuda.Stream) -> torch.cuda.Stream:
-    """One for each thread and stream: torch keeps a workspace of cuBLAS for every stream that multiplies.
-
-    Graphs that are replayed on different streams must not share one.
+@lru_cache(maxsize=graphs.STREAMS)
+def _side_stream(device: torch.device, stream_id: int, thread: int) -> torch.cuda.Stream:
+    """One for each stream and thread: torch keeps a workspace of cuBLAS for every stream that multiplies, and
+    graphs that are replayed on different streams must not share one.
     """
-    streams = _of_thread.streams
-    key = beside.device, beside.stream_id
-    if key not in streams:
-        streams[key] = torch.cuda.Stream(beside.device)
-        while len(streams) > graphs.STREAMS:
-            streams.popitem(last=False)
-    streams.move_to_end(key)
-    return streams[key]
+    return torch.cuda.Stream(device)
 
 
 def _refused(a: torch.Tensor) -> bool:

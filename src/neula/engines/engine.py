@@ -1,8 +1,7 @@
-"""The interface between algorithms and arithmetic: an engine multiplies matrices.
-
-Everything that an algorithm multiplies goes through :meth:`Engine.gemm`, whose operands are rounded to the
-engine's low format and whose products are summed in its storage precision (float32, or float64 for fp64).
-Working matrices are column-major, as in LAPACK: a block of columns is one contiguous piece of memory.
+"""The interface between algorithms and arithmetic. Everything that an algorithm multiplies goes through
+:meth:`Engine.gemm`, whose operands are rounded to the engine's low format and whose products are summed in
+its storage precision (float32, or float64 for fp64). Working matrices are column-major, as in LAPACK: a
+block of columns is one contiguous piece of memory.
 """
 
 from __future__ import annotations
@@ -13,8 +12,9 @@ from typing import ClassVar, Self, TypeVar
 
 import torch
 
+from neula.engines import graphs
 from neula.engines.formats import FP16, FP32, FP64, Arithmetic, Format, double_gram
-from neula.engines.graphs import Inputs, Tensors, called
+from neula.engines.graphs import Inputs, Tensors
 from neula.engines.reduction import HERE, Reduction
 from neula.engines.tuning import Tuning
 from neula.errors import unknown_name
@@ -24,11 +24,9 @@ from neula.kernels.transposed_copy import transposed_copy
 
 First = TypeVar("First")
 Result = TypeVar("Result")
-Named = Arithmetic | Format | str
-"""An arithmetic, the plain one of a format, or its name."""
+Named = Arithmetic | Format | str  # an arithmetic, the plain one of a format, or its name
 
-CACHE_ELEMENTS = 1 << 20
-"""Elements of a block that is read, changed and written while it is in a CPU's cache."""
+CACHE_ELEMENTS = 1 << 20  # elements of a block that is read, changed and written while it is in a CPU's cache
 
 
 class Engine(ABC):
@@ -153,9 +151,8 @@ class Engine(ABC):
         return self.round(x, self._room(x) if out is None else out)
 
     def multiplies_low(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
-        """Whether a product of matrices of these shapes is computed in a low format, corrected or not.
-
-        Each number has so many parts as there are real products in one of them.
+        """Whether a product of matrices of these shapes, whose numbers have so many parts as there are real
+        products in one of them, is computed in a low format, corrected or not.
         """
         return self.arithmetic.operands not in (FP32, FP64)
 
@@ -247,9 +244,8 @@ class Engine(ABC):
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
     def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
-        """:meth:`gemm_low` of each triple (A, B, C), with ``other`` at the same time where the engine can.
-
-        ``other``, whose result is returned, should keep few units busy for long, and touch none of these.
+        """:meth:`gemm_low` of each triple (A, B, C), with ``other``, whose result is returned, at the same
+        time where the engine can: it should keep few units busy for long, and touch none of these.
         """
 
         def subtract() -> None:
@@ -290,10 +286,9 @@ class Engine(ABC):
         return c.sub_(self.bmm(a, b))
 
     def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
-        """Room for an operand that is multiplied again and again, where it is converted once for all of that.
-
-        ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be as
-        accurate as in float32, whatever the arithmetic.
+        """Room for an operand that is multiplied again and again, where it is converted once for all of
+        that: ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be
+        as accurate as in float32.
         """
         return None
 
@@ -319,9 +314,8 @@ class Engine(ABC):
         return torch.linalg.vector_norm(parts[0], dim=(1, 2), dtype=self.storage)
 
     def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
-        """Products of batches in parts, in the storage precision, shape (batch, m, n).
-
-        Of products that are known to be symmetric the lower triangle counts.
+        """Products of batches in parts, in the storage precision; of symmetric ones the lower triangle
+        counts.
         """
         c = self._matmul(a[0], b[0]).to(self.storage)
         return hermitian_from_lower(c) if symmetric else c
@@ -336,9 +330,7 @@ class Engine(ABC):
         scales: torch.Tensor | None = None,
         symmetric: bool = False,
     ) -> torch.Tensor:
-        """``scale (factor A B + shift I)`` of batches in parts, rounded once; see
-        :func:`neula.kernels.polar.batched_product.batched_product`.
-        """
+        """``scale (factor A B + shift I)`` of batches in parts, rounded once."""
         c = self.wide(a, b, symmetric=symmetric).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
@@ -346,9 +338,7 @@ class Engine(ABC):
     def across(
         self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
     ) -> torch.Tensor:
-        """``factor X Y^H + shift I`` of wide matrices in parts, known to be symmetric: it contracts over what
-        may be spread over processes.
-        """
+        """``factor X Y^H + shift I``, known to be symmetric, of wide matrices in parts."""
         return self.product(x, y.mH, factor=factor, shift=shift, symmetric=True)
 
     def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
@@ -358,9 +348,7 @@ class Engine(ABC):
         return self.parts(c)
 
     def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
-        """The leading parts of a batch, or their conjugate transposes, times a few vectors, in the storage
-        precision.
-        """
+        """The leading parts of a batch, or their adjoints, times few vectors, in the storage precision."""
         return self._matmul(a[0].mH if adjoint else a[0], self.operand(x)).to(self.storage)
 
     def column_max(self, a: torch.Tensor) -> torch.Tensor:
@@ -382,10 +370,9 @@ class Engine(ABC):
     def lower_gram(
         self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """``A^H A`` of an operand in the engine's arithmetic: at least its lower triangle, where there is
-        nothing better in blocks of its rows, each up to its last column.
-
-        Where scales are given it is that of a matrix in any precision, whose columns they make at most 1.
+        """``A^H A`` of an operand in the engine's arithmetic: at least its lower triangle, in blocks of its
+        rows, each up to its last column. With scales, that of a matrix in any precision, whose columns they
+        make at most 1.
         """
         if scales is not None:
             a = self.fill(torch.empty(a.shape, dtype=self.operand_dtype, device=a.device), a, scales)
@@ -402,26 +389,28 @@ class Engine(ABC):
     def replay(
         self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
     ) -> Tensors:
-        """``function(*inputs)``, replayed from a CUDA graph where there is one for this key.
-
-        Launches must be the same each time.
-
-        Where there is room for the results in ``out``, the function may overwrite its inputs.
+        """``function(*inputs)``, replayed from a CUDA graph where there is one for this key. Launches must
+        be the same each time. Where there is room for the results in ``out``, the function may overwrite its
+        inputs.
         """
-        return called(function, inputs, key, out)
+        replay = graphs.replay if self._replays else graphs.called
+        return replay(function, inputs, (key, "complex") if self.is_complex else key, out)
+
+    @property
+    def _replays(self) -> bool:
+        return self.device.type == "cuda" and self.replayed_bytes > 0
 
     def often(self, key: Hashable) -> bool:
         """Whether :meth:`replay` is wanted so often for a shape that it need not share what is replayed."""
-        return False
+        return self._replays and graphs.often((key, self.is_complex, self.device))
 
     def recorded(
         self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
     ) -> Callable[[torch.Tensor], torch.Tensor]:
-        """A function of tensors like this one that is about to be called dozens of times, in less time.
-
-        A GPU captures it in a CUDA graph and replays that: launches must be the same each time.
+        """A function of tensors like this one that is about to be called dozens of times, in less time: a
+        GPU captures it in a CUDA graph and replays that. Launches must be the same each time.
         """
-        return function
+        return graphs.recorded(function, like) if self._replays else function
 
     def __str__(self) -> str:
         return self.name

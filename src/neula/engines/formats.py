@@ -60,8 +60,7 @@ _OF_DTYPE = {f.dtype: f for f in (FP16, BF16, FP32, FP64)}
 _OF_DTYPE |= {torch.complex64: FP32, torch.complex128: FP64}
 
 
-FP16_COR = "fp16_cor"
-"""The name of half precision with error correction."""
+FP16_COR = "fp16_cor"  # the name of half precision with error correction
 
 
 @dataclass(frozen=True)
@@ -82,9 +81,7 @@ class Arithmetic:
 
     @classmethod
     def named(cls, name: str) -> Arithmetic:
-        """Look an arithmetic up by name: that of a format, or ``"fp16_cor"``; a ValueError lists those that
-        there are.
-        """
+        """Look an arithmetic up by name; a ValueError lists those that there are."""
         check_name("format", name, (*FORMATS, FP16_COR))
         return cls(FP16, corrected=True) if name == FP16_COR else cls(FORMATS[name])
 

@@ -1,8 +1,8 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
-A factorization of small matrices is dozens of launches of microseconds each, and Python needs longer for them
-than the GPU. After :data:`BEFORE` calls for a shape the next one captures them in a CUDA graph, which it and
-the following ones replay on a copy of the input; they return copies of the results.
+Python takes longer to launch a factorization of small matrices than the GPU to run it. After :data:`BEFORE`
+calls for a shape the next one captures them in a CUDA graph, which it and the following ones replay on a
+copy of the input; they return copies of the results.
 """
 
 from __future__ import annotations
@@ -24,24 +24,16 @@ LARGEST = 280 << 20
 """Bytes of inputs up to which functions are replayed: larger ones keep a GPU busy for longer than Python
 takes to launch them."""
 
-PART = 256
-"""Inputs are at most this part of the GPU's memory, since a graph keeps a few times its input."""
+PART = 256  # inputs are at most this part of the GPU's memory, since a graph keeps a few times its input
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
 two of that size, and its column pivots some beside them."""
 
-LEAST = 1 << 21
-"""Bytes that a graph takes, however small: what torch's allocator reserves at a time."""
-
-MOST = 1024
-"""Keys that are remembered, of what was called once, and of what is replayed or cannot be."""
-
-SMALL = 1 << 16
-"""Bytes of a result up to which it is copied together with others."""
-
-ALIGNED = 16
-"""Bytes at multiples of which results begin in the buffer that they share."""
+LEAST = 1 << 21  # bytes that a graph takes, however small: what torch's allocator reserves at a time
+MOST = 1024  # keys that are remembered, of what was called once, and of what is replayed or cannot be
+SMALL = 1 << 16  # bytes of a result up to which it is copied together with others
+ALIGNED = 16  # bytes at multiples of which results begin in the buffer that they share
 
 BEFORE = 2
 """Calls for a shape before one captures: that takes as long as ten calls, and many shapes come twice."""
@@ -50,8 +42,7 @@ OFTEN = 8
 """Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
 hardly one comes up so often, and a capture takes as long as dozens of calls."""
 
-STREAMS = 128
-"""Streams of callers that are remembered."""
+STREAMS = 128  # streams of callers that are remembered
 
 Result = TypeVar("Result")
 
@@ -63,8 +54,7 @@ _calls = itertools.count()
 _seen: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
 """Calls without a graph, and which of all calls was the first of them."""
 _graphs: OrderedDict[Hashable, _Graph | None] = OrderedDict()
-_last: dict[Hashable, int] = {}
-"""Which call has used a graph last."""
+_last: dict[Hashable, int] = {}  # which call has used a graph last
 _asked: OrderedDict[Hashable, int] = OrderedDict()
 _pools: OrderedDict[tuple[torch.device, int], torch.cuda.CUDAGraph] = OrderedDict()
 """For each stream of a caller an empty graph, in whose memory all others for this stream work.
@@ -76,8 +66,7 @@ after the other, and its results are copied before the next one.
 
 Tensors = tuple[torch.Tensor, ...]
 
-Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]
-"""Shape, strides and dtype of a tensor."""
+Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides and dtype of a tensor
 
 
 class Written(NamedTuple):
@@ -103,12 +92,10 @@ Replay = Callable[[Callable[..., Tensors], Inputs, Hashable], Tensors]
 
 @lru_cache(maxsize=256)
 def row_major(shape: torch.Size) -> tuple[int, ...]:
-    """Strides of a tensor without gaps."""
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def device_of(inputs: Inputs) -> torch.device:
-    """Device of the inputs."""
     return (inputs.like if isinstance(inputs, Written) else inputs)[0].device
 
 
@@ -121,7 +108,6 @@ def layouts_of(inputs: Inputs) -> list[Layout]:
 
 
 def nbytes_of(inputs: Inputs) -> int:
-    """How much they take."""
     return sum(math.prod(shape) * dtype.itemsize for shape, _, dtype in layouts_of(inputs))
 
 
@@ -143,7 +129,6 @@ def called(
 
 
 def copied(inputs: Inputs) -> Tensors:
-    """New tensors of their layouts."""
     return made(inputs) if isinstance(inputs, Written) else tuple(_clone(x) for x in inputs)
 
 
@@ -183,7 +168,6 @@ class _Packed:
 
     @classmethod
     def from_tensors(cls, results: Tensors) -> _Packed:
-        """Copy small results to a buffer."""
         places, end = [], 0
         for x in results:
             small = 0 < x.nbytes <= SMALL and x.is_contiguous()
@@ -227,12 +211,12 @@ class _Graph:
 def replay(
     function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
 ) -> Tensors:
-    """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like these.
+    """``function(*inputs)``, from a graph where there is one for this key, this stream and inputs like
+    these.
 
-    ``function``: takes tensors and returns some. Launches must not depend on the numbers; nothing may
-    synchronize. ``inputs``: on one GPU. ``key``: says what function does: another function for the same key
-    would not be called. ``out``: room for the results. Then the function may overwrite its inputs, some of
-    which may be in ``out``.
+    Launches must not depend on the numbers; nothing may synchronize. Another function for the same key would
+    not be called. If there is room for the results in ``out``, the function may overwrite its inputs, some
+    of which may be in ``out``.
     """
     device = device_of(inputs)
     if is_recording():
@@ -275,9 +259,8 @@ def recorded(
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Capture a function in a CUDA graph, for tensors of one shape; the function itself if capture fails.
 
-    Whoever keeps it must keep what the function reads, and have no two calls under way. Launches must not
-    depend on the numbers; nothing may synchronize. Earlier calls with tensors ``like`` these have compiled
-    its kernels, and filled its caches.
+    Whoever keeps it must keep what the function reads, and have no two calls under way. Earlier calls with
+    tensors ``like`` these have compiled its kernels, and filled its caches.
     """
     if is_recording():
         return function
@@ -327,12 +310,10 @@ def on_stream(stream: torch.cuda.Stream, function: Callable[[], Result]) -> Resu
 
 @lru_cache(maxsize=16)
 def largest_input(device: torch.device) -> int:
-    """Bytes of inputs up to which functions are replayed."""
     return min(LARGEST, int(torch.cuda.get_device_properties(device).total_memory) // PART)
 
 
 def clear() -> None:
-    """Forget all graphs, and free their memory."""
     with _lock:
         if _graphs:
             torch.cuda.synchronize()
@@ -346,10 +327,8 @@ def clear() -> None:
 def _captured(
     function: Callable[..., Tensors], inputs: Inputs, stream: torch.cuda.Stream, *, called: bool = False
 ) -> _Graph | None:
-    """A graph of the function, or None if one of its steps cannot be captured.
-
-    Unless that has been done, it is called once before, which compiles kernels and makes what is made once,
-    neither of which a graph may do.
+    """A graph of the function, or None if one of its steps cannot be captured. Unless ``called``, it is
+    called once before, which compiles kernels and makes what is made once, neither of which a graph may do.
     """
     own = copied(inputs)
     side, graph = _beside(stream.device, stream.stream_id), torch.cuda.CUDAGraph()
@@ -418,19 +397,17 @@ def _pool(stream: torch.cuda.Stream, side: torch.cuda.Stream) -> torch.cuda.CUDA
 
 @lru_cache(maxsize=STREAMS)
 def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
-    """The stream on which calls of another stream are captured; one for each.
-
-    A workspace of cuBLAS, 32 MB, belongs to every stream that multiplies, also during a capture, and what is
-    replayed on different streams must not share one.
+    """The stream on which calls of another stream are captured: a workspace of cuBLAS, 32 MB, belongs to
+    every stream that multiplies, also during a capture, and what is replayed on different streams must not
+    share one.
     """
     return torch.cuda.Stream(device)
 
 
 def _has_room(limit: int, since: int, stream: torch.cuda.Stream) -> bool:
     """Whether so many bytes are enough for the graphs that were used since a call; forgets older ones, those
-    not used for longest first.
-
-    Calls that take turns and have no room together would else be captured each time, and never replayed.
+    not used for longest first. Calls that take turns and have no room together would else be captured each
+    time.
     """
     total = sum(graph.nbytes for graph in _graphs.values() if graph is not None)
     while len(_graphs) >= MOST or total > limit:

@@ -1,7 +1,6 @@
-"""Fixed random numbers, kept on the device: what estimates, certificates and butterflies begin with.
-
-A copy from the host for each call would synchronize. They are bounded in number, whatever sizes a user comes
-with, and CUDA graphs, which read a vector where it was when they were captured, keep those that they read.
+"""Fixed random numbers, kept on the device, since a copy from the host would synchronize. They are bounded
+in number, and CUDA graphs, which read a vector where it was when they were captured, keep those that they
+read.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ import torch
 
 from neula.engines.graphs import kept, records
 
-MOST, MOST_BYTES = 128, 1 << 26
-"""Largest number of arrays that are kept, and of their bytes together."""
+MOST, MOST_BYTES = 128, 1 << 26  # largest number of arrays that are kept, and of their bytes together
 
 _lock = threading.Lock()
 _vectors: OrderedDict[Hashable, torch.Tensor] = OrderedDict()
@@ -34,16 +32,8 @@ def gaussian(
     orthogonal_rows: bool = False,
 ) -> torch.Tensor:
     """Normally distributed numbers, the same for the same arguments; the user's random state stays as it is.
-
-    They are shared, and not to be written to. If asked for, rows, no more of them than columns, are
-    orthogonal, of norm ``sqrt(columns)``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.engines.random_vectors import gaussian
-    >>> gaussian(3, 1, torch.float64, torch.device("cpu"), seed=1).shape
-    torch.Size([3, 1])
+    They are shared, and not to be written to. ``orthogonal_rows``, no more of them than columns, have norm
+    ``sqrt(columns)``.
     """
 
     def made() -> torch.Tensor:
@@ -57,10 +47,8 @@ def gaussian(
 
 
 def remembered(key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """``make()``, a tensor that is not to be written to, or what it has made for that key: then nothing
-    synchronizes.
-
-    The key says all that it depends on, the device among it.
+    """``make()``, a tensor that is not to be written to, or what it has made for that key, which says all
+    that it depends on, the device among it: then nothing synchronizes.
     """
     vectors = kept(key, lambda: _found(key, make))
     if vectors.is_cuda and not torch.cuda.is_current_stream_capturing():

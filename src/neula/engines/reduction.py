@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-Factorize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-"""From a matrix to Q and R."""
+Factorize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # from a matrix to Q and R
 
 
 class Reduction:
@@ -97,5 +96,4 @@ class Reduction:
         return where, a[where].item(), ""
 
 
-HERE = Reduction()
-"""Reduction for matrices whose rows are all on this process."""
+HERE = Reduction()  # reduction for matrices whose rows are all on this process

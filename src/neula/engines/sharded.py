@@ -22,7 +22,7 @@ A process without rows works on one zero row, which no sum sees.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, reduce
 from typing import Any, Self
 
@@ -30,7 +30,6 @@ import torch
 from torch import distributed
 
 from neula.engines.engine import Engine, Named
-from neula.engines.graphs import Inputs, Tensors
 from neula.engines.reduction import Factorize, Reduction
 from neula.engines.tuning import Tuning
 from neula.kernels.doubled.doubled import two_sum
@@ -44,10 +43,7 @@ class RowsOfGroup(Reduction):
     """Rows that are distributed over the processes of a group, in the order of their ranks.
 
     All methods are to be called by all processes of the group, with tensors of the same shapes except for
-    rows.
-
-    ``counts``: rows of each process. ``group``: None for all processes. ``rank``, ``size``: place of this
-    process in the group, and how many there are.
+    rows. ``counts``: rows of each process. ``group``: None for all processes.
     """
 
     spread = True
@@ -104,9 +100,8 @@ class RowsOfGroup(Reduction):
         self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
     ) -> tuple[torch.Tensor, ...]:
         """Several tensors in one message, in a dtype that holds all; integers and booleans as float64.
-
-        Elements are sent row by row, whatever their order in memory, which need not be the same on all
-        processes. A single tensor that lies so is sent from where it is, and overwritten.
+        Elements are sent row by row, whatever their order in memory. A single tensor that lies so is sent
+        from where it is, and overwritten.
         """
         parts = [x.resolve_conj() for x in parts]
         if len(parts) == 1 and parts[0].is_contiguous() and parts[0].dtype == _sent_as(parts[0].dtype):
@@ -131,7 +126,6 @@ class RowsOfGroup(Reduction):
     # --- the messages themselves ---
 
     def all_reduce(self, message: torch.Tensor, operation: Any) -> None:
-        """Reduce in place."""
         distributed.all_reduce(message, operation, group=self.group)
 
     def broadcast(self, message: torch.Tensor) -> None:
@@ -145,16 +139,13 @@ class RowsOfGroup(Reduction):
         return found
 
     def send(self, message: torch.Tensor, to: int) -> None:
-        """Send to one process."""
         distributed.send(message.resolve_conj().contiguous(), group=self.group, group_dst=to)
 
     def receive(self, message: torch.Tensor, of: int) -> torch.Tensor:
-        """Receive from one process into contiguous room."""
         distributed.recv(message, group=self.group, group_src=of)
         return message
 
     def gather_objects(self, one: Any) -> list[Any]:
-        """A small object of each process."""
         found: list[Any] = [None] * self.size
         distributed.all_gather_object(found, one, group=self.group)
         return found
@@ -195,9 +186,8 @@ class RowsOfGroup(Reduction):
     def _up(
         self, a: torch.Tensor, factorize: Factorize
     ) -> tuple[torch.Tensor | None, torch.Tensor, list[_Pair]]:
-        """Q and R of the rows here, and the pairs that are merged here; R is the last one.
-
-        A message has room for an R, and before it a row that says how many rows it has.
+        """Q and R of the rows here, and the pairs that are merged here; R is the last one. A message has
+        room for an R, and before it a row that says how many rows it has.
         """
         n, step, pairs = a.shape[-1], 1, []
         q, r = _factors(a, factorize)
@@ -243,7 +233,6 @@ def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None
 
 
 def _squares(matrices: Sequence[torch.Tensor], dim: int) -> Iterator[torch.Tensor]:
-    """Squared column norms over the rows of this process."""
     return (torch.linalg.vector_norm(x, dim=dim).square() for x in matrices)
 
 
@@ -313,11 +302,6 @@ class _Sharded(Engine):
     @property
     def replayed_bytes(self) -> int:
         return 0
-
-    def replay(
-        self, function: Callable[..., Tensors], inputs: Inputs, key: Hashable, out: Tensors | None = None
-    ) -> Tensors:
-        return Engine.replay(self, function, inputs, key, out)
 
 
 @lru_cache(maxsize=16)

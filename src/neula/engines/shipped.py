@@ -29,7 +29,6 @@ def machine(name: str) -> Tuning:
 
 
 def read(name: str) -> dict[str, Any]:
-    """A machine's file."""
     return tomllib.loads(Path(__file__).with_name("machines").joinpath(f"{name}.toml").read_text("utf-8"))
 
 
@@ -56,11 +55,10 @@ def cuda_tuning(
     corrected: bool = True,
     tournament_width: int = 32,
 ) -> Tuning:
-    """Numbers of a GPU.
+    """The tuning of a GPU of some compute capability, ``(9, 0)`` for H100 and H200.
 
-    ``capability``: compute capability, ``(9, 0)`` for H100 and H200. ``replayed_bytes``: largest inputs of
-    CUDA graphs, in bytes. ``corrected``: whether the kernel for products with error correction runs.
-    ``tournament_width``: columns of a panel of the kernels for tournament pivoting; 0 where they do not run.
+    ``corrected``: whether the kernel for products with error correction runs. ``tournament_width``: columns
+    of a panel of the kernels for tournament pivoting; 0 where they do not run.
     """
     fast = "{}.{}".format(*capability) in read("h200")["machine"]["capabilities"]
     found = machine("h200" if fast else "gpu").having(replayed_bytes=replayed_bytes)

@@ -1,8 +1,6 @@
-"""Thresholds that ``neula tune`` has measured on this machine, in the user's cache folder.
-
-A file belongs to one device with one driver, one number of threads, and one version of torch and of neula; it
-holds only what differs from machine to machine. An engine reads it once in a process; whatever is wrong with
-it is said in a warning, and the shipped thresholds take its place.
+"""Thresholds that ``neula tune`` has measured on this machine, in the user's cache folder: a file for each
+device, driver, number of threads, and version of torch and of neula. An engine reads it once in a process;
+whatever is wrong with it is said in a warning, and the shipped thresholds take its place.
 """
 
 from __future__ import annotations
@@ -50,8 +48,8 @@ def file_of(machine: Machine) -> Path:
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """Read the thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if the
-    file is broken or belongs to another machine.
+    """Thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if they are
+    broken.
     """
     path = file_of(machine)
     try:
@@ -103,7 +101,6 @@ def reset(machine: Machine) -> bool:
 
 
 def tuned(shipped: Tuning, device: torch.device) -> Tuning:
-    """Shipped thresholds with those that were measured on a device in their place."""
     return shipped.having(**read(machine_of(device)))
 
 

@@ -1,10 +1,5 @@
-"""Thresholds and block sizes of machines: the files in ``machines/``, and the records of algorithms that read
-them.
-
-Beside an algorithm stands a small record with the names of its numbers, such as
-:class:`neula.algorithms.elimination.lu.LUTuning`; ``engine.tuning[LUTuning]`` has them of the engine's
-machine. None of them changes an answer's accuracy. The tuning of a machine that is not there can be made as
-well, so that what would be tried on it can be read and tested anywhere.
+"""Thresholds and block sizes of machines: the files in ``machines/``, and the records of algorithms that
+read them, such as ``engine.tuning[LUTuning]``. None of them changes an answer's accuracy.
 """
 
 from __future__ import annotations
@@ -89,7 +84,6 @@ class Tuning:
         return found
 
     def having(self, **others: Any) -> Tuning:
-        """The tuning with other values of some numbers."""
         return Tuning(self.numbers, **others)
 
     def __eq__(self, other: object) -> bool:
@@ -100,9 +94,7 @@ class Tuning:
 
     @property
     def fast_fp64(self) -> bool:
-        """Whether factors in double precision are worth refining: a GPU multiplies in it as fast as in
-        float32.
-        """
+        """Whether a GPU multiplies in double precision as fast as in float32: such factors are refined."""
         return "fp64" in self.preconditioners
 
     def has_tournaments(self, format: Format) -> bool:

@@ -68,12 +68,6 @@ UNITS = {
 
 
 def unit_named(name: str) -> Unit:
-    """Look a unit up by name; a ValueError lists those that there are.
-
-    Examples
-    --------
-    >>> unit_named("v100").block
-    4
-    """
+    """Look a unit up by name; a ValueError lists those that there are."""
     check_name("unit", name, UNITS)
     return UNITS[name]

@@ -14,16 +14,7 @@ from neula.io.integers import InexactIntegerError, in_float64
 from neula.io.matlab import check_tags
 from neula.io.memory import as_dense, check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.table import (
-    Message,
-    MissingValues,
-    Table,
-    advice,
-    chosen_columns,
-    complex_of,
-    joined,
-    listed,
-)
+from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, complex_of, joined, listed
 
 
 @contextmanager
@@ -77,7 +68,6 @@ def choose_array(file: str, names: Sequence[str], key: str | None) -> str:
 
 
 def read_npy(file: InputFile) -> np.ndarray:
-    """Read a ``.npy`` file."""
     # Mapping the file first compares the size in the header with the size of the file, so a truncated file of
     # a terabyte is noticed before its memory is requested.
     with np.errstate(over="ignore"):
@@ -87,7 +77,6 @@ def read_npy(file: InputFile) -> np.ndarray:
 
 
 def read_npz(file: InputFile, key: str | None) -> np.ndarray:
-    """Read one array of an ``.npz`` file."""
     with file.path.open("rb") as stream, np.load(stream, allow_pickle=False) as archive:
         key = choose_array(file.name, list(archive.files), key)
         member = key if key in archive.zip.namelist() else f"{key}.npy"
@@ -103,7 +92,6 @@ def read_npz(file: InputFile, key: str | None) -> np.ndarray:
 
 
 def read_hdf5(file: InputFile, key: str | None) -> np.ndarray:
-    """Read one dataset of an HDF5 file, chosen by its path."""
     dataset = open_dataset(file.path, key, file.name)
     with dataset.file:
         return _whole(dataset, file.name)
@@ -136,7 +124,6 @@ def _inside(dataset: Any, name: str) -> Any:
 
 
 def write_hdf5(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
-    """Write each array as a dataset at the top."""
     import h5py
 
     with h5py.File(stream, "w") as file:

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-WHOLE = 2**53
-"""Up to here every integer is a float64."""
+WHOLE = 2**53  # up to here every integer is a float64
 
 
 class InexactIntegerError(ValueError):
@@ -23,7 +22,6 @@ def inexact(place: str, value: int) -> InexactIntegerError:
 
 
 def is_exact(value: int) -> bool:
-    """Whether an integer is a float64."""
     try:
         return float(value) == value
     except OverflowError:
@@ -31,25 +29,10 @@ def is_exact(value: int) -> bool:
 
 
 def in_float64(x: Any, name: str, first: int = 0, *, or_complex: bool = False) -> np.ndarray:
-    """An array, or a list, of numbers in float64.
+    """An array, or a list, of numbers in float64, called ``name`` in messages, its first row ``first``.
 
-    Parameters
-    ----------
-    x : array_like
-        Of an array of objects every element must be a number.
-    name : str
-        Its name in messages.
-    first : int, optional
-        The number of its first row.
-    or_complex : bool, optional
-        Whether complex numbers are accepted; they keep their dtype, objects become complex128.
-
-    Raises
-    ------
-    InexactIntegerError
-        If an integer among them is no float64.
-    TypeError
-        For complex numbers that are not accepted.
+    With ``or_complex`` complex numbers keep their dtype, and objects become complex128; else they are a
+    TypeError. An integer that is no float64 is an InexactIntegerError.
     """
     array = np.asarray(x)
     kind, size = array.dtype.kind, array.dtype.itemsize

@@ -19,8 +19,7 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 YEARS = range(1000, 3000)
 """Consecutive whole numbers in this range are taken for years, and so for names, if no row below has such."""
 
-LOOKED_AT = 10_000
-"""Lines from which names are told from numbers where the first line leaves that open."""
+LOOKED_AT = 10_000  # lines from which names are told from numbers where the first line leaves that open
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)"
 _COMPLEX = re.compile(rf"(\()?(?:({_NUMBER})(?=[-+]))?({_NUMBER})(?:im?|j)(?(1)\))", re.IGNORECASE | re.ASCII)
@@ -42,7 +41,6 @@ class TextLayout:
 
     @property
     def columns(self) -> int:
-        """How many columns there are."""
         return self.width - self.closed
 
     @property
@@ -51,7 +49,6 @@ class TextLayout:
         return bool(self.names) and self.names[0] in ("", "Unnamed: 0")
 
     def fields(self, text: str) -> list[str]:
-        """The fields of a line."""
         if self.delimiter is None:
             return [field.strip('"') for field in re.findall(r'"[^"]*"|[^\s"]+', text)]
         if '"' not in text:  # also where a field is longer than csv allows
@@ -60,7 +57,6 @@ class TextLayout:
         return [field.strip() for field in row]
 
     def is_number(self, field: str) -> bool:
-        """Whether a field is a number."""
         try:
             float(self.with_points(field))
         except ValueError:
@@ -128,7 +124,6 @@ def lines_of(file: InputFile) -> Iterator[tuple[int, str]]:
 
 
 def below_header(file: InputFile, layout: TextLayout) -> Iterator[tuple[int, str]]:
-    """The lines below the header."""
     return (line for line in lines_of(file) if line[0] > layout.header)
 
 

@@ -19,11 +19,9 @@ from neula.io.memory import SPARSE, as_dense, check_memory
 from neula.io.paths import FileError, InputFile
 from neula.io.table import Message, shorten
 
-HEADER = 1 << 20
-"""Bytes in which the comments end and the sizes stand."""
+HEADER = 1 << 20  # bytes in which the comments end and the sizes stand
 
-LONGEST = 200
-"""Bytes of an entry with its row and column, comments and blanks between entries included."""
+LONGEST = 200  # bytes of an entry with its row and column, comments and blanks between entries included
 
 _SIZES = re.compile(rb"\s*\d{1,18}(\s+\d{1,18}){1,2}\s*")
 

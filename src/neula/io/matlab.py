@@ -12,16 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-HEADER = 128
-"""Bytes, the last two of which tell the order of bytes."""
+HEADER = 128  # bytes, the last two of which tell the order of bytes
 
 MATRIX, COMPRESSED = 14, 15
 
 WIDTHS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4, 6: 4, 7: 4, 9: 8, 12: 8, 13: 8, 16: 1, 17: 2, 18: 4}
 """Bytes of a number, by types of data."""
 
-SPARSE, FIRST, LAST = 5, 6, 15
-"""Classes of sparse matrices, and of numbers."""
+SPARSE, FIRST, LAST = 5, 6, 15  # classes of sparse matrices, and of numbers
 
 CHUNK = 1 << 16
 

@@ -13,8 +13,7 @@ from neula.io.paths import FileError
 if TYPE_CHECKING:
     import numpy as np
 
-SPARSE = "a sparse solver suits it better"
-"""Advice for a matrix that does not fit as a dense one."""
+SPARSE = "a sparse solver suits it better"  # advice for a matrix that does not fit as a dense one
 
 
 def sizes_here() -> tuple[int, int] | None:

@@ -19,14 +19,11 @@ MARKET = (".mtx", ".mtx.gz")
 HDF5 = (".h5", ".hdf5")
 READABLE = (".npy", ".npz", *TEXT, ".parquet", *HDF5, ".mat", *MARKET)
 WRITABLE = (".npy", ".npz", *TEXT, ".parquet", *HDF5, ".mat", ".mtx")
-SEVERAL = (".npz", *HDF5, ".mat")
-"""Files that hold several arrays, each with a name."""
+SEVERAL = (".npz", *HDF5, ".mat")  # files that hold several arrays, each with a name
 
-STANDARD = "-"
-"""The name of the standard input, and of the standard output."""
+STANDARD = "-"  # the name of the standard input, and of the standard output
 
-PATIENCE = 10
-"""Seconds in which somebody must have opened a pipe for writing."""
+PATIENCE = 10  # seconds in which somebody must have opened a pipe for writing
 
 _PACKAGES = {".parquet": ("pyarrow", "pandas"), ".h5": ("h5py",), ".hdf5": ("h5py",)}
 """Packages that some kinds need besides NumPy and SciPy."""
@@ -52,8 +49,6 @@ class FileError(ValueError):
 
 @dataclass(frozen=True)
 class InputFile:
-    """A file to read."""
-
     path: Path  # where its bytes are
     kind: str  # its extension, one of those that can be read
     name: str  # its name in messages

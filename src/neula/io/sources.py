@@ -23,8 +23,7 @@ from neula.io.table import joined, parts_of
 LOADED = 1 << 28
 """Bytes in float64 up to which memory maps and datasets are arrays like any other: 256 MB fit anywhere."""
 
-SLICED = ("h5py", "zarr")
-"""Libraries whose arrays lie in files, and are read by slices."""
+SLICED = ("h5py", "zarr")  # libraries whose arrays lie in files, and are read by slices
 
 
 class Source(Protocol):
@@ -121,7 +120,6 @@ class SlicedArray:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the array."""
         shape = tuple(self.array.shape)
         if not all(isinstance(size, (int, np.integer)) for size in shape):  # of Dask, not computed yet
             raise ValueError("the shape of the array is not known: call its compute_chunk_sizes() first")
@@ -129,7 +127,6 @@ class SlicedArray:
 
     @property
     def dtype(self) -> Any:
-        """Dtype of the array."""
         return self.array.dtype
 
     def blocks(self, rows: int) -> Iterator[Any]:
@@ -165,8 +162,6 @@ def _check_size(x: Any) -> None:
 
 @dataclass(frozen=True)
 class Parquet:
-    """Columns of Parquet files."""
-
     dataset: Any
     columns: tuple[str, ...]
     is_vector: bool
@@ -176,7 +171,6 @@ class Parquet:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns."""
         return tuple(name for name, _ in self.chosen)
 
     def blocks(self, rows: int) -> Iterator[np.ndarray]:
@@ -204,12 +198,10 @@ class ForeignSource:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape, as the source says."""
         return tuple(int(size) for size in self.source.shape)
 
     @property
     def dtype(self) -> Any:
-        """The dtype, as the source says."""
         return self.source.dtype
 
     def blocks(self, rows: int) -> Iterator[Any]:

@@ -13,8 +13,7 @@ import numpy as np
 
 from neula.io.paths import FileError
 
-Message = Callable[[str], None]
-"""Is told in one line what was done to a file's content beyond reading it."""
+Message = Callable[[str], None]  # is told in one line what was done to a file's content beyond reading it
 
 MissingValues = Literal["error", "nan", "needed"]
 """Empty fields: an error that advises to omit such lines, or says that they are needed."""
@@ -108,7 +107,6 @@ def complex_of(real: np.ndarray, imaginary: np.ndarray) -> np.ndarray:
 
 
 def advice(missing: MissingValues) -> str:
-    """Advice for an empty field."""
     return (
         "leave out such lines with --missing drop" if missing == "error" else "fill it in: every line counts"
     )

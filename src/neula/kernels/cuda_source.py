@@ -2,7 +2,8 @@
 
 torch compiles and launches them, too (``torch.cuda._compile_kernel``), but imports what builds extensions
 for that, half a second in each process, keeps nothing, and makes objects of each argument of a launch: 22
-of them take 40 us more on the host of an H200.
+of them take 40 us more on the host of an H200. What loads machine code here are private functions of
+``torch.cuda._utils``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import re
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
@@ -21,19 +21,14 @@ from typing import Any
 
 import torch
 
+from neula.kernels.dispatch import NotReadyError, launched
 from neula.kernels.whole_file import cache_folder, keep, read_checked
 
 Launch = Callable[..., None]
 """``launch(grid, block, arguments, shared_bytes=0)`` queues a kernel on the current stream of its device."""
 
-NEEDED = ("_get_gpu_rtc_library", "_get_gpu_runtime_library", "_cuda_load_module", "_check_cuda")
-"""Launch helpers of torch, of ``torch.cuda._utils``; without, that way is taken."""
-
 INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 """Lines of a source that include a common file."""
-
-PATIENCE = 1000
-"""Calls that others answer before anybody waits for a kernel."""
 
 Capability = tuple[int, int]
 
@@ -41,8 +36,6 @@ asked_for: dict[tuple[str, str], None] = {}
 """Sources and macros of what this process has loaded."""
 
 _lock = threading.Lock()
-_asked: dict[tuple[str, str, torch.device], int] = {}
-_binaries: dict[tuple[str, str, Capability], Future[bytes]] = {}
 
 
 class _Rooms(threading.local):
@@ -62,36 +55,16 @@ def compiled(
     name: str, function: str, device: torch.device, macros: str = "", shared_bytes: int = 0
 ) -> Launch:
     """A function of ``name.cu``, ``extern "C"``, to be launched on a device, compiled with macros before the
-    source.
+    source; NotReadyError where that cannot be.
 
     ``shared_bytes`` is the dynamic shared memory of a thread block, where it is more than a kernel may have
     unasked.
     """
-    if not hasattr(torch.cuda, "_compile_kernel"):
-        raise ImportError("compiling CUDA needs torch >= 2.9")
-    utils: Any = torch.cuda._utils
-    with torch.cuda.device(device):
-        if can_load():
-            kernel = getattr(_module(name, macros, device), function)
-        else:
-            kernel = torch.cuda._compile_kernel(source_of(name, macros), function)
-        if shared_bytes:
-            kernel.set_shared_memory_config(shared_bytes)
-    if not torch.version.hip and hasattr(kernel, "func"):
-        return _Launch(kernel, utils, device.index)
-
-    def launch(*arguments: Any) -> None:
-        with torch.cuda.device(device):
-            kernel(*arguments)
-
-    return launch
-
-
-@lru_cache
-def can_load() -> bool:
-    """Whether this torch loads machine code, and launches it, for NVIDIA's GPUs."""
-    utils = getattr(torch.cuda, "_utils", None)
-    return not torch.version.hip and all(hasattr(utils, needed) for needed in NEEDED)
+    try:
+        with torch.cuda.device(device), _lock:
+            return _Launch(_module(name, macros, device), function, device, shared_bytes)
+    except Exception as error:
+        raise NotReadyError(str(error)) from error
 
 
 @lru_cache
@@ -104,10 +77,7 @@ def loaded(binary: bytes, function: str, device: torch.device, shared_bytes: int
     """A function of machine code, to be launched on a device with so much dynamic shared memory."""
     utils: Any = torch.cuda._utils
     with torch.cuda.device(device):
-        kernel = getattr(utils._cuda_load_module(binary), function)
-        if shared_bytes:
-            kernel.set_shared_memory_config(shared_bytes)
-    return _Launch(kernel, utils, device.index)
+        return _Launch(utils._cuda_load_module(binary), function, device, shared_bytes)
 
 
 def kept_in(capability: Capability) -> list[Path]:
@@ -133,28 +103,6 @@ def path_of(file: str) -> Path:
     return found
 
 
-def ready(name: str, device: torch.device, macros: str = "") -> bool:
-    """Whether a source is compiled, or has been asked for so often that it is to be waited for.
-
-    To compile takes as long as a thousand small matrices, which LAPACK takes meanwhile: the first who asks
-    begins it in the background, without the GPU. Which calls are among the first does not depend on how long
-    that takes. It is no way for matrices whose products take several threads of the host: one of those has to
-    wait for the compiler, and the others for it, 8 ms a call.
-    """
-    if torch.version.hip or not hasattr(torch.cuda, "_compile_kernel"):
-        return True
-    asked = (name, macros, device)
-    with _lock:
-        _asked[asked] = count = _asked.get(asked, 0) + 1
-    if count == 1:
-        capability = torch.cuda.get_device_capability(device)
-        if any((folder / file_name(name, macros)).exists() for folder in kept_in(capability)):
-            _asked[asked] = count = PATIENCE + 1
-        else:
-            _begun(name, macros, capability)
-    return count > PATIENCE
-
-
 @lru_cache
 def _module(name: str, macros: str, device: torch.device) -> Any:
     """Module with all functions of a source, which are compiled together."""
@@ -164,36 +112,19 @@ def _module(name: str, macros: str, device: torch.device) -> Any:
 def _loaded(name: str, macros: str, capability: Capability, utils: Any) -> Any:
     """The module of a source, from where it is kept if it is there and in order."""
     asked_for[name, macros] = None
+    file = file_name(name, macros)
     for folder in kept_in(capability):
         with suppress(OSError, RuntimeError):
-            return utils._cuda_load_module(read_checked(folder / file_name(name, macros)))
-    return utils._cuda_load_module(_begun(name, macros, capability).result())
+            return utils._cuda_load_module(read_checked(folder / file))
+    binary = by_nvrtc(source_of(name, macros), capability, utils._get_gpu_rtc_library())
+    keep(kept_in(capability)[0] / file, binary)
+    return utils._cuda_load_module(binary)
 
 
 def file_name(name: str, macros: str) -> str:
     """Name of the file with the machine code of a source."""
     digest = hashlib.sha256(source_of(name, macros).encode()).hexdigest()[:24]
     return f"{name}-{digest}.cubin"
-
-
-def _begun(name: str, macros: str, capability: Capability) -> Future[bytes]:
-    """The machine code of a source, which one thread makes, and keeps in the cache folder."""
-    key, made = (name, macros, capability), Future[bytes]()
-    with _lock:
-        known = _binaries.setdefault(key, made)
-    if known is made:
-        threading.Thread(target=_make, args=(*key, made)).start()
-    return known
-
-
-def _make(name: str, macros: str, capability: Capability, made: Future[bytes]) -> None:
-    try:
-        library = torch.cuda._utils._get_gpu_rtc_library()  # type: ignore[attr-defined]
-        binary = by_nvrtc(source_of(name, macros), capability, library)
-        keep(kept_in(capability)[0] / file_name(name, macros), binary)
-        made.set_result(binary)
-    except BaseException as error:
-        made.set_exception(error)
 
 
 def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
@@ -219,8 +150,12 @@ def by_nvrtc(source: str, capability: tuple[int, int], library: Any) -> bytes:
 class _Launch:
     """A kernel that is launched on the current stream of its device."""
 
-    def __init__(self, kernel: Any, utils: Any, device: int | None) -> None:
-        self._kernel, self._check, self._device = kernel, utils._check_cuda, device
+    def __init__(self, module: Any, function: str, device: torch.device, shared_bytes: int = 0) -> None:
+        self._kernel = getattr(module, function)
+        if shared_bytes:
+            self._kernel.set_shared_memory_config(shared_bytes)
+        utils: Any = torch.cuda._utils
+        self._check, self._device = utils._check_cuda, device.index
         self._launch = utils._get_gpu_runtime_library().cuLaunchKernel
 
     def __call__(
@@ -245,6 +180,7 @@ class _Launch:
         if torch._C._cuda_getDevice() == self._device:
             stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(self._device))
             self._check(self._launch(self._kernel.func, *grid, *block, shared_bytes, stream, places, None))
+            launched.count += 1
         else:
             with torch.cuda.device(self._device):
                 self._with(grid, block, places, shared_bytes)

@@ -1,8 +1,8 @@
 """One way to ask for a kernel: a function in plain torch, and its version for GPUs where that runs.
 
 A function decorated by :func:`kernel` is the reference: it says what is computed, and runs anywhere. On a GPU
-calls that the kernel is made for go to the kernel instead, if a :class:`Trial` has shown that it runs on that
-GPU.
+calls that the kernel is made for go to the kernel instead, until its machine code can neither be made nor
+loaded there.
 """
 
 from __future__ import annotations
@@ -17,19 +17,30 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import torch
 
 OLDEST = (8, 0)
-"""Compute capability from which on kernels are likely to run: of the oldest GPUs that Triton is made for."""
+"""Compute capability from which on kernels run: of the oldest GPUs that Triton is made for."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Trial:
-    """A launch of one or more kernels on something small, which shows whether they run on a device.
+class NotReadyError(RuntimeError):
+    """Machine code of a kernel cannot be made, or not loaded; so it was not launched."""
 
-    Triton or a C compiler may be missing, or the GPU too old. Every device is tried once, by the first call
-    that has use for a kernel, whatever its thread. ``launch`` takes the device, and the variant where kernels
-    have several; ``what`` and ``instead`` are for the warning if it fails: which kernels, and what replaces
-    them.
+
+class _Launched(threading.local):
+    count = 0
+
+
+launched = _Launched()
+"""How many kernels this thread has launched."""
+
+
+class Trial:
+    """A launch of kernels on something small, which shows whether their results are right on a device.
+
+    Every device is tried once, by the first call that has use for a kernel, whatever its thread. ``launch``
+    takes the device, and the variant where kernels have several; ``what`` and ``instead`` are for the warning
+    if it fails: which kernels, and what replaces them.
     """
 
     def __init__(self, launch: Callable[..., object], what: str, instead: str) -> None:
@@ -50,21 +61,19 @@ class Trial:
                     self._passed[key] = self.run(device, *variant)
         return self._passed[key]
 
-    def outcome(self, device: torch.device) -> bool | None:
-        """Whether kernels without variants run on a device; None where they have not been tried."""
-        return self._passed.get((device,))
-
     def run(self, device: torch.device, *variant: int) -> bool:
         """Launch now, and warn where that fails for another reason than a missing package."""
         try:
             self.launch(device, *variant)
-        except ImportError:
-            return False
         except Exception as error:
-            message = f"{self.what} cannot run on {device}; {self.instead}. The reason: {error}"
-            warnings.warn(message, RuntimeWarning, stacklevel=5)  # who has called the decorated function
+            _warn(f"{self.what} cannot run on {device}; {self.instead}", error)
             return False
         return True
+
+
+def _warn(message: str, error: Exception) -> None:
+    if not isinstance(error, ImportError) and not isinstance(error.__cause__, ImportError):
+        warnings.warn(f"{message}. The reason: {error}", RuntimeWarning, stacklevel=5)  # who has called it
 
 
 def refuse_capture(what: str) -> None:
@@ -88,21 +97,34 @@ class Kernel(Generic[P, R]):
     :func:`kernel`.
     """
 
+    __name__: str
+
     def __init__(
         self,
         reference: Callable[P, R],
         launch: str | Callable[..., Any],
-        tried: Trial,
+        tried: Trial | None,
         when: Callable[..., bool] | None,
         variant: Callable[..., int] | None,
     ) -> None:
         update_wrapper(self, reference)
-        self.reference, self.tried = reference, tried
-        self._launch, self._when, self._variant = launch, when, variant
+        self.reference = reference
+        self._launch, self._tried, self._when, self._variant = launch, tried, when, variant
+        self._runs: dict[torch.device, bool] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        chosen = self.kernel if self.takes(*args, **kwargs) else self.reference
-        return chosen(*args, **kwargs)
+        if not self.takes(*args, **kwargs):
+            return self.reference(*args, **kwargs)
+        before = launched.count
+        try:
+            return self.kernel(*args, **kwargs)
+        except NotReadyError as error:
+            device = _first_tensor((*args, *kwargs.values())).device
+            self._runs[device] = False
+            if launched.count > before:  # which may have overwritten what was given
+                raise
+            _warn(f"The kernel of {self.__name__} cannot run on {device}; plain torch takes its place", error)
+        return self.reference(*args, **kwargs)
 
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the kernel computes this call; only the trial of a device launches anything."""
@@ -111,14 +133,20 @@ class Kernel(Generic[P, R]):
             return False
         if not (self._when is None or self._when(*args, **kwargs)):
             return False
-        if self._variant is None:
-            return self.tried.passed(first.device)
-        return self.tried.passed(first.device, self._variant(*args, **kwargs))
+        if self._variant is not None and self._tried is not None:
+            return self._tried.passed(first.device, self._variant(*args, **kwargs))
+        if first.device not in self._runs:
+            refuse_capture(f"the kernel of {self.__name__}")
+        return self.runs(first.device)
 
-    def compiles(self, device: torch.device) -> bool:
-        """Whether what compiles the kernel is there, and made for a GPU like this."""
-        name = self._launch if isinstance(self._launch, str) else self._launch.__name__
-        return _compiles("cuda" if name.endswith("_cuda") else "triton", device)
+    def runs(self, device: torch.device) -> bool:
+        """Whether the kernel, if it has no variants, is made for a device and has not failed there."""
+        if device.type != "cuda":
+            return False
+        if device not in self._runs:
+            passed = self._tried is None or self._tried.passed(device)
+            self._runs[device] = passed and _is_made_for(device)
+        return self._runs[device]
 
     @property
     def kernel(self) -> Callable[P, R]:
@@ -130,9 +158,8 @@ class Kernel(Generic[P, R]):
 
 
 @lru_cache
-def _compiles(language: str, device: torch.device) -> bool:
-    there = hasattr(torch.cuda, "_compile_kernel") if language == "cuda" else find_spec("triton") is not None
-    return there and torch.cuda.get_device_capability(device) >= OLDEST
+def _is_made_for(device: torch.device) -> bool:
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= OLDEST
 
 
 def _first_tensor(given: Iterable[object]) -> torch.Tensor:
@@ -150,53 +177,16 @@ def _complex_among(given: Iterable[object]) -> bool:
 def kernel(
     launch: str | Callable[..., Any],
     *,
-    trial: Trial,
+    trial: Trial | None = None,
     when: Callable[..., bool] | None = None,
     variant: Callable[..., int] | None = None,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]:
     """Let a kernel take the place of the decorated function on GPUs; that of the first tensor counts.
 
     ``launch`` is the function that launches the kernel, with the same parameters, or its name if it follows
-    in the same module; it ends with ``_triton`` or ``_cuda``. The trial, which several may share, shows
-    whether it runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments.
-    ``variant`` says which of several variants of the kernel they need, where each is tried by itself.
+    in the same module; it ends with ``_triton`` or ``_cuda``. ``when``, asked for tensors on a GPU only, says
+    whether the kernel is made for these arguments. A ``trial`` shows whether results are right on a device,
+    if that depends on more than what is written; ``variant`` says which of several variants of the kernel the
+    arguments need, where each is tried by itself.
     """
     return lambda reference: Kernel(reference, launch, trial, when, variant)
-
-
-def runs(function: Kernel[..., Any], device: torch.device) -> bool:
-    """Whether the kernel of a decorated function, which has no variants, runs on a device."""
-    return device.type == "cuda" and function.tried.passed(device)
-
-
-def expected(function: Kernel[..., Any], device: torch.device) -> bool:
-    """Whether the kernel of a decorated function, which has no variants, is likely to run on a device.
-
-    For decisions about speed alone: nothing is launched for them, since to compile a kernel takes a second.
-    Once a trial has failed, it is no.
-    """
-    return device.type == "cuda" and function.tried.outcome(device) is not False and function.compiles(device)
-
-
-def try_together(trials: Iterable[Trial], device: torch.device) -> None:
-    """Try kernels that are needed soon, and have no variants, side by side.
-
-    Most of the time that compilers take they are programs of their own, and leave other cores idle.
-    """
-    if device.type != "cuda":
-        return
-    untried = [tried for tried in trials if tried.outcome(device) is None]
-    if len(untried) < 2:
-        return
-    refuse_capture(untried[0].what)  # other threads do not know of it
-    threads = [threading.Thread(target=_try_on, args=(tried, device)) for tried in untried]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def _try_on(tried: Trial, device: torch.device) -> None:
-    """The current device is one of each thread, and the first GPU in a new one."""
-    with torch.cuda.device(device):
-        tried.passed(device)

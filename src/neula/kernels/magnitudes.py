@@ -1,8 +1,4 @@
-"""Largest magnitudes, and sizes of the rows and columns of matrices by one pass.
-
-On a GPU each thread block has a strip of rows and a piece of the columns: what it finds of its columns it
-stores beside what the strips above and below find, 1/64 of what is read.
-"""
+"""Largest magnitudes, and sizes of the rows and columns of matrices, on a CPU by one pass."""
 
 from __future__ import annotations
 
@@ -10,8 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
-from neula.kernels.launch import ceil_div
+from neula.kernels.dispatch import kernel
 from neula.kernels.small_problems.tiles_triton import least_of, most_of
 from neula.kernels.triton_source import jit, tl
 
@@ -61,19 +56,21 @@ def squares(x: torch.Tensor) -> torch.Tensor:
     return x.square() if not x.is_complex() else x.real.square().addcmul_(x.imag, x.imag)
 
 
-def two_norms(x: torch.Tensor, *dims: int) -> torch.Tensor:
-    """2-norms along some dimensions; of complex numbers as of their parts, for which the library on a CPU
-    takes a fortieth of the time.
+def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tensor:
+    """2-norms along some dimensions, by default all; of complex numbers as of their parts, for which the
+    library on a CPU takes a third to a fortieth of the time.
 
     Examples
     --------
     >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
     tensor([5.])
     """
-    if x.is_complex():
-        dims = (*(dim % x.ndim for dim in dims), x.ndim)
-        x = torch.view_as_real(x.resolve_conj())
-    return torch.linalg.vector_norm(x, dim=dims)
+    if not x.is_complex():
+        return torch.linalg.vector_norm(x, dim=dims or None, keepdim=keepdim)
+    over = (*(dim % x.ndim for dim in dims or range(x.ndim)), x.ndim)
+    parts = torch.view_as_real(x.conj() if x.is_conj() else x)
+    found = torch.linalg.vector_norm(parts, dim=over, keepdim=keepdim)
+    return found.squeeze(-1) if keepdim else found
 
 
 class Magnitudes(NamedTuple):
@@ -97,17 +94,8 @@ class Ends(NamedTuple):
     ends: torch.Tensor
 
 
-@trial("The kernels of sizes of rows and columns", "many launches of the library take their place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    ends_of.kernel(magnitudes.kernel(one), one)
-
-
-@kernel(
-    "magnitudes_triton", trial=_tried, when=lambda a: len(a) == 1 and a.numel() > 0 and a.dtype.itemsize >= 4
-)
 def magnitudes(a: torch.Tensor) -> Magnitudes:
-    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU, and of one matrix on a GPU.
+    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU.
 
     Examples
     --------
@@ -141,7 +129,7 @@ def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
     return single and b.dtype == sizes.sums.dtype == torch.float64 and b.shape[1] == sizes.columns.shape[2]
 
 
-@kernel("ends_of_triton", trial=_tried, when=_alone)
+@kernel("ends_of_triton", when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
     """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k).
 
@@ -162,36 +150,8 @@ def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
     )
 
 
-ROWS, COLUMNS, WARPS = 128, 64, 8
-"""A tile."""
-
-TILES, FEW_TILES = 16, 2
-"""Tiles that a thread block goes through, the second where columns are few: so there are many of them."""
-
-SHORT = 2048
-"""Columns up to which they are."""
-
-GATHERED = 128
-"""Rows and columns for which a thread block puts parts together."""
-
 TOGETHER = 1024
 """Sizes that one thread block compares at a time."""
-
-
-def magnitudes_triton(a):
-    _, m, n = a.shape
-    tiles = FEW_TILES if n <= SHORT else TILES
-    strips, pieces = ceil_div(m, ROWS), ceil_div(n, COLUMNS * tiles)
-    parts = a.new_empty(2 * pieces * m + 2 * strips * n)
-    found = a.new_empty(2 * (m + n))
-    _sizes_kernel[(strips, pieces)](
-        *(a, *a.stride()[1:], parts, m, n, strips, pieces), *(ROWS, COLUMNS, tiles), num_warps=WARPS
-    )
-    _gathered[(ceil_div(max(m, n), GATHERED),)](
-        *(parts, found, m, n, strips, pieces, GATHERED), num_warps=GATHERED // 32
-    )
-    rows, sums, columns, norms = found.split([m, m, n, n])
-    return Magnitudes(rows[None, :, None], columns[None, None], sums[None], norms[None, :, None])
 
 
 def ends_of_triton(sizes, b):
@@ -200,62 +160,9 @@ def ends_of_triton(sizes, b):
     _ends_kernel[(1,)](
         *(x.contiguous() for x in (sizes.rows, sizes.columns, sizes.sums, sizes.norms)),
         *(b, *b.stride()[1:], found, n, k, TOGETHER),
-        num_warps=WARPS,
+        num_warps=8,
     )
     return Ends(found[6:7, None], found[None, 8:], found[7:8], found[:6])
-
-
-@jit(do_not_specialize=["parts", "m", "n", "strips", "pieces"])
-def _sizes_kernel(
-    a, a_row, a_column, parts, m, n, strips, pieces,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
-):  # fmt: skip
-    """A strip of rows and a piece of the columns."""
-    strip, piece = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    rows, sums = parts, parts + pieces.to(tl.int64) * m
-    columns = sums + pieces.to(tl.int64) * m
-    squares = columns + strips.to(tl.int64) * n
-    i = strip * ROWS + tl.arange(0, ROWS)
-    largest = tl.zeros((ROWS, COLUMNS), a.dtype.element_ty)
-    total = tl.zeros((ROWS, COLUMNS), a.dtype.element_ty)
-    for tile in range(TILES):
-        j = (piece * TILES + tile) * COLUMNS + tl.arange(0, COLUMNS)
-        inside = (i < m)[:, None] & (j < n)[None, :]
-        x = tl.abs(tl.load(a + i[:, None] * a_row + j[None, :] * a_column, mask=inside, other=0.0))
-        largest = tl.maximum(largest, x)
-        total += x
-        tl.store(columns + strip * n + j, tl.max(x, axis=0), mask=j < n)
-        tl.store(squares + strip * n + j, tl.sum(x * x, axis=0), mask=j < n)
-    tl.store(rows + piece * m + i, tl.max(largest, axis=1), mask=i < m)
-    tl.store(sums + piece * m + i, tl.sum(total, axis=1), mask=i < m)
-
-
-@jit(do_not_specialize=["parts", "found", "m", "n", "strips", "pieces"])
-def _gathered(parts, found, m, n, strips, pieces, BLOCK: tl.constexpr):
-    """Parts of some rows, and of as many columns."""
-    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    sums = pieces.to(tl.int64) * m
-    columns = 2 * sums
-    squares = columns + strips.to(tl.int64) * n
-    largest, total = _together(parts + i, parts + sums + i, pieces, m, i < m, BLOCK)
-    tl.store(found + i, largest, mask=i < m)
-    tl.store(found + m + i, total, mask=i < m)
-    largest, total = _together(parts + columns + i, parts + squares + i, strips, n, i < n, BLOCK)
-    tl.store(found + 2 * m + i, largest, mask=i < n)
-    tl.store(found + 2 * m + n + i, tl.sqrt(total), mask=i < n)
-
-
-@jit
-def _together(most, sums, count, width, inside, BLOCK: tl.constexpr):
-    """The largest of some numbers, and the sum of others."""
-    largest, total = tl.zeros((BLOCK,), most.dtype.element_ty), tl.zeros((BLOCK,), most.dtype.element_ty)
-    for _ in range(count):
-        largest = tl.maximum(largest, tl.load(most, mask=inside, other=0.0))
-        total += tl.load(sums, mask=inside, other=0.0)
-        most += width
-        sums += width
-    # The largest of numbers and NaN is a number here, but no sum is.
-    return tl.where(total != total, total, largest), total
 
 
 @jit(do_not_specialize=["rows", "columns", "sums", "norms", "b", "found", "b_row", "b_column", "n", "k"])

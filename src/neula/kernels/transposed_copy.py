@@ -6,19 +6,12 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
 SMALLEST = 1 << 16
 """Elements below which the library's copy takes no longer than a launch."""
-
-
-@trial("The kernels of transposed copies", "the library's take three times as long")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, device=device, dtype=torch.float64)
-    transposed_copy.kernel(one.half(), one, one[0])
-    transpose_in_place.kernel(one)
 
 
 def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> bool:
@@ -28,7 +21,7 @@ def _changes_the_order(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor 
     return (transposed or widened or scales is not None) and a.is_cuda and a.numel() >= SMALLEST
 
 
-@kernel("transposed_copy_triton", trial=_tried, when=_changes_the_order)
+@kernel("transposed_copy_triton", when=_changes_the_order)
 def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
     """``out = a diag(scales)`` in the dtype of ``out``, which may be ``a``, on a GPU by a Triton kernel.
 
@@ -44,7 +37,7 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
     return out.copy_(a) if scales is None else torch.mul(a, scales, out=out)
 
 
-@kernel("transpose_in_place_triton", trial=_tried)
+@kernel("transpose_in_place_triton")
 def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
     """Exchange ``a[i, j]`` and ``a[j, i]``: from column-major to row-major order, and back; returns ``a.T``,
     the former ``a``.

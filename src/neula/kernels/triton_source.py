@@ -28,7 +28,8 @@ from typing import Any
 
 import torch
 
-from neula.kernels.cuda_source import Capability, can_load, driver, kept_in, loaded
+from neula.kernels.cuda_source import Capability, driver, kept_in, loaded
+from neula.kernels.dispatch import NotReadyError, launched
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
@@ -157,19 +158,22 @@ class TritonKernel:
         if len(args) < len(self.names):
             args += tuple(options.pop(name) for name in self.names[len(args) :])
         first = args[0] if isinstance(args[0], torch.Tensor) else _first_tensor(args)
-        ready: _Ready | None = None
-        values: list[Any] = []
-        if first.is_cuda and can_load():
-            variant, values = self._variant(args)
-            key = (first.get_device(), variant, *options.items())
-            if key not in self._ready:
+        if not first.is_cuda:
+            self.by_triton[grid](*map(_of_triton, args), **options)
+            return
+        variant, values = self._variant(args)
+        key = (first.get_device(), variant, *options.items())
+        if key not in self._ready:
+            try:
                 self._ready[key] = self._made_ready(variant, tuple(options.items()), first.device)
-            ready = self._ready[key]
-        if ready is None:
-            with torch.cuda.device_of(first):
-                self.by_triton[grid](*map(_of_triton, args), **options)
-        else:
+            except Exception as error:
+                raise NotReadyError(str(error)) from error
+        if (ready := self._ready[key]) is not None:
             ready(grid, values)
+            return
+        with torch.cuda.device_of(first):
+            self.by_triton[grid](*map(_of_triton, args), **options)
+        launched.count += 1
 
     def _variant(self, args: Sequence[Any]) -> tuple[Variant, list[Any]]:
         """The variant of these arguments, and the numbers that its machine code is given."""

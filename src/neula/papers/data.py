@@ -12,8 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
-WIDE = 140
-"""Width that a table may take in any terminal, so that no digits are cut off."""
+WIDE = 140  # width that a table may take in any terminal, so that no digits are cut off
 
 Row = dict[str, Any]
 
@@ -28,20 +27,18 @@ class ExperimentScale(StrEnum):
 TEXTS: dict[str, dict[str, dict[str, Any]]] = tomllib.loads(
     Path(__file__).with_name("figures.toml").read_text(encoding="utf-8")
 )
-"""For each paper and figure its title, what it shows, and what the small scale changes."""
+"""For each paper and figure its texts, functions and claims."""
 
 
 class Measurements(list[Row]):
     """Measurements in the order in which they were taken; a field that a row lacks is None."""
 
     def where(self, **values: Any) -> Measurements:
-        """The rows that have these values."""
         return Measurements(
             row for row in self if all(row.get(name) == value for name, value in values.items())
         )
 
     def column(self, name: str) -> list[Any]:
-        """One field of all rows."""
         return [row.get(name) for row in self]
 
     def numbers(self, name: str) -> list[float]:
@@ -59,7 +56,6 @@ class Measurements(list[Row]):
 
     @property
     def fields(self) -> list[str]:
-        """Names of all fields in order of appearance."""
         return list(dict.fromkeys(name for row in self for name in row))
 
 

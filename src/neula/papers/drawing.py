@@ -102,7 +102,6 @@ def speedup_bars(axes: Axes, labels: Sequence[str], ratios: Sequence[float], ink
 
 
 def log_log(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:
-    """Both axes logarithmic, with names."""
     axes.set(xscale="log", yscale="log", xlabel=xlabel, ylabel=ylabel, title=title)
     axes.grid(alpha=0.3)
 
@@ -117,5 +116,4 @@ def plain_ticks(axes: Axes) -> None:
 
 
 def shape_text(m: int, n: int) -> str:
-    """A shape as a tick label."""
     return f"{m}x{n}"

@@ -17,21 +17,22 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from neula import engines
 from neula.engines import FP32, CudaEngine, EmulatedEngine, Engine, select_engine
 from neula.errors import unknown_name
 from neula.io.files import read_matrix
 from neula.io.matrices import SPECTRA, random_matrix, singular_vectors, with_spectrum
+from neula.papers import drawing, verdicts
 from neula.papers.data import TEXTS, WIDE, ExperimentData, ExperimentScale, Measurements, Row, show
 from neula.papers.drawing import Canvas, new_canvas
 from neula.papers.measuring import circumstances, median_seconds
-from neula.papers.verdicts import ASSUMED_NOISE, Claim, ClaimCheck, Outcome
+from neula.papers.verdicts import ASSUMED_NOISE, Claim, ClaimCheck, Outcome, about
 
 __all__ = ["ExperimentScale", "Figure", "Setting"]
 
 T = TypeVar("T")
 
-PROBE = 512
-"""Order of the product whose times show how noisy a machine is: milliseconds on one core."""
+PROBE = 512  # order of the product whose times show how noisy a machine is: milliseconds on one core
 
 
 @dataclass(frozen=True)
@@ -49,15 +50,36 @@ class Figure:
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 
 
-def described(paper: str, name: str, **others: Any) -> Figure:
-    """A figure with its texts in ``figures.toml``."""
-    return Figure(name=name, **TEXTS[paper][name], **others)
+def described(paper: str, name: str, module: Mapping[str, Any]) -> Figure:
+    """The figure that ``figures.toml`` describes by names of a module and of those for all papers."""
+    names = {**vars(engines), **vars(drawing), **vars(verdicts), **module}
+
+    def value(x: Any) -> Any:
+        """An option of a function: capitals are a constant, tables the arguments of :func:`about`."""
+        if isinstance(x, dict) and "about" in x:
+            return about(x["about"], x.get("factor", 1.5))
+        if isinstance(x, list):
+            return tuple(map(value, x))
+        return names.get(x, x) if isinstance(x, str) and x.isupper() else x
+
+    def function(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
+        found = {option: value(x) for option, x in options.items()}
+        return partial(names[name], **found) if found else names[name]
+
+    def claim(text: str, judge: str, timed: bool = False, **options: Any) -> Claim:
+        return Claim(text, function(judge, options), timed)
+
+    fields = dict(TEXTS[paper][name])
+    draw = fields.pop("draw", None)
+    if draw is not None:
+        options = {"function": draw} if isinstance(draw, str) else dict(draw)
+        fields["draw"] = function(options.pop("function"), options)
+    fields["claims"] = tuple(claim(**each) for each in fields["claims"])
+    return Figure(**fields | {"name": name, "measure": names[fields["measure"]]})
 
 
 @dataclass
 class Setting:
-    """Device and size of an experiment."""
-
     scale: ExperimentScale  # small for two cores of a CPU and a minute, paper for a GPU
     report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
     notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
@@ -75,7 +97,6 @@ class Setting:
 
     @property
     def device(self) -> torch.device:
-        """Device of the matrices."""
         if self.scale is ExperimentScale.small:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
@@ -97,7 +118,6 @@ class Setting:
         return select_engine("auto", self.device)
 
     def pick(self, *, small: T, paper: T) -> T:
-        """The choice for this scale."""
         return small if self.scale is ExperimentScale.small else paper
 
     def shape(
@@ -188,11 +208,8 @@ def _vectors(
     return singular_vectors(m, n, torch.Generator(device).manual_seed(seed), dtype)
 
 
-KIND = ("spectrum", "matrix")
-"""Fields that name the kind of a matrix."""
-
-LONG_TABLE = 16
-"""Tables with more rows than this are left to the data files."""
+KIND = ("spectrum", "matrix")  # fields that name the kind of a matrix
+LONG_TABLE = 16  # tables with more rows than this are left to the data files
 
 
 @dataclass(frozen=True)
@@ -340,7 +357,6 @@ def _engines(about: Mapping[str, Any]) -> str:
 
 
 def _noise(data: ExperimentData) -> float:
-    """The factor that a time of these data may be off."""
     return float(data.about.get("noise", ASSUMED_NOISE))
 
 

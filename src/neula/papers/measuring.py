@@ -20,8 +20,7 @@ import neula
 
 T = TypeVar("T")
 
-PAUSE = 0.02
-"""Seconds in which it shows whether threads wait busily for more work."""
+PAUSE = 0.02  # seconds in which it shows whether threads wait busily for more work
 
 PATIENCE = 5.0
 """Seconds until which they have gone to sleep: OpenBLAS takes 30 ms, or much longer, as it was built."""
@@ -29,8 +28,7 @@ PATIENCE = 5.0
 LONG, MOST = 0.1, 100
 """Seconds from which on a first call counts, and repetitions of what is over in microseconds."""
 
-WARM = 3
-"""Runs before those that an experiment times: the third one captures a graph."""
+WARM = 3  # runs before those that an experiment times: the third one captures a graph
 
 
 def median_seconds(run: Callable[[], Any], repeats: int = 5, warmup: int = 1) -> float:
@@ -139,12 +137,10 @@ def _queued_seconds(run: Callable[[], Any], waiting: float) -> float:
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """Wall-clock seconds of one run."""
     return timed(run)[1]
 
 
 def timed(run: Callable[[], T]) -> tuple[T, float]:
-    """The result of one run, and its wall-clock seconds."""
     _drain()
     start = time.perf_counter()
     result = run()

@@ -11,25 +11,14 @@ from neula.papers.data import Measurements, span
 
 Interval = tuple[float, float]
 
-MORE: Interval = (1.0, math.inf)
-"""Interval for a claim that a ratio exceeds 1."""
-
-EVERY: Interval = (1.0, 1.0)
-"""Interval for counted cases: 1 if a statement is true, else 0."""
-
-HALF_AN_ORDER = 10**0.5
-"""How far from "about an order of magnitude" a factor may be, up and down."""
-
-MOST = 0.5
-"""Part of the cases in which a claim, or its tendency, must be true to hold in part."""
-
-ASSUMED_NOISE = 1.1
-"""Factor that a time may be off where the noise of a run was not measured."""
+MORE: Interval = (1.0, math.inf)  # interval for a claim that a ratio exceeds 1
+EVERY: Interval = (1.0, 1.0)  # interval for counted cases: 1 if a statement is true, else 0
+HALF_AN_ORDER = 10**0.5  # how far from "about an order of magnitude" a factor may be, up and down
+MOST = 0.5  # part of the cases in which a claim, or its tendency, must be true to hold in part
+ASSUMED_NOISE = 1.1  # factor that a time may be off where the noise of a run was not measured
 
 
 class Outcome(StrEnum):
-    """Verdict on a claim."""
-
     holds = "holds"
     in_part = "in part"
     fails = "does not hold"
@@ -113,11 +102,6 @@ class Claim:
     timed: bool = False  # whether it compares times, which the noise of the run blurs
 
 
-def claim(text: str, *, timed: bool = False) -> Callable[[Callable[[Measurements], ClaimCheck]], Claim]:
-    """The decorator that turns the test of a statement into a claim."""
-    return lambda judge: Claim(text, judge, timed)
-
-
 def within(
     values: Iterable[float | None],
     claimed: Interval,
@@ -137,7 +121,7 @@ def cases(found: Iterable[bool], measured: str, *, least: float = 1.0) -> ClaimC
 
 
 def ratio(
-    text: str,
+    rows: Measurements,
     field: str,
     ours: str,
     theirs: str,
@@ -146,23 +130,17 @@ def ratio(
     by: str = "method",
     last: bool = False,
     tendency: Interval | None = None,
-    least: float = 1.0,
-    timed: bool = False,
-) -> Claim:
-    """The claim that a field of one series is so many times that of another one, in every case or the last.
+) -> ClaimCheck:
+    """How many times a field of one series is that of another one, in every case or the last.
 
     Series are told apart by the field ``by``. One that was not measured leaves the claim without a verdict.
     """
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        missing = [name for name in (ours, theirs) if not rows.where(**{by: name})]
-        if missing:
-            return within([], claimed, f"0 cases of {' and '.join(missing)}")
-        found = rows.ratios(field, ours, theirs, by)
-        told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} at last" * last
-        return within(found[-1:] if last else found, claimed, told, tendency=tendency, least=least)
-
-    return Claim(text, judge, timed)
+    missing = [name for name in (ours, theirs) if not rows.where(**{by: name})]
+    if missing:
+        return within([], claimed, f"0 cases of {' and '.join(missing)}")
+    found = rows.ratios(field, ours, theirs, by)
+    told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} at last" * last
+    return within(found[-1:] if last else found, claimed, told, tendency=tendency)
 
 
 def about(number: float, factor: float = 1.5) -> Interval:

@@ -11,8 +11,6 @@ import torch
 
 
 class ProblemBatch(Protocol):
-    """A batch of problems."""
-
     @property
     def device(self) -> torch.device:
         """Device of the tensors."""
@@ -49,13 +47,11 @@ class Batch:
 
     @property
     def by_name(self) -> dict[str, torch.Tensor]:
-        """All tensors by the names of their fields, in order."""
         known = {name: getattr(self, name) for name in self._names()}
         return {name: x for name, x in known.items() if isinstance(x, torch.Tensor)}
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """All tensors, in order of the fields."""
         return tuple(self.by_name.values())
 
     @property
@@ -75,8 +71,6 @@ class Batch:
 
 @dataclass(frozen=True)
 class Values(Batch):
-    """Values for each problem of a batch."""
-
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Parts of a batch in one."""

@@ -1,10 +1,9 @@
 """Problems of many shapes in the shape of one: one CUDA graph serves all of them.
 
-A CUDA graph is made for one shape, and pays from its second call on. Small problems, whose launches take
-longer than their arithmetic, are bordered to shapes of a grid: ``[A 0; 0 s I; 0 0]`` with the right-hand side
-``[b; 0]`` has the solution ``[x; 0]`` and the same residual. Its columns divided by their norms have the
-singular values of B, and some that are 1. Those lie between the extreme ones of B, whose columns have norm 1,
-so the condition number stays the same; and so do norms of A, if s is one of its elements.
+``[A 0; 0 s I; 0 0]`` with the right-hand side ``[b; 0]`` has the solution ``[x; 0]`` and the same residual.
+Its columns divided by their norms have the singular values of B, and some that are 1, which lie between the
+extreme ones of B, whose columns have norm 1: the condition number stays the same; and so do norms of A, if s
+is one of its elements.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ LEAST_ROWS, LEAST_COLUMNS = 32, 8
 
 @dataclass(frozen=True)
 class Border:
-    """Rows and columns that border a problem."""
-
     # rows, columns: how many are added.
     rows: int = 0
     columns: int = 0
@@ -35,10 +32,7 @@ class Border:
         return cls(rows, columns)
 
     def put(self, a: torch.Tensor, b: torch.Tensor) -> Inputs:
-        """The problem in its border, which is written where it is wanted.
-
-        Shapes: a (batch, m, n), b (batch, m, k).
-        """
+        """The problem in its border, which is written where it is wanted."""
         if not self.rows:
             return a, b
         (count, m, n), k = a.shape, b.shape[2]

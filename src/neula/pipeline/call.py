@@ -1,8 +1,5 @@
-"""The front end: what every public function does around its own work.
-
-It begins a call with its arrays and with what is asked of the answer, checks names and shapes, and makes its
-options. Then it computes, on the engine's device. At the end it gives the answer back in kind, says where the
-accuracy was missed, and attaches the answer to the graph of what it was computed from.
+"""The front end of every public function: takes arrays and options, chooses the engine, gives the answer
+back in kind, and says where the accuracy was missed.
 """
 
 from __future__ import annotations
@@ -30,8 +27,8 @@ OPENBLAS_THREADS = 2304 * 4
 
 @dataclass(frozen=True)
 class HostTuning:
-    """Up to which value of m n (n + k) one matrix with k right-hand sides is fetched from a GPU by its host,
-    where launches take longer.
+    """Values of m n (n + k) up to which one matrix is fetched from a GPU by its host, where launches take
+    longer.
     """
 
     by_host: int  # with LAPACK; not for systems that are queued
@@ -76,12 +73,11 @@ class Call:
     ) -> Call:
         """Take the arrays, and choose what to compute with.
 
-        Operands are arrays of any library, by name, and the dtype of weights does not count. The accuracy is
-        by default that of their common dtype; one that is a number is compared with ``bound``, the largest
-        accepted backward error in a format, for a first operand of some shape. Without ``gradients``, where
-        the function does not attach its answer, operands that require one are refused.
-
-        Raises TypeError or ValueError as :func:`neula.pipeline.inputs.take`, and for unknown names.
+        Operands are arrays of any library, by name; the dtype of weights does not count. An accuracy that is
+        a number is compared with ``bound``, the largest accepted backward error in a format, for a first
+        operand of some shape. Without ``gradients``, where the function does not attach its answer, operands
+        that require one are refused. Raises TypeError or ValueError as :func:`neula.pipeline.inputs.take`,
+        and for unknown names.
         """
         taken = {
             name: take(x, name, differentiable=gradients, or_complex=or_complex)
@@ -111,10 +107,9 @@ class Call:
         most: int = 0,
         library: bool = True,
     ) -> Call:
-        """Run on the CPU, if one matrix is so small that launches elsewhere take longer.
-
-        The user leaves the choice by ``asked="auto"``. A kernel of the host, which may have to be compiled,
-        takes less time up to ``most = m n (n + k)``; ``library``: whether the host's library does, too.
+        """Run on the CPU, if the user leaves the choice (``asked="auto"``) and one matrix is so small that
+        launches elsewhere take longer: up to ``most = m n (n + k)`` by a kernel of the host, which may have
+        to be compiled; ``library``: whether the host's library takes less time, too.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
@@ -146,7 +141,6 @@ class Call:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The operands, where the user has them."""
         return tuple(taken.tensor for taken in self.operands.values())
 
     def matrices(self) -> torch.Tensor:
@@ -162,10 +156,7 @@ class Call:
         return plain_arithmetic(self.engine.device)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """A tensor as an array of the first operand's library, on its device, in its dtype or another.
-
-        Raises OverflowError if the dtype is too narrow for it.
-        """
+        """As :meth:`Taken.give_back`, of the first operand."""
         return self.first.give_back(x, dtype)
 
     def hand_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
@@ -179,7 +170,6 @@ class Call:
         return self.hand_back(known.reshape(self.first.tensor.shape[:-2]), known.dtype)
 
     def told(self, attempts: Sequence[Any]) -> dict[str, Any]:
-        """Fields that all results have."""
         known = {"engine": str(self.engine), "accuracy": self.target.name, "seconds": self.seconds}
         return {"attempts": tuple(attempts), **known}
 
@@ -190,12 +180,9 @@ class Call:
     def report_missed(
         self, what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, unsure: bool = False
     ) -> None:
-        """Warn that the accuracy was missed, or raise where the call is strict.
-
-        ``result``: the best that was found. ``indices``: indices of the rejected matrices of a batch; the
-        empty index for a single matrix. ``unsure``: whether one of the solutions has no guaranteed digit.
-        Raises AccuracyError or ValueError if the call is strict; the second for a batch that holds NaN or
-        Inf.
+        """Warn that the accuracy was missed, or raise where the call is strict: ValueError for a batch that
+        holds NaN or Inf. ``result``: the best that was found. ``indices``: of the rejected matrices of a
+        batch; the empty index for a single one. ``unsure``: whether a solution has no guaranteed digit.
         """
         if self.strict and any(map(len, indices)):  # a single matrix was checked before
             for name, taken in self.operands.items():

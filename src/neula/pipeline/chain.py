@@ -33,10 +33,7 @@ MANY = 2048
 
 
 class Declined(Exception):
-    """No answer, and why; a link that does not say why leaves no attempt behind.
-
-    ``label`` is how far it got, if further than the label of the link says.
-    """
+    """No answer, and why; a link that does not say why leaves no attempt. ``label``: how far it got."""
 
     def __init__(self, why: str = "", label: str = "") -> None:
         super().__init__(why)
@@ -44,10 +41,7 @@ class Declined(Exception):
 
 
 class Unanswered(ArithmeticError):
-    """No link gave an answer.
-
-    ``attempts``: those of links that said why.
-    """
+    """No link gave an answer; ``attempts`` of those that said why."""
 
     def __init__(self, attempts: list[Attempt]) -> None:
         reason = attempts[-1].reason if attempts else "nothing suits this problem"
@@ -57,29 +51,21 @@ class Unanswered(ArithmeticError):
 
 @dataclass
 class Answer(Generic[V]):
-    """Solutions that a link has found for its problems.
-
-    ``label``: how: that of the link, or more. ``doubt``: why it is not to be accepted whatever is measured.
-    ``history``: errors on the way. ``measured``, shape (numbers, batch), or None: measured numbers for the
-    judge, if the link has launched or computed them. ``numbers``, shape (numbers, batch), or None: what the
-    judge has measured: for a link that inherits. ``factors``: what a link that inherits continues with.
-    ``judged``: whether another chain has done all that can be done. ``again``: whether the next link refines
-    what is not accepted with the same factors.
-    """
+    """Solutions that a link has found for its problems, and what is said of them."""
 
     values: V
-    label: str
-    doubt: str = ""
+    label: str  # that of the link, or more
+    doubt: str = ""  # why it is not to be accepted whatever is measured
     iterations: int = 0
-    history: tuple[float, ...] = ()
+    history: tuple[float, ...] = ()  # errors on the way
+    # Shape (numbers, batch): numbers for the judge that the link has launched or computed.
     measured: torch.Tensor | np.ndarray | None = None
-    numbers: np.ndarray | None = None
-    factors: Any = None
-    judged: bool = False
-    again: bool = False
+    numbers: np.ndarray | None = None  # what the judge has measured, for a link that inherits
+    factors: Any = None  # what a link that inherits continues with
+    judged: bool = False  # whether another chain has done all that can be done
+    again: bool = False  # whether the next link refines what is not accepted with the same factors
 
     def at(self, places: np.ndarray, device: torch.device) -> Answer[V]:
-        """The answers to some of the problems."""
         numbers = None if self.numbers is None else self.numbers[:, places]
         values = self.values.at(torch.from_numpy(places).to(device))
         return replace(self, values=values, numbers=numbers)
@@ -99,45 +85,28 @@ def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
 
 @dataclass(frozen=True)
 class Link(Generic[P, V]):
-    """One way to an answer.
-
-    ``answer``: from problems, and the answer of the link before for the same problems if it inherits, to an
-    answer; may raise :class:`Declined` after a look at the numbers. ``inherits``: whether it needs what the
-    link before has found. Of others that is freed before they begin. ``improves``: whether it needs the best
-    that has been found instead. ``overwrites``: whether it works in the memory of what it is given: if it
-    runs out of memory, nothing is left. ``launches_only``: whether it only launches: the host waits for
-    nothing in it.
-    """
-
     label: str
+    # From problems, and the answer of the link before for the same problems if it inherits, to an answer; may
+    # raise :class:`Declined` after a look at the numbers.
     answer: Callable[[P, Answer[V] | None], Answer[V]]
-    inherits: bool = False
-    improves: bool = False
-    overwrites: bool = False
-    launches_only: bool = False
+    inherits: bool = False  # the answer before; for other links that is freed before they begin
+    improves: bool = False  # the best answer so far, which it is given instead
+    overwrites: bool = False  # what it is given: if it runs out of memory, nothing is left
+    launches_only: bool = False  # the host waits for nothing in it
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on the answers of one link.
-
-    Shapes: accepted (batch,). ``penalty``, shape (levels, batch): of answers to one problem that with the
-    smallest is kept, compared level by level, NaN being larger than any number; of equals the last.
-    ``reason``: the measured numbers, in words. ``final``, shape (batch,), or None: problems that no later
-    link is to try: those that are accepted, by default. ``evidence``: what else the judge has made of the
-    numbers; kept where all values are from this answer.
-    """
-
-    accepted: np.ndarray
+    accepted: np.ndarray  # shape (batch,)
+    # Shape (levels, batch): of answers to one problem that with the smallest is kept, compared level by
+    # level, NaN being larger than any number; of equals the last.
     penalty: np.ndarray
-    reason: str
-    final: np.ndarray | None = None
-    evidence: Any = None
+    reason: str  # the measured numbers, in words
+    final: np.ndarray | None = None  # problems that no later link is to try: by default the accepted ones
+    evidence: Any = None  # what else the judge has made of the numbers
 
 
 class Judge(Protocol[Judged, V]):
-    """Measures answers, and decides."""
-
     def measure(self, problems: Judged, answer: Answer[V]) -> torch.Tensor:
         """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
 
@@ -147,26 +116,20 @@ class Judge(Protocol[Judged, V]):
 
 @dataclass
 class Run(Generic[V]):
-    """State of a chain: the best answers so far.
+    """State of a chain: the best answers so far."""
 
-    Shapes: accepted (batch,), penalty (levels, batch). ``values``: the best of each problem; None before the
-    first answer. ``numbers``, shape (numbers, batch): their measured numbers; if many were accepted at once,
-    the worst of each number. ``open``: problems that are left for other links. ``label``: how the last values
-    that were kept were found. ``doubt``: why these are not to be accepted whatever was measured.
-    ``evidence``: of the verdict, if all values are from one answer.
-    """
-
-    values: V | None
-    numbers: np.ndarray
-    accepted: np.ndarray
-    penalty: np.ndarray
-    open: np.ndarray
+    values: V | None  # the best of each problem; None before the first answer
+    numbers: np.ndarray  # shape (numbers, batch): measured; of many that were accepted at once the worst
+    accepted: np.ndarray  # shape (batch,)
+    penalty: np.ndarray  # shape (levels, batch)
+    open: np.ndarray  # problems that are left for other links
     attempts: list[Attempt] = field(default_factory=list)
+    # label, doubt, history: of the last values that were kept.
     label: str = ""
     doubt: str = ""
     iterations: int = 0
     history: tuple[float, ...] = ()
-    evidence: Any = None
+    evidence: Any = None  # of the verdict, if all values are from one answer
 
     @classmethod
     def begin(cls, count: int, values: V | None = None) -> Run[V]:
@@ -189,7 +152,6 @@ class Run(Generic[V]):
         return self.values
 
     def best(self) -> Answer[V] | None:
-        """Best answer so far for the open problems."""
         if self.values is None:
             return None
         return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)
@@ -219,21 +181,13 @@ class Run(Generic[V]):
         accepted = verdict.accepted
         self.attempts.append(logged(Attempt(answer.label, bool(accepted.all()), verdict.reason)))
         self.iterations += answer.iterations
-        if self._is_first(len(self.open)):
-            self.label, self.history, self.values = answer.label, answer.history, answer.values
-            self.doubt = answer.doubt
-            self.numbers, self.penalty, self.accepted = numbers, verdict.penalty, accepted
-            self.evidence = verdict.evidence
-        else:
-            self._keep_better(answer, numbers, verdict)
+        self._keep_better(answer, numbers, verdict)
         left = (~(accepted if verdict.final is None else verdict.final)).nonzero()[0]
         self.open = self.open[left]
         return left
 
     def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[Any, V]) -> np.ndarray:
-        """Take first answers to all problems, given what was measured of them, or of the worst by each number
-        alone; none is left.
-        """
+        """Take first answers to all problems, given the numbers of each, or of the worst alone."""
         said = answer.without_values()
         reason = Later(lambda: judge.verdict(said, numbers).reason)
         self.attempts.append(logged(Attempt(answer.label, True, reason)))
@@ -243,14 +197,26 @@ class Run(Generic[V]):
         return self.open
 
     def _keep_better(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> None:
-        better = _no_worse(verdict.penalty, self.penalty[:, self.open])
+        better = np.ones(len(self.open), dtype=bool)  # the first answers
+        if len(self.penalty):
+            better = _no_worse(verdict.penalty, self.penalty[:, self.open])
         if not better.any():
             return
         self.label, self.history, self.doubt = answer.label, answer.history, answer.doubt
-        self.evidence = verdict.evidence if better.all() and len(better) == len(self.accepted) else None
-        self._put(answer.values, better)
-        self._note(self.open[better], numbers[:, better], verdict.penalty[:, better])
-        self.accepted[self.open[better]] = verdict.accepted[better]
+        if better.all() and len(better) == len(self.accepted):
+            self.values, self.evidence = answer.values, verdict.evidence
+            self.numbers, self.penalty, self.accepted = numbers, verdict.penalty, verdict.accepted
+            return
+        places, self.evidence = self.open[better], None
+        if not len(self.penalty):
+            self.numbers = np.full((len(numbers), len(self.accepted)), np.nan)
+            self.penalty = np.full((len(verdict.penalty), len(self.accepted)), np.inf)
+        self.numbers[:, places], self.penalty[:, places] = numbers[:, better], verdict.penalty[:, better]
+        self.accepted[places] = verdict.accepted[better]
+        chosen, values, device = answer.values, self.found, self.found.device
+        if not better.all():
+            chosen = chosen.at(torch.from_numpy(np.flatnonzero(better)).to(device))
+        self.values = values.put(torch.from_numpy(places).to(device), chosen)
 
     def worst(self, errors: np.ndarray) -> int:
         """The problem with the largest error: of those that were not accepted, if there are any."""
@@ -258,30 +224,12 @@ class Run(Generic[V]):
             return int(errors.argmax())  # NaN is the largest
         return int(np.where(self.accepted, -1.0, np.where(np.isnan(errors), np.inf, errors)).argmax())
 
-    def _put(self, values: V, which: np.ndarray) -> None:
-        if self.values is None or (which.all() and len(which) == len(self.accepted)):
-            self.values = values
-            return
-        device = values.device
-        where = torch.from_numpy(self.open[which]).to(device)
-        chosen = values if which.all() else values.at(torch.from_numpy(np.flatnonzero(which)).to(device))
-        self.values = self.values.put(where, chosen)
-
-    def _note(self, places: np.ndarray, numbers: np.ndarray, penalty: np.ndarray) -> None:
-        if not len(self.numbers):
-            self.numbers = np.full((len(numbers), len(self.accepted)), np.nan)
-            self.penalty = np.full((len(penalty), len(self.accepted)), np.inf)
-        self.numbers[:, places], self.penalty[:, places] = numbers, penalty
-
     def take(self, place: int, other: Run[V]) -> None:
         """Put what was found for one problem alone in its place, if it is no worse than what is there."""
         self.iterations += other.iterations
-        if len(self.penalty) and not _no_worse(other.penalty, self.penalty[:, [place]])[0]:
-            return
-        before, self.open, self.evidence = self.open, np.array([place]), None
-        self._put(other.found, np.ones(1, dtype=bool))
-        self._note(self.open, other.numbers, other.penalty)
-        self.accepted[place] = other.accepted[0]
+        before, self.open = self.open, np.array([place])
+        verdict = Verdict(other.accepted, other.penalty, "")
+        self._keep_better(Answer(other.found, other.label), other.numbers, verdict)
         self.open = before
 
 
@@ -293,14 +241,12 @@ def run_chain(
     begun: Answer[V] | None = None,
     settled: Settled | None = None,
 ) -> Run[V]:
-    """Try links until the answers of all problems are accepted; of each problem the best answer is kept.
+    """Try links, cheapest first, until the answers of all problems are accepted; of each problem the best
+    answer is kept.
 
-    ``links``: cheapest first. ``problems``: at least one. ``known``: earlier answers, for a link that
-    improves them; any answer replaces them. ``begun``: answer of the first link
-    (``neula.pipeline.chain.first_answer``); not changed. ``settled``: whether nothing is left to do for any
-    problem, from the largest of each number that was measured. Raises Unanswered if no link gave an answer.
-    Raises torch.OutOfMemoryError if that was for lack of memory: a link that runs out of it is left for the
-    next one, unless it overwrites.
+    ``known``: earlier answers, for a link that improves them; any answer replaces them. ``begun``: answer of
+    the first link (:func:`first_answer`); not changed. Raises Unanswered if no link gave an answer,
+    torch.OutOfMemoryError if that was for lack of memory.
     """
     run: Run[V] = Run.begin(len(problems), known)
     guard = MemoryGuard(problems.device)
@@ -342,10 +288,7 @@ def _read(numbers: torch.Tensor | np.ndarray) -> np.ndarray:
 
 
 def run_each(run: Run[V], alone: Callable[[int], Run[V] | None]) -> None:
-    """Continue with each open problem by itself; the attempts that are recorded are those of the worst.
-
-    ``run``: changes. ``alone``: runs a chain for the problem at a place; None where that does not help.
-    """
+    """Continue with each open problem by itself; the attempts that are recorded are those of the worst."""
     worst: Run[V] | None = None
     for place in run.open.tolist():
         one = alone(place)
@@ -370,10 +313,8 @@ def _no_worse(new: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
     """Answer of the first link; None if it declines these problems."""
-    if not links:
-        return None
     try:
-        return links[0].answer(problems, None)
+        return links[0].answer(problems, None) if links else None
     except Declined:
         return None
 
@@ -384,9 +325,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
 
     :func:`~neula.pipeline.chain.run_chain` continues from it, when somebody has time to look.
     """
-    if not links or not links[0].launches_only:
-        return None
-    answer = answer_of_first(links, problems)
+    answer = answer_of_first(links, problems) if links and links[0].launches_only else None
     if answer is not None and answer.measured is None:
         answer.measured = judge.measure(problems, answer)
     return answer

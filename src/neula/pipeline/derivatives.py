@@ -1,16 +1,20 @@
-"""Derivatives of answers, backward and forward: formulas alone, for real and complex numbers.
+"""Problems as ``autograd.Function``: of their input, and of what answers.
 
-Every function here takes answers, and gradients of a loss with respect to them (backward) or changes of the
-input (forward). All are differentiable operations, so that gradients have gradients, too.
-``neula.pipeline.functions`` attaches them to graphs. The gradient of a real loss L with respect to a complex
-number z is ``dL/dRe z + i dL/dIm z``, as in torch: a change of the input changes L by the real part of its
-inner product with the gradient.
+That is what has been computed already, or where the input is hidden by a transform of ``torch.func`` an
+operator of torch (:mod:`neula.pipeline.operators`). Formulas take answers, and gradients of a loss with
+respect to them or changes of the input, for real and complex numbers. All are differentiable operations, so
+that gradients have gradients, too. The gradient of a real loss L with respect to a complex number z is
+``dL/dRe z + i dL/dIm z``, as in torch: a change of the input changes L by the real part of its inner product
+with the gradient.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -21,266 +25,106 @@ from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.polar.svd import converged_eigh
 from neula.kernels.precision import exact_matmul
 
-Factorize = Callable[[torch.Tensor], Iterable[torch.Tensor]]
+Tensor = torch.Tensor
+Tensors = tuple[Tensor, ...]
+
+Gradients = tuple[Tensor | None, ...]  # gradients of the operands; None of those that are not wanted
+
+Wanted = Sequence[bool]  # which operands want a gradient
+
+Factorize = Callable[[Tensor], Iterable[Tensor]]
 """QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
 
-Solve = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Solution of ``A x = b`` for batches in double precision, differentiable."""
+is_legacy_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+"""Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
 
-Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Product of batches, broadcast and differentiable."""
-
-Pair = tuple[torch.Tensor, torch.Tensor]
+solve_triangular = torch.linalg.solve_triangular
 
 
-# --- QR ---
+def no_answer(*inputs: Tensor) -> Any:
+    raise NotImplementedError
 
 
-def factors_backward(q: torch.Tensor, r: torch.Tensor, dq: torch.Tensor, dr: torch.Tensor) -> torch.Tensor:
-    """Gradient of A from those of Q and R (:func:`neula.pipeline.gradients.attach_factors`)."""
-    k = q.shape[-1]
-    if r.shape[-1] > k:
-        (u, v), (du, dv) = (x.tensor_split([k], -1) for x in (r, dr))
-        dx = factors_backward(q, u, dq + exact_matmul(q, exact_matmul(v, dv.mH)), du)
-        return torch.cat([dx, exact_matmul(q, dv)], -1)
-    m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)
-    right = dq + exact_matmul(q, hermitian_from_lower(m))
-    return torch.linalg.solve_triangular(r.mH, right, upper=False, left=False)
+@dataclass(frozen=True)
+class Answerer:
+    """The function that answers, and the solves that its derivatives need."""
+
+    call: Callable[..., Tensors]  # from the input to the answer, and the evidence, which has no derivatives
+    again: Callable[..., Any] = no_answer  # solves, factorizes or multiplies anew
+    # Whether the host may read the numbers, so that what has no gradient is an error and not NaN.
+    may_raise: bool = True
 
 
-def factors_forward(q: torch.Tensor, r: torch.Tensor, da: torch.Tensor) -> Pair:
-    """Changes of Q and R.
+class Attached(Function):
+    """Base of all differentiable problems: outputs with derivatives, then evidence without, and batches."""
 
-    With ``W = Q^H dA R^-1`` and L its strictly lower triangle, ``Q^H dQ = L - L^H + i Im diag(W)`` is skew,
-    and ``dR = (W - Q^H dQ) R`` is upper triangular with a real diagonal.
-    """
-    k = q.shape[-1]
-    if r.shape[-1] > k:
-        (u, v), (dx, dy) = (x.tensor_split([k], -1) for x in (r, da))
-        dq, du = factors_forward(q, u, dx)
-        dv = exact_matmul(dq.mH, exact_matmul(q, v)) + exact_matmul(q.mH, dy)
-        return dq, torch.cat([du, dv], -1)
-    scaled = torch.linalg.solve_triangular(r, da, upper=True, left=False)
-    w = exact_matmul(q.mH, scaled)
-    triangle = w.triu(1) + hermitian_from_lower(w).triu()
-    return scaled - exact_matmul(q, triangle), exact_matmul(triangle, r)
+    operands = 1
+    """Inputs that derivatives are with respect to."""
 
+    answers = 1
+    """Outputs that have derivatives."""
 
-# --- Cholesky ---
-
-
-def cholesky_backward(lower: torch.Tensor, dl: torch.Tensor) -> torch.Tensor:
-    """Gradient of A from that of L (:func:`neula.pipeline.gradients.attach_cholesky`)."""
-    # P + P^H with the lower triangle P of L^H dL, its diagonal halved.
-    symmetric = hermitian_from_lower(exact_matmul(lower.mH, dl.tril()))
-    solve = torch.linalg.solve_triangular
-    return 0.5 * solve(lower, solve(lower.mH, symmetric, upper=True), upper=False, left=False)
-
-
-def cholesky_forward(lower: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
-    """Change of L: with ``M = L^-1 dA L^-H``, L times the lower triangle of M, its diagonal halved."""
-    solve = torch.linalg.solve_triangular
-    left = solve(lower, 0.5 * (da + da.mH), upper=False)
-    m = solve(lower.mH, left, upper=True, left=False)
-    return exact_matmul(lower, 0.5 * (m.tril() + m.tril(-1)))
-
-
-# --- LU ---
-
-
-def lu_backward(lower: torch.Tensor, upper: torch.Tensor, dl: torch.Tensor, du: torch.Tensor) -> torch.Tensor:
-    """Gradient of A from those of L and U: ``L^-H (tril(L^H dL, -1) + triu(dU U^H)) U^-H``."""
-    inner = exact_matmul(lower.mH, dl).tril(-1) + exact_matmul(du, upper.mH).triu()
-    solve = torch.linalg.solve_triangular
-    return solve(upper.mH, solve(lower.mH, inner, upper=True), upper=False, left=False)
-
-
-def lu_forward(lower: torch.Tensor, upper: torch.Tensor, da: torch.Tensor) -> Pair:
-    """Changes of L and U: with ``M = L^-1 dA U^-1``, L times the strict lower triangle, the rest times U."""
-    solve = torch.linalg.solve_triangular
-    m = solve(upper, solve(lower, da, upper=False), upper=True, left=False)
-    return exact_matmul(lower, m.tril(-1)), exact_matmul(m.triu(), upper)
-
-
-# --- linear systems ---
-
-
-def system_backward(a: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, solve: Solve) -> Pair:
-    """Gradients of A and b, in double precision (:func:`neula.pipeline.gradients.attach_system`)."""
-    y = solve(in_double(a).mH, in_double(dx))
-    return -y @ in_double(x).mH, y
-
-
-def system_forward(
-    a: torch.Tensor, x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None, solve: Solve
-) -> torch.Tensor:
-    """Change of x: ``A^-1 (db - dA x)``."""
-    return solve(in_double(a), changed_residual(x, da, db))
-
-
-# --- least squares ---
-
-
-def solution_backward(
-    a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, dx: torch.Tensor, factorize: Factorize
-) -> Pair:
-    """Gradients of A and b, all in double precision (:func:`neula.pipeline.gradients.attach_solution`)."""
-    solve = torch.linalg.solve_triangular
-    if a.shape[-2] >= a.shape[-1]:
-        q, r, a = _in_dtype_of(x, *factorize(a), a)
-        c = solve(r.mH, dx, upper=False)
-        y, z = q @ c, solve(r, c, upper=True)
-        return (b - a @ x) @ z.mH - y @ x.mH, y
-    q, r = _in_dtype_of(x, *factorize(a.mH))
-    c = q.mH @ dx
-    y = solve(r, c, upper=True)
-    w = solve(r, solve(r.mH, b.to(x.dtype), upper=False), upper=True)
-    return w @ (dx - q @ c).mH - y @ x.mH, y
-
-
-def solution_forward(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    x: torch.Tensor,
-    da: torch.Tensor | None,
-    db: torch.Tensor | None,
-    factorize: Factorize,
-) -> torch.Tensor:
-    """Change of x, all in double precision.
-
-    ``A^+ (db - dA x)``, and of a tall matrix ``(A^H A)^-1 dA^H (b - A x)`` more, of a wide one
-    ``(I - A^+ A) dA^H A^+H x``.
-    """
-    solve, rest = torch.linalg.solve_triangular, changed_residual(x, da, db).to(x.dtype)
-    if a.shape[-2] >= a.shape[-1]:
-        q, r, a = _in_dtype_of(x, *factorize(a), a)
-        image = q.mH @ rest
-        if da is not None:
-            image = image + solve(r.mH, da.to(x.dtype).mH @ (b - a @ x), upper=False)
-        return solve(r, image, upper=True)
-    q, r = _in_dtype_of(x, *factorize(a.mH))
-    dx = q @ solve(r.mH, rest, upper=False)
-    if da is not None:
-        y = da.to(x.dtype).mH @ solve(r, q.mH @ x, upper=True)
-        dx = dx + y - q @ (q.mH @ y)
-    return dx
-
-
-def changed_residual(x: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None) -> torch.Tensor:
-    """``db - dA x`` in double precision."""
-    x = in_double(x)
-    change = torch.zeros_like(x[..., :1, :]) if db is None else in_double(db)
-    return change if da is None else change - da.to(x.dtype) @ x
-
-
-def _in_dtype_of(x: torch.Tensor, *others: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Tensors in the dtype of x: complex ones of a real A with a complex right-hand side."""
-    return tuple(y.to(x.dtype) for y in others)
-
-
-# --- products ---
-
-
-def product_backward(
-    a: torch.Tensor, b: torch.Tensor, dc: torch.Tensor, multiply: Multiply, wanted: tuple[bool, bool]
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Gradients of those operands that want one (:func:`neula.pipeline.gradients.attach_product`)."""
-    da = for_operand(multiply(dc, b.mH), a) if wanted[0] else None
-    db = for_operand(multiply(a.mH, dc), b) if wanted[1] else None
-    return da, db
-
-
-def for_operand(gradient: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
-    """A gradient in the shape and the dtype of its operand: of a real one the real part."""
-    if gradient.is_complex() and not operand.is_complex():
-        gradient = gradient.real
-    return gradient.sum_to_size(operand.shape).to(operand)
-
-
-def product_forward(
-    a: torch.Tensor, b: torch.Tensor, da: torch.Tensor | None, db: torch.Tensor | None, multiply: Multiply
-) -> torch.Tensor:
-    """Change of the product, ``dA B + A dB``, at least one of which there is."""
-    parts = [multiply(da, b)] if da is not None else []
-    if db is not None:
-        parts.append(multiply(a, db))
-    return parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-
-# --- polar decomposition ---
-
-
-def polar_backward(a: torch.Tensor, u: torch.Tensor, du: torch.Tensor) -> torch.Tensor:
-    """Gradient of A, in double precision (:func:`neula.pipeline.gradients.attach_polar`)."""
-    if a.shape[-2] < a.shape[-1]:
-        return polar_backward(a.mH, u.mH, du.mH).mH
-    h, inner = _symmetric(u.mH @ a), u.mH @ du
-    y = Lyapunov.apply(h, inner - inner.mH)
-    return u @ y + _divided(du - u @ inner, h)
-
-
-def polar_forward(a: torch.Tensor, u: torch.Tensor, da: torch.Tensor) -> torch.Tensor:
-    """Change of U, in double precision.
-
-    ``U Y + (I - U U^H) dA H^-1`` of a tall matrix, where Y solves ``H Y + Y H = U^H dA - dA^H U``.
-    """
-    if a.shape[-2] < a.shape[-1]:
-        return polar_forward(a.mH, u.mH, da.mH).mH
-    h, inner = _symmetric(u.mH @ a), u.mH @ da
-    return u @ Lyapunov.apply(h, inner - inner.mH) + _divided(da - u @ inner, h)
-
-
-def _symmetric(h: torch.Tensor) -> torch.Tensor:
-    return (h + h.mH) / 2
-
-
-def _divided(x: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
-    """``X H^-1``, without a look at whether H is singular.
-
-    By the inverse: the forward derivative of torch's own ``solve`` has no derivative with respect to H.
-    """
-    return x @ torch.linalg.inv_ex(h)[0]
-
-
-class Lyapunov(Function):
-    """Y of ``H Y + Y H = K`` for a Hermitian positive definite H: linear in K, and its own adjoint.
-
-    Eigenvectors have gradients that divide by differences of eigenvalues; Y divides by sums alone.
-    """
+    kept = (0, 1)
+    """How many inputs, and how many outputs, derivatives need."""
 
     @staticmethod
-    def forward(h: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        values, vectors = converged_eigh(h)
-        sums = values[..., :, None] + values[..., None, :]
-        return vectors @ ((vectors.mH @ k @ vectors) / sums) @ vectors.mH
+    def forward(*inputs: Any) -> Tensors:
+        *operands, answerer = inputs
+        return answerer.call(*operands)
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: Any, output: Tensors) -> None:
+        *operands, ctx.answerer = inputs
+        evidence = output[cls.answers :]
+        ctx.evidence = len(evidence)
+        ctx.mark_non_differentiable(*evidence)
+        kept = cls.tensors_kept(operands, output)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @classmethod
+    def backward(cls, ctx: Any, *gradients: Tensor) -> Gradients:
+        wanted = ctx.needs_input_grad[: cls.operands]
+        return *cls.pulled_back(ctx.answerer, wanted, ctx.saved_tensors, *gradients[: cls.answers]), None
+
+    @classmethod
+    def jvp(cls, ctx: Any, *changes: Tensor | None) -> Gradients:
+        with _pushing_forward(ctx) as kept, torch.autocast(kept[0].device.type, enabled=False):
+            found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
+        return *found, *(None,) * ctx.evidence
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensors, tuple[int, ...]]:
+        *operands, answerer = inputs
+        found = cls.apply(*leading(operands, in_dims), answerer)
+        return found, (0,) * len(found)
+
+    @classmethod
+    def tensors_kept(cls, operands: Sequence[Tensor], output: Tensors) -> Tensors:
+        inputs, outputs = cls.kept
+        return *operands[:inputs], *output[:outputs]
+
+    @classmethod
+    def pulled_back(cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+        """Gradients of the operands, without the caller's autocast."""
+        if any(map(is_legacy_batch, gradients)):
+            answerer = replace(answerer, may_raise=False)
+        with torch.autocast(kept[0].device.type, enabled=False):
+            return cls.gradients(answerer, wanted, kept, *gradients)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        ctx.save_for_backward(inputs[0], output)
-        ctx.save_for_forward(inputs[0], output)
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+        """Gradients of the operands from those of the answers."""
+        raise NotImplementedError
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Pair:
-        h, y = ctx.saved_tensors
-        z = Lyapunov.apply(h, gradient)
-        return -(z @ y.mH + y.mH @ z), z
-
-    @staticmethod
-    def jvp(ctx: Any, dh: torch.Tensor | None, dk: torch.Tensor | None) -> torch.Tensor:
-        with pushing_forward(ctx) as (h, y):
-            right = torch.zeros_like(y) if dk is None else dk
-            return Lyapunov.apply(h, right if dh is None else right - dh @ y - y @ dh)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, h: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, int]:
-        return Lyapunov.apply(*leading((h, k), dims)), 0
-
-
-# --- what all share ---
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        """Changes of the answers from those of the operands, None of those that have not changed."""
+        raise NotImplementedError
 
 
 @contextmanager
-def pushing_forward(ctx: Any) -> Iterator[tuple[torch.Tensor, ...]]:
+def _pushing_forward(ctx: Any) -> Iterator[Tensors]:
     """Tensors that a function has kept for its ``jvp``, whose formula is to have derivatives in turn.
 
     torch switches forward mode off in a ``jvp``, for this level and all around it: their tangents would be
@@ -290,7 +134,7 @@ def pushing_forward(ctx: Any) -> Iterator[tuple[torch.Tensor, ...]]:
         yield tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
 
 
-def leading(operands: Sequence[torch.Tensor], dims: Sequence[int | None]) -> list[torch.Tensor]:
+def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
     """Matrices whose hidden dimensions come first, before as many others as the rules of NumPy ask for."""
     dims = dims[: len(operands)]
     most = max(x.ndim - (dim is not None) for x, dim in zip(operands, dims, strict=True))
@@ -301,3 +145,354 @@ def leading(operands: Sequence[torch.Tensor], dims: Sequence[int | None]) -> lis
             x = x.reshape(x.shape[0], *(1,) * (most + 1 - x.ndim), *x.shape[1:])
         found.append(x)
     return found
+
+
+# --- factorizations ---
+
+
+class ByFormulas(Attached):
+    """Answers of one operand, by formulas of these and of their gradients, or of changes of the operand.
+
+    In the common dtype of all, at least float32: half precision has no triangular solves.
+    """
+
+    backward_formula: Callable[..., Tensor]
+    forward_formula: Callable[..., Tensors | Tensor]
+
+    @classmethod
+    def gradients(cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        return (cls.backward_formula(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
+
+    @classmethod
+    def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        found = cls.forward_formula(*_at_least_single(*kept, *changes))
+        return tuple(x.to(kept[0].dtype) for x in (found if isinstance(found, tuple) else (found,)))
+
+
+def _at_least_single(*tensors: Tensor) -> Tensors:
+    dtype = reduce(torch.promote_types, (x.dtype for x in tensors), torch.float32)
+    return tuple(x.to(dtype) for x in tensors)
+
+
+class QRFunction(ByFormulas):
+    """Q and R.
+
+    With ``M = R dR^H - dQ^H Q`` and C the Hermitian matrix that has the lower triangle of M, and the real
+    part of its diagonal, ``dA = (dQ + Q C) R^-H`` [1]_. Of a wide matrix ``[X, Y] = Q [U, V]``, Q and U are
+    the factors of X, and ``V = Q^H Y``. Forward, with ``W = Q^H dA R^-1`` and L its strictly lower triangle,
+    ``Q^H dQ = L - L^H + i Im diag(W)`` is skew, and ``dR = (W - Q^H dQ) R`` is upper triangular with a real
+    diagonal.
+
+    References
+    ----------
+    .. [1] S. F. Walter, L. Lehmann, "Algorithmic differentiation of linear algebra functions with application
+       in optimum experimental design", 2010; M. Seeger et al., "Auto-differentiating linear algebra", 2017.
+    """
+
+    answers, kept = 2, (0, 2)
+
+    @staticmethod
+    def backward_formula(q: Tensor, r: Tensor, dq: Tensor, dr: Tensor) -> Tensor:
+        k = q.shape[-1]
+        if r.shape[-1] > k:
+            (u, v), (du, dv) = (x.tensor_split([k], -1) for x in (r, dr))
+            dq = dq + exact_matmul(q, exact_matmul(v, dv.mH))
+            return torch.cat([QRFunction.backward_formula(q, u, dq, du), exact_matmul(q, dv)], -1)
+        m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)
+        right = dq + exact_matmul(q, hermitian_from_lower(m))
+        return solve_triangular(r.mH, right, upper=False, left=False)
+
+    @staticmethod
+    def forward_formula(q: Tensor, r: Tensor, da: Tensor) -> Tensors:
+        k = q.shape[-1]
+        if r.shape[-1] > k:
+            (u, v), (dx, dy) = (x.tensor_split([k], -1) for x in (r, da))
+            dq, du = QRFunction.forward_formula(q, u, dx)
+            dv = exact_matmul(dq.mH, exact_matmul(q, v)) + exact_matmul(q.mH, dy)
+            return dq, torch.cat([du, dv], -1)
+        scaled = solve_triangular(r, da, upper=True, left=False)
+        w = exact_matmul(q.mH, scaled)
+        triangle = w.triu(1) + hermitian_from_lower(w).triu()
+        return scaled - exact_matmul(q, triangle), exact_matmul(triangle, r)
+
+
+class CholeskyFunction(ByFormulas):
+    """L of ``A = L L^H``, with a Hermitian gradient of A, as in torch.
+
+    With P the lower triangle of ``L^H dL``, its diagonal halved, ``dA = L^-H (P + P^H) L^-1 / 2`` (I. Murray,
+    "Differentiation of the Cholesky decomposition", 2016, formula 10). Forward, with ``M = L^-1 dA L^-H``,
+    dL is L times the lower triangle of M, its diagonal halved.
+    """
+
+    @staticmethod
+    def backward_formula(lower: Tensor, dl: Tensor) -> Tensor:
+        symmetric = hermitian_from_lower(exact_matmul(lower.mH, dl.tril()))  # P + P^H
+        solve = solve_triangular
+        return 0.5 * solve(lower, solve(lower.mH, symmetric, upper=True), upper=False, left=False)
+
+    @staticmethod
+    def forward_formula(lower: Tensor, da: Tensor) -> Tensor:
+        left = solve_triangular(lower, 0.5 * (da + da.mH), upper=False)
+        m = solve_triangular(lower.mH, left, upper=True, left=False)
+        return exact_matmul(lower, 0.5 * (m.tril() + m.tril(-1)))
+
+
+class LUFunction(ByFormulas):
+    """L and U, without pivoting: ``dA = L^-H (tril(L^H dL, -1) + triu(dU U^H)) U^-H``.
+
+    Forward, with ``M = L^-1 dA U^-1``, L times the strict lower triangle of M, and the rest of it times U.
+    """
+
+    answers, kept = 2, (0, 2)
+
+    @staticmethod
+    def backward_formula(lower: Tensor, upper: Tensor, dl: Tensor, du: Tensor) -> Tensor:
+        inner = exact_matmul(lower.mH, dl).tril(-1) + exact_matmul(du, upper.mH).triu()
+        solve = solve_triangular
+        return solve(upper.mH, solve(lower.mH, inner, upper=True), upper=False, left=False)
+
+    @staticmethod
+    def forward_formula(lower: Tensor, upper: Tensor, da: Tensor) -> Tensors:
+        left = solve_triangular(lower, da, upper=False)
+        m = solve_triangular(upper, left, upper=True, left=False)
+        return exact_matmul(lower, m.tril(-1)), exact_matmul(m.triu(), upper)
+
+
+class SymmetricFunction(ByFormulas):
+    """A Hermitian matrix of which one triangle was read; its gradient is Hermitian, as that of L is."""
+
+    backward_formula = forward_formula = staticmethod(lambda _, change: (change + change.mH) / 2)
+
+
+class LogDeterminant(Attached):
+    """``log |det A|``, whose gradient is ``A^-H`` (Giles 2008, section 2.2.4), or ``log det A``, if the
+    answer is complex.
+    """
+
+    kept = (1, 1)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        return (gradients[0][..., None, None] * answerer.again(kept[0]).mH,)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        change = (answerer.again(kept[0]).mT * changes[0]).sum((-2, -1))
+        return (change if kept[1].is_complex() else change.real,)
+
+
+# --- linear systems, least squares and products ---
+
+
+class LinearSystem(Attached):
+    """x of ``A x = b``: with ``A^H y = dx``, ``db = y`` and ``dA = -y x^H`` (M. B. Giles, "Collected matrix
+    derivative results for forward and reverse mode algorithmic differentiation", 2008, section 2.3.1).
+    """
+
+    operands = 2
+    kept = (2, 1)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+        (a, b, x), (dx,), solve = kept, gradients, answerer.again
+        y = solve(in_double(a).mH, in_double(dx))
+        return for_operand(-y @ in_double(x).mH, a) if wanted[0] else None, for_operand(y, b)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, _, x = kept
+        return (answerer.again(in_double(a), changed_residual(x, *changes)).to(x.dtype),)
+
+
+class Solution(Attached):
+    """x of least squares, and as evidence the ranks of the matrices.
+
+    With ``y = A^+H dx`` it is ``db = y``, and ``dA = (b - A x) z^H - y x^H`` where ``z = A^+ y`` [1]_. Of the
+    minimum-norm solution of a wide system, ``dA = w (dx - A^H y)^H - y x^H`` where ``w = A^+H x``. Both are
+    computed in double precision through ``A = Q R``, or ``A^H = Q R``. Forward, ``dx = A^+ (db - dA x)``, and
+    of a tall matrix ``(A^H A)^-1 dA^H (b - A x)`` more, of a wide one ``(I - A^+ A) dA^H A^+H x``.
+
+    References
+    ----------
+    .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
+       problems whose variables separate", 1973.
+    """
+
+    operands = 2
+    kept = (2, 2)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        (given, rhs, y, ranks), (dx,) = kept, gradients
+        deficient = _deficient(given, ranks)
+        if answerer.may_raise:
+            _refuse_where(deficient[..., 0, 0] & (dx != 0).flatten(-2).any(-1), ranks, given.shape)
+        # Their gradients are zero and not needed: those of any matrix of full rank will do.
+        instead = torch.eye(*given.shape[-2:], dtype=given.dtype, device=given.device)
+        pairs = (instead, given), (0.0, rhs), (0.0, y)
+        a, b, x = (in_double(torch.where(deficient, t, u)) for t, u in pairs)
+        # Where somebody does and this is not an error, they are NaN.
+        dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
+        if a.shape[-2] >= a.shape[-1]:
+            q, r, a = _in_dtype_of(x, *answerer.again(a), a)
+            c = solve_triangular(r.mH, dx, upper=False)
+            y, z = q @ c, solve_triangular(r, c, upper=True)
+            da = (b - a @ x) @ z.mH - y @ x.mH
+        else:
+            q, r = _in_dtype_of(x, *answerer.again(a.mH))
+            c = q.mH @ dx
+            y = solve_triangular(r, c, upper=True)
+            w = solve_triangular(r.mH, b.to(x.dtype), upper=False)
+            da = solve_triangular(r, w, upper=True) @ (dx - q @ c).mH - y @ x.mH
+        return for_operand(da, given), for_operand(y, rhs)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (*_, ranks), (da, db) = kept, changes
+        a, b, x = map(in_double, kept[:3])
+        rest = changed_residual(x, da, db).to(x.dtype)
+        if a.shape[-2] >= a.shape[-1]:
+            q, r, a = _in_dtype_of(x, *answerer.again(a), a)
+            image = q.mH @ rest
+            if da is not None:
+                image = image + solve_triangular(r.mH, da.to(x.dtype).mH @ (b - a @ x), upper=False)
+            dx = solve_triangular(r, image, upper=True)
+        else:
+            q, r = _in_dtype_of(x, *answerer.again(a.mH))
+            dx = q @ solve_triangular(r.mH, rest, upper=False)
+            if da is not None:
+                y = da.to(x.dtype).mH @ solve_triangular(r, q.mH @ x, upper=True)
+                dx = dx + y - q @ (q.mH @ y)
+        return (torch.where(_deficient(a, ranks), math.nan, dx).to(kept[2].dtype),)
+
+
+def changed_residual(x: Tensor, da: Tensor | None, db: Tensor | None) -> Tensor:
+    """``db - dA x`` in double precision."""
+    x = in_double(x)
+    change = torch.zeros_like(x[..., :1, :]) if db is None else in_double(db)
+    return change if da is None else change - da.to(x.dtype) @ x
+
+
+def for_operand(gradient: Tensor, operand: Tensor) -> Tensor:
+    """A gradient in the shape and the dtype of its operand: of a real one the real part."""
+    if gradient.is_complex() and not operand.is_complex():
+        gradient = gradient.real
+    return gradient.sum_to_size(operand.shape).to(operand)
+
+
+def _in_dtype_of(x: Tensor, *others: Tensor) -> Tensors:
+    """Tensors in the dtype of x: complex ones of a real A with a complex right-hand side."""
+    return tuple(y.to(x.dtype) for y in others)
+
+
+def _deficient(a: Tensor, ranks: Tensor) -> Tensor:
+    """Which matrices are not of full rank, shape (..., 1, 1)."""
+    return (ranks.to(a.device) < min(a.shape[-2:]))[..., None, None]
+
+
+def _refuse_where(refused: Tensor, ranks: Tensor, shape: torch.Size) -> None:
+    if not bool(refused.any()):
+        return
+    index = refused.nonzero()[0].tolist()
+    name = f"A[{', '.join(map(str, index))}]" if index else "A"
+    raise ValueError(
+        f"{name} has rank {int(ranks[tuple(index)])}, not {min(shape[-2:])}, and the solution has no "
+        "gradient where the rank can change: leave dependent columns out, or pass damp="
+    )
+
+
+class ProductFunction(Attached):
+    """A B, with ``dA = dC B^H`` and ``dB = A^H dC``."""
+
+    operands = 2
+    kept = (2, 0)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+        (a, b), (dc,), multiply = kept, gradients, answerer.again
+        da = for_operand(multiply(dc, b.mH), a) if wanted[0] else None
+        db = for_operand(multiply(a.mH, dc), b) if wanted[1] else None
+        return da, db
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (a, b), (da, db), multiply = kept, changes, answerer.again
+        parts = [multiply(da, b)] if da is not None else []
+        parts += [multiply(a, db)] if db is not None else []
+        return (reduce(torch.add, parts),)
+
+
+# --- polar decomposition ---
+
+
+class Polar(Attached):
+    """The orthogonal or unitary polar factor, and as evidence the ranks of the matrices.
+
+    Of a tall A ``dA = U Y + (I - U U^H) dU H^-1``, where Y solves ``H Y + Y H = U^H dU - dU^H U``: only sums
+    of singular values are divided by (C. S. Kenney, A. J. Laub, "Polar decomposition and matrix sign function
+    condition estimates", SIAM J. Sci. Stat. Comput. 12, 1991). The derivative is its own adjoint.
+    """
+
+    kept = (1, 2)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        a, u, deficient = _of_full_rank(*kept)
+        du = torch.where(deficient & (gradients[0] != 0), math.nan, in_double(gradients[0]))
+        return (_derivative_of_polar(a, u, du).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, u, deficient = _of_full_rank(*kept)
+        du = _derivative_of_polar(a, u, in_double(changes[0]))
+        return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
+
+
+def _of_full_rank(a: Tensor, u: Tensor, ranks: Tensor) -> Tensors:
+    """A and U in double precision, where they have a gradient, and where not; there any others will do."""
+    deficient = _deficient(a, ranks)
+    instead = torch.eye(*a.shape[-2:], dtype=torch.float64, device=a.device)
+    return *(torch.where(deficient, instead, in_double(x)) for x in (a, u)), deficient
+
+
+def _derivative_of_polar(a: Tensor, u: Tensor, change: Tensor) -> Tensor:
+    """Change of U from that of A, or gradient of A from that of U, in double precision."""
+    if a.shape[-2] < a.shape[-1]:
+        return _derivative_of_polar(a.mH, u.mH, change.mH).mH
+    h, inner = u.mH @ a, u.mH @ change
+    h = (h + h.mH) / 2
+    # By the inverse: the forward derivative of torch's own ``solve`` has no derivative with respect to H.
+    return u @ lyapunov(h, inner - inner.mH) + (change - u @ inner) @ torch.linalg.inv_ex(h)[0]
+
+
+def lyapunov(h: Tensor, k: Tensor) -> Tensor:
+    """Y of ``H Y + Y H = K`` for a Hermitian positive definite H, differentiable."""
+    return Lyapunov.apply(h, k, Answerer(_lyapunov))[0]
+
+
+def _lyapunov(h: Tensor, k: Tensor) -> Tensors:
+    values, vectors = converged_eigh(h)
+    sums = values[..., :, None] + values[..., None, :]
+    return (vectors @ ((vectors.mH @ k @ vectors) / sums) @ vectors.mH,)
+
+
+class Lyapunov(Attached):
+    """Y of ``H Y + Y H = K``: linear in K, and its own adjoint.
+
+    Eigenvectors have gradients that divide by differences of eigenvalues; Y divides by sums alone.
+    """
+
+    operands = 2
+    kept = (1, 1)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        h, y = kept
+        z = lyapunov(h, gradients[0])
+        return -(z @ y.mH + y.mH @ z), z
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (h, y), (dh, dk) = kept, changes
+        right = torch.zeros_like(y) if dk is None else dk
+        return (lyapunov(h, right if dh is None else right - dh @ y - y @ dh),)

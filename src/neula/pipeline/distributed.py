@@ -180,7 +180,6 @@ def agree(
     group: Any, asked: dict[str, Any] | None, error: Exception | None, counts: list[int]
 ) -> list[list[int]]:
     """Check that all processes pass equal arguments; returns the counts, which may differ, of all processes.
-
     All raise the same: the first error of a process, or what they disagree about.
     """
     mine = -1 if error is not None else zlib.crc32(repr(asked).encode())
@@ -222,8 +221,6 @@ V = TypeVar("V", bound=Values)
 
 @dataclass(frozen=True)
 class _Operand:
-    """An argument whose rows are distributed over processes."""
-
     taken: Taken  # the rows here, and the way back
     mesh: Any = None  # that of a DTensor
     over_rows: RowsOfGroup | None = None  # that of a RowSharded
@@ -282,8 +279,7 @@ def _operand(x: Any, name: str) -> _Operand:
     return _Operand(take(x.to_local(), name, or_complex=True), x.device_mesh)
 
 
-Give = Callable[[torch.Tensor], Any]
-"""From a tensor here to what the user gets."""
+Give = Callable[[torch.Tensor], Any]  # from a tensor here to what the user gets
 
 
 @dataclass(frozen=True)
@@ -345,10 +341,7 @@ class OverProcesses:
         return self._given_back(result, tall, a)
 
     def _asked(self, found: Mapping[str, _Operand], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments that must be equal on all processes, by name.
-
-        Raises TypeError or ValueError for what is not supported.
-        """
+        """Arguments that must be equal on all processes, by name; refuses what is not supported."""
         for name, values in self.refused.items():
             if given.get(name) in values:
                 raise ValueError(f"{name}={given[name]!r} needs the whole matrix: {self.instead}")
@@ -369,7 +362,6 @@ class OverProcesses:
     def _check_rows(
         self, over_rows: RowsOfGroup, counts: list[list[int]], a: _Operand, given: Mapping[str, Any]
     ) -> None:
-        """Check the row counts of all processes."""
         for place, name in enumerate(self.operands):
             of = [count[place] for count in counts]
             if given.get(name) is not None and of != list(over_rows.counts):
@@ -399,7 +391,6 @@ def _is_list_of_spread(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bo
 
 
 def _group_of(given: Mapping[str, Any]) -> Any:
-    """The group of all operands that are spread."""
     found = {name: x for name, x in given.items() if is_spread(x)}
     groups = {name: _group(x, name) for name, x in found.items()}
     ranks = {name: distributed.get_process_group_ranks(group) for name, group in groups.items()}

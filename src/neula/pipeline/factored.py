@@ -25,7 +25,7 @@ from neula.engines.formats import in_double
 from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.triangular_inverse import triangular_inverse
-from neula.pipeline.gradients import attach_logdet, attach_system
+from neula.pipeline.gradients import attach_system
 from neula.pipeline.solutions import applied
 
 Tensor = torch.Tensor
@@ -95,7 +95,6 @@ class FactoredMatrix:
 
     @cached_property
     def scaled(self) -> Tensor:
-        """``R A C``."""
         rows, columns = self.scales
         return _times(_times(self.a, rows), columns)
 
@@ -145,10 +144,8 @@ class FactoredMatrix:
         return FactorErrors(rate, left, right, inverse, logdet, condition)
 
     def refactorized(self, bound: float) -> FactoredMatrix:
-        """LAPACK's factors in double precision where these are too inaccurate to refine with.
-
-        ``bound``: what the residual of the factors was when they were made. Raises ValueError if they are not
-        those of A.
+        """LAPACK's factors in double precision where these are too inaccurate to refine with; ``bound``:
+        what their residual was when they were made. Raises ValueError if they are not those of A.
         """
         if bool((self.errors.rate <= MAX_RATE).all()):
             return self
@@ -212,11 +209,7 @@ class FactoredMatrix:
         error, energy = (where(known, e, torch.inf) for e in (error, energy))
         return RefinedColumns(columns.mT * x, size, error, energy, quotient(norm(r, dim=-2), terms), steps)
 
-    def attached(self, graph: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        """Solutions with the gradients of A and b, all by these factors."""
-        return attach_system(graph, b, x, self._again)
-
-    def _again(self, a: Tensor, b: Tensor) -> Tensor:
+    def again(self, a: Tensor, b: Tensor) -> Tensor:
         """``A^-1 b``, or of the conjugate transpose of A, differentiable."""
         with plain_arithmetic(a.device):
             straight = torch.equal(a, self.a)
@@ -227,7 +220,7 @@ class FactoredMatrix:
                 solve, left, right, matrix = self.by_transposed, columns.mT, rows, matrix.mH
             x = solve(left * b)
             x = right * (x + solve(left * b - applied(matrix.__matmul__, matrix, x)))
-        return attach_system(a, b, x, self._again)
+        return attach_system(a, b, x, self.again)
 
     # --- numbers ---
 
@@ -266,22 +259,13 @@ class FactoredMatrix:
         n = self.a.shape[-1] if self.a.is_complex() and self.kind != "lower" else 0
         return 8 * n * FP64.u * (n if self.kind == "orthonormal" else 1)
 
-    def attached_logdet(self, graph: Tensor, value: Tensor) -> Tensor:
-        """The logarithm with the gradient of A."""
-        return attach_logdet(graph, value, self._inverse)
-
-    def attached_sign(self, graph: Tensor, sign: Tensor) -> Tensor:
-        """A complex sign ``z / |z|`` with the gradient of A."""
-        logs = attach_logdet(graph, torch.complex(torch.zeros_like(sign.real), sign.angle()), self._inverse)
-        return torch.exp(1j * logs.imag)
-
-    def _inverse(self, a: Tensor) -> Tensor:
+    def inverse(self, a: Tensor) -> Tensor:
         with plain_arithmetic(a.device):
             eye = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device).expand_as(a)
             x = definite_inverse(self.left) if self.kind == "lower" else self.by_right(self.by_left(eye))
             rows, columns = self.scales
             x = columns.mT * x * rows.mT
-        return attach_system(a, eye, x, self._again)
+        return attach_system(a, eye, x, self.again)
 
     def inverse_quadratic(self, b: Tensor, u: float) -> tuple[Tensor, Tensor, Tensor]:
         """Diagonal of ``b^H A^-1 b``, shape (P, K), bounds on its errors, and ``A^-1 b``.
@@ -318,7 +302,6 @@ def triangular_condition(t: Tensor, *, upper: bool) -> Tensor:
 
 
 def _substituted(t: Tensor, y: Tensor, *, upper: bool, unitriangular: bool = False) -> Tensor:
-    """``T^-1 y`` for triangular matrices."""
     how = {"upper": upper, "unitriangular": unitriangular}
     return applied(lambda x: torch.linalg.solve_triangular(t, x, **how), t, y)
 

@@ -20,7 +20,7 @@ from neula.engines import FP64, format_of
 from neula.engines.formats import double_of, in_double
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.factored import FactoredMatrix, triangular_condition
-from neula.pipeline.gradients import attach_lu, attach_symmetric
+from neula.pipeline.gradients import attach_logdet, attach_lu, attach_symmetric, attach_system
 from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, is_variable, take
 from neula.pipeline.operators import eager
 from neula.pipeline.result import Attempt, FactorSolution, FactorValue, SlogdetResult, report_missed
@@ -59,15 +59,15 @@ class KnownFactors(ABC):
         """Bound on the relative residual of the factors; infinite if nothing is known."""
         return math.inf
 
-    def operand(self, a: Tensor) -> Tensor:
+    @property
+    def graph(self) -> Tensor:
         """A, shape (P, n, n), as derivatives are taken with respect to it, in double precision."""
-        return a.to(self.factored.a)
+        return flattened(self.given.graph).to(self.factored.a)
 
     # --- methods ---
 
     @eager
     def solve(self, b: Any) -> FactorSolution[Any]:
-        """Solve ``A x = b``, with evidence."""
         sides = self.sides(b)
         with self.computing():
             found = self.factored.refined(sides.columns, sides.u)
@@ -79,7 +79,6 @@ class KnownFactors(ABC):
 
     @eager
     def solve_triangular(self, b: Any, transposed: bool) -> FactorSolution[Any]:
-        """Solve with a triangular factor."""
         factor, upper, turned = self.triangle
         triangle = take(factor, "the factor", differentiable=True, or_complex=True)
         sides = RightSides(triangle, b)
@@ -95,17 +94,16 @@ class KnownFactors(ABC):
 
     @eager
     def logdet(self) -> FactorValue[Any]:
-        """Logarithms of determinants."""
         value, error = self._logdet()
         return FactorValue(value=value, error=error)
 
     @eager
     def slogdet(self) -> SlogdetResult[Any]:
-        """Signs, or phases, and logarithms of determinants."""
         with self.computing():
             sign = self.factored.sign
         if sign.is_complex() and self.is_variable:
-            sign = self.factored.attached_sign(self.operand(flattened(self.given.graph)), sign)
+            argument = torch.complex(torch.zeros_like(sign.real), sign.angle())
+            sign = torch.exp(1j * attach_logdet(self.graph, argument, self.factored.inverse).imag)
         value, error = self._logdet()
         if phase := self.factored.phase_error:
             error = error + (phase + _unit(self.like.tensor.dtype))
@@ -113,12 +111,10 @@ class KnownFactors(ABC):
 
     @eager
     def inv_quad(self, b: Any) -> FactorValue[Any]:
-        """``b^H A^-1 b`` of each right-hand side."""
         return self._quadratic(self.sides(b))
 
     @eager
     def diag_inverse(self) -> FactorValue[Any]:
-        """Diagonals of inverses."""
         a = self.given.tensor
         return self._quadratic(self.sides(torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)))
 
@@ -126,7 +122,6 @@ class KnownFactors(ABC):
 
     @property
     def is_variable(self) -> bool:
-        """Whether somebody differentiates with respect to A."""
         return is_variable(self.matrix)
 
     @property
@@ -142,21 +137,18 @@ class KnownFactors(ABC):
             return self.factorized(a).refactorized(self.residual)
 
     def computing(self) -> plain_arithmetic:
-        """Context for computing without gradients."""
         return plain_arithmetic(self.like.tensor.device)
 
     def sides(self, b: Any) -> RightSides:
-        """Right-hand sides in the shapes of NumPy."""
         return RightSides(self.given, b, self.factored.a.device)
 
     def attached(self, b: Tensor, x: Tensor) -> Tensor:
         """Solutions with their gradients, where somebody wants them."""
         if not (self.is_variable or is_variable(b)):
             return x
-        return self.factored.attached(self.operand(flattened(self.given.graph)), b, x)
+        return attach_system(self.graph, b, x, self.factored.again)
 
     def numbers(self, x: Tensor) -> Any:
-        """One number for each matrix."""
         batch, like = self.given.tensor.shape[:-2], self.like
         dtype = at_least_single(like.tensor.dtype)
         return like.give_back(x.reshape(batch), dtype if x.is_complex() else dtype.to_real())
@@ -165,11 +157,9 @@ class KnownFactors(ABC):
         """The logarithm of the determinant, and bounds on its error."""
         with self.computing():
             logs, error = self.factored.logdet
-        given, like = self.given, self.like
-        value = logs
-        if self.is_variable:
-            value = self.factored.attached_logdet(self.operand(flattened(given.graph)), logs)
-        error = (error + _unit(like.tensor.dtype) * logs.abs()).reshape(given.tensor.shape[:-2])
+        like = self.like
+        value = attach_logdet(self.graph, logs, self.factored.inverse) if self.is_variable else logs
+        error = (error + _unit(like.tensor.dtype) * logs.abs()).reshape(self.given.tensor.shape[:-2])
         _report_numbers("the logarithm of the determinant", logs.reshape(error.shape), error, 1.0)
         return self.numbers(value), like.wrap(error.to(like.tensor.device))
 
@@ -188,8 +178,6 @@ class KnownFactors(ABC):
 
 @dataclass(frozen=True, eq=False)
 class CholeskyMethods(KnownFactors):
-    """``A = L L^H``, or ``U^H U``."""
-
     factor: Any
     upper: bool
     bound: float  # on the residual
@@ -211,14 +199,13 @@ class CholeskyMethods(KnownFactors):
         a, lower = (a.mH, lower.mH) if self.upper else (a, lower)
         return FactoredMatrix.definite(a, lower)
 
-    def operand(self, a: Tensor) -> Tensor:
-        return attach_symmetric(a, self.factored.a)
+    @property
+    def graph(self) -> Tensor:
+        return attach_symmetric(flattened(self.given.graph), self.factored.a)
 
 
 @dataclass(frozen=True, eq=False)
 class LUMethods(KnownFactors):
-    """``A[permutation] = L U``."""
-
     packed: PackedLU
     mixed: bool  # whether they are those of A mixed by butterflies
     nothing: Taken  # an empty array like A
@@ -260,8 +247,6 @@ class LUMethods(KnownFactors):
 
 @dataclass(frozen=True, eq=False)
 class QRMethods(KnownFactors):
-    """``A = Q R``."""
-
     q: Any
     r: Any
 
@@ -280,7 +265,6 @@ class QRMethods(KnownFactors):
         return super().given
 
     def of_member(self, place: int) -> QRMethods:
-        """Methods of one matrix of a batch."""
         matrix = None if self.matrix is None else self.matrix[place]
         return QRMethods(matrix, self.q[place], self.r[place])
 
@@ -310,12 +294,10 @@ class RightSides:
 
     @property
     def u(self) -> float:
-        """Unit roundoff of the result."""
         return format_of(self.dtype).u
 
     @property
     def rounding(self) -> float:
-        """Relative error of rounding the result."""
         return _unit(self.dtype)
 
     def give(self, x: Tensor) -> Any:

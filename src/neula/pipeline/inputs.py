@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,7 +16,8 @@ from torch.autograd import forward_ad
 
 from neula.engines.reduction import HERE, Reduction
 from neula.io.integers import WHOLE, in_float64
-from neula.pipeline.no_arrays import as_array, no_numbers, of_tensors, refuse_no_array
+from neula.pipeline.result.attempts import listed
+from neula.pipeline.result.shown import Shown
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 COMPLEX = (torch.complex64, torch.complex128)
@@ -47,14 +49,10 @@ class Taken:
 
     @property
     def is_variable(self) -> bool:
-        """Whether somebody differentiates with respect to it, in either mode."""
         return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """A tensor as an array of the user's library, on its device, in its dtype or another.
-
-        Raises OverflowError if the dtype is too narrow for it.
-        """
+        """Give a result in the user's library and dtype or another; OverflowError if that is too narrow."""
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
         if narrower and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
@@ -62,7 +60,6 @@ class Taken:
         return self.wrap(kept.resolve_conj())
 
     def to(self, dtype: torch.dtype) -> Taken:
-        """The array in another dtype."""
         return replace(self, tensor=self.tensor.to(dtype), graph=self.graph.to(dtype))
 
     def wrap_array(self, x: np.ndarray) -> Any:
@@ -118,17 +115,13 @@ def is_spread(x: Any) -> bool:
 
 
 def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = False) -> Taken:
-    """Accept an array of NumPy, torch or any library that speaks DLPack.
+    """Accept an array of NumPy, torch or any library that speaks DLPack, or a table, a column at a time.
 
-    Integers and booleans become float64, if they are exact there. Tables of pandas, Polars and PyArrow are
-    converted a column at a time.
-
-    ``name``: its name in messages. ``differentiable``: whether the caller attaches its answer to ``graph``.
-    By default a tensor that requires a gradient is refused, because the gradient would be lost without a
-    word. ``or_complex``: whether complex numbers are accepted. Raises TypeError for complex input that is not
-    accepted, for sparse, object and other non-numeric input, and for what is no array. Raises ValueError for
-    a tensor that requires a gradient where there is none; for an integer that is no float64, and for a table
-    with missing values.
+    Integers and booleans become float64, if they are exact there. By default, where the caller does not
+    attach its answer to ``graph``, a tensor that requires a gradient is refused, because the gradient would
+    be lost without a word. Raises TypeError for complex input that is not accepted, for sparse, object and
+    other non-numeric input, and for what is no array, ValueError for such a tensor, for an integer that is
+    no float64, and for a table with missing values.
     """
     if type(x) is torch.Tensor and differentiable:  # microseconds count
         return _take_tensor(x, name, _itself, or_complex)
@@ -165,10 +158,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
 
 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
-    """Whether the answer, which goes back to the library of the first operand, is to be differentiated.
-
-    Raises ValueError if it is, and the library of the first operand is not torch.
-    """
+    """Whether the answer is to be differentiated; ValueError if the first operand's library is not torch."""
     wanted = any(x is not None and x.is_variable for x in (first, *others))
     if wanted and first.wrap is not _itself:
         raise ValueError(
@@ -186,14 +176,12 @@ def is_variable(x: Any) -> bool:
 
 
 def has_tangent(x: torch.Tensor) -> bool:
-    """Whether somebody differentiates forward."""
     if forward_ad._current_level < 0 or not torch._C._is_fwd_grad_enabled():  # microseconds count
         return False
     return forward_ad.unpack_dual(x).tangent is not None
 
 
 def tensors_in(x: Any) -> Iterator[torch.Tensor]:
-    """A tensor, or those in a list, however nested."""
     if isinstance(x, torch.Tensor):
         yield x
     elif isinstance(x, list | tuple):
@@ -202,10 +190,7 @@ def tensors_in(x: Any) -> Iterator[torch.Tensor]:
 
 
 def refuse_gradient(x: Any, name: str) -> None:
-    """A gradient that is not computed must be an error.
-
-    Raises ValueError for a tensor that requires a gradient, or has a tangent.
-    """
+    """A gradient, or tangent, that is not computed must be an error."""
     if isinstance(x, torch.Tensor) and has_tangent(x):
         raise ValueError(
             f"{name} has a tangent, and this function has no derivatives for it: pass "
@@ -252,22 +237,17 @@ def check_finite(a: torch.Tensor, column_max: torch.Tensor, name: str, over_rows
 
 
 def surely_finite(x: torch.Tensor) -> bool:
-    """Whether the sum of all elements is finite, which no NaN or Inf leaves it; it may overflow by itself.
-
-    A sum takes a fifth of the time of column maxima.
-    """
+    """Whether the sum of all elements is finite: in a fifth of the time of column maxima; it may overflow."""
     return bool(torch.isfinite(x.sum()))
 
 
 def finite_members(x: torch.Tensor) -> torch.Tensor:
-    """Which members of a batch, shape (batch, ...), hold neither NaN nor Inf."""
     return x.isfinite().flatten(1).all(1)
 
 
 def usable_members(x: torch.Tensor, measured: np.ndarray) -> np.ndarray:
-    """Which members of a batch hold neither NaN nor Inf; only those are read of which this was measured.
-
-    All of fewer numbers than members: those that were measured again, and so are usable.
+    """Which members of a batch hold neither NaN nor Inf; only those are read of which this was measured. All
+    of fewer numbers than members: those that were measured again, and so are usable.
     """
     usable = np.isfinite(measured)
     doubtful = np.flatnonzero(~usable)
@@ -334,17 +314,149 @@ def _unsupported(dtype: Any, name: str, *, or_complex: bool) -> TypeError:
     return TypeError(f"{name} has dtype {dtype}: pass {first}, {last}")
 
 
+def refuse_no_array(x: Any, name: str) -> None:
+    """Refuse things that NumPy would make arrays of objects of."""
+    if x is None:
+        raise TypeError(f"{name} is None: pass an array (a function that forgot to return one gives None)")
+    if isinstance(x, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"{name} is text, {os.fsdecode(x)!r}: pass an array. If it is the name of a file, read that "
+            "first, e.g. by numpy.load, pandas.read_csv, or read_matrix of neula.io.files"
+        )
+    if type(x).__name__ == "LazyFrame":  # of Polars
+        raise TypeError(f"{name} is a LazyFrame, which has no numbers yet: pass {name}.collect()")
+    jax = sys.modules.get("jax")
+    if jax is not None and isinstance(x, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a tracer of JAX, which has no numbers yet (jit, vmap and grad trace functions): call "
+            "lstsq, solve, cholesky or qr of neula.jax there, and other functions of neula outside"
+        )
+    if isinstance(x, Mapping):
+        raise TypeError(
+            f"{name} is a {type(x).__name__} with keys {listed([*map(repr, x)], len(x))}: pass an array, "
+            f"e.g. numpy.column_stack(list({name}.values()))"
+        )
+    if isinstance(x, Shown):
+        raise TypeError(
+            f"{name} is a {type(x).__name__}, what a function of neula returned: pass the array in it, "
+            f"e.g. {name}.{'x' if hasattr(x, 'x') else 'R' if hasattr(x, 'R') else 'U'}"
+        )
+    if hasattr(x, "matvec") and hasattr(x, "rmatvec"):
+        shape = tuple(getattr(x, "shape", ()))
+        raise TypeError(
+            f"{name} is a {type(x).__name__} of shape {shape}, and neula needs the elements: pass a matrix, "
+            f"e.g. {name} @ numpy.eye({shape[-1] if shape else 'n'}), or solve with products alone by "
+            "scipy.sparse.linalg.lsqr"
+        )
+
+
+def as_array(x: Any, name: str) -> np.ndarray:
+    """Convert a list or a data frame; refuses ragged rows, missing values, and columns without numbers."""
+    if (columns := _columns(x)) is not None:
+        return _of_columns(x, columns, name)
+    try:
+        array = np.asarray(x)
+    except RuntimeError:  # of torch
+        raise of_tensors(x, name) from None
+    except ValueError as error:
+        raise ValueError(f"{name} is a {type(x).__name__} of which NumPy makes no array: {error}") from None
+    if array.dtype.kind not in "iubfc" and array.ndim == 0:
+        raise TypeError(f"{name} is a {type(x).__name__}, which is no array: pass an array")
+    if array.dtype.kind == "O" and _are_numbers(array):
+        return in_float64(array, name, or_complex=True)
+    if array.dtype.kind in "fc" and not np.abs(array).max(initial=0) < WHOLE:
+        in_float64(x, name, or_complex=True)  # integers among the elements of a list
+    return array
+
+
+def of_tensors(x: Any, name: str) -> ValueError:
+    """Error for a list of tensors whose gradients NumPy would lose."""
+    return ValueError(
+        f"{name} is a {type(x).__name__} of tensors that require a gradient or have a tangent, which arrays "
+        f"of NumPy do not keep: pass torch.stack({name}), or detach them"
+    )
+
+
+def no_numbers(array: np.ndarray, name: str) -> TypeError:
+    """Error for an array of objects, of text or of dates, that says where the first of them is."""
+    if array.dtype.kind in "mM":
+        return TypeError(
+            f"{name} has dtype {array.dtype}: pass numbers, as the seconds since the first time, "
+            f"({name} - {name}.min()) / numpy.timedelta64(1, 's')"
+        )
+    if array.dtype.kind == "O":
+        for index, value in np.ndenumerate(array):
+            if not isinstance(value, (int, float, complex, np.number)):
+                where = ", ".join(map(str, index))
+                return TypeError(
+                    f"{name}[{where}] is {value!r}, a {type(value).__name__}: pass numbers, if they are "
+                    f"meant to be some with {name}.astype(float)"
+                )
+        in_float64(array, name, or_complex=True)  # what this raises must not be rounded away
+    return TypeError(f"{name} has dtype {array.dtype}: pass numbers, e.g. {name}.astype(float)")
+
+
+def _are_numbers(array: np.ndarray) -> bool:
+    """Whether all elements are numbers, also those of an array of objects."""
+    if array.dtype.kind != "O":
+        return array.dtype.kind in "iubfc"
+    return all(isinstance(value, (int, float, complex, np.bool_, np.number)) for value in array.flat)
+
+
+def _columns(x: Any) -> list[tuple[Any, Any]] | None:
+    """Names and columns of a table of pandas, Polars or PyArrow, a series is one; None for all else."""
+    if hasattr(x, "dtypes") and hasattr(x, "columns"):
+        return list(x.items() if hasattr(x, "items") else ((name, x[name]) for name in x.columns))
+    if hasattr(x, "column_names"):
+        return list(zip(x.column_names, x.columns, strict=True))
+    is_series = hasattr(x, "null_count") or (hasattr(x, "isna") and hasattr(x, "dtype"))
+    return [(None, x)] if is_series else None
+
+
+def _of_columns(x: Any, columns: list[tuple[Any, Any]], name: str) -> np.ndarray:
+    """A table as a matrix, a series as a vector, each column converted by itself; of one dtype as it is."""
+    dtypes = list(getattr(x, "dtypes", ())) if hasattr(x, "columns") else [getattr(x, "dtype", None)]
+    if dtypes and all(isinstance(dtype, np.dtype) and dtype.kind in "fc" for dtype in dtypes):
+        array = np.asarray(x)
+        if not np.isnan(np.add.reduce(array, axis=None)):  # no NaN in it
+            return array
+    arrays, strange, missing = [], [], []
+    for label, values in columns:
+        column = name if label is None else repr(label)
+        drop = next((d for d in ("dropna", "drop_nulls", "drop_null") if hasattr(values, d)), "")
+        there = getattr(values, drop)() if drop else values
+        array = np.asarray(there, getattr(getattr(values, "dtype", None), "numpy_dtype", None))
+        kind = getattr(values, "dtype", None) or getattr(values, "type", "object")
+        if not _are_numbers(array):
+            strange.append(f"{column} ({kind})")
+        elif len(there) < len(values):
+            missing.append(f"{column} ({len(values) - len(there)} of {len(values)})")
+        elif not strange and not missing:
+            column = name if label is None else f"{name}[{label!r}]"
+            arrays.append(in_float64(array, column, or_complex=True))
+    if strange:
+        raise TypeError(
+            f"{name} has columns that are not all numbers: {listed(strange, len(strange))}. Leave them "
+            "out, or encode them as numbers; rows with missing values have to be dropped or filled"
+        )
+    if missing:
+        raise ValueError(
+            f"{name} has missing values in columns {listed(missing, len(missing))}: drop these rows, or fill "
+            "the values in"
+        )
+    if not hasattr(x, "columns"):
+        return arrays[0]
+    return np.column_stack(arrays) if arrays else np.empty((len(x), 0))
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def over_lists(member: Callable[[Any, int], Any]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let a function of a batch also take a list of torch matrices, and return a list.
-
-    Matrices of one shape, dtype and device are stacked; the order is that of the list. Warnings name places
-    in the list.
-
-    ``member``: from the answer to a batch and a place in it to the answer to one matrix.
+    """Let a function of a batch also take a list of torch matrices: those of one shape, dtype and device are
+    stacked. Warnings name places in the list. ``member``: from the answer to a batch and a place in it to
+    the answer to one matrix.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -375,13 +487,7 @@ def is_list(x: Any) -> bool:
 
 
 def groups(matrices: Sequence[torch.Tensor]) -> list[list[int]]:
-    """Places of matrices that go together.
-
-    Examples
-    --------
-    >>> groups([torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3)])
-    [[0, 2], [1]]
-    """
+    """Places of matrices that go together."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for place, a in enumerate(matrices):
         found.setdefault((a.shape, a.dtype, a.device), []).append(place)

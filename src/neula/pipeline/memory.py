@@ -20,8 +20,6 @@ _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 class MemoryGuard:
     """Attempts that may run out of memory, so that the next one, which may need less, has its turn.
 
-    ``device``: whose memory it is.
-
     Examples
     --------
     >>> import torch
@@ -39,10 +37,7 @@ class MemoryGuard:
 
     @contextlib.contextmanager
     def attempt(self, label: str) -> Iterator[None]:
-        """Carry on behind the block where memory does not suffice for it; other errors come through.
-
-        Temporary tensors of the block are free then, and the memory of CUDA graphs.
-        """
+        """Carry on behind the block, whose temporary tensors are free then, if memory does not suffice."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -53,11 +48,7 @@ class MemoryGuard:
                 graphs.clear()
 
     def raise_if_short(self) -> None:
-        """To be called where no attempt gave an answer.
-
-        Raises torch.OutOfMemoryError if one of them had too little memory: for what, and how much was free.
-        It is a RuntimeError.
-        """
+        """Where no attempt gave an answer: raise torch.OutOfMemoryError if one had too little memory."""
         if self.shortages:
             raise torch.OutOfMemoryError(
                 f"not enough memory on {self.device}: {'; '.join(self.shortages)}. Free memory, or "
@@ -66,7 +57,6 @@ class MemoryGuard:
 
 
 def is_shortage(error: BaseException) -> bool:
-    """Whether an error says that memory, of a GPU or of the machine, does not suffice."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     # The allocator of the CPU, cuBLAS and cuSOLVER have no class of their own.

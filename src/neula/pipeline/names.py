@@ -19,10 +19,8 @@ INTERCEPT = "intercept"
 
 
 def column_names(x: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a table of pandas, Polars or Arrow, of a labelled DataArray of xarray, or of a
-    source of Parquet.
-
-    Anything that narwhals reads has ``columns``, or ``column_names``.
+    """Names of the columns of a table of pandas, Polars or Arrow, a DataArray of xarray, or a source of
+    Parqu
     """
     if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)):
         return None
@@ -63,10 +61,7 @@ def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> No
 
 
 def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
-    """The columns of a table in the order of their names; what is no table stays as it is.
-
-    Raises ValueError if a name is missing.
-    """
+    """The columns of a table in the order of their names; what is no table stays as it is."""
     theirs = column_names(x)
     if names is None or theirs is None or theirs == names:
         return x
@@ -86,10 +81,7 @@ def in_order(x: Any, names: tuple[str, ...] | None, name: str) -> Any:
 
 
 def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
-    """A function of A and b whose result keeps the names of A's and b's columns, where they are tables.
-
-    Raises ValueError if rows of A and of another argument have different labels.
-    """
+    """A function of A and b whose result keeps the names of their columns; rows must have the same labels."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -120,10 +112,7 @@ def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
-    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0, where it is a series.
-
-    Bounds are taken by these labels.
-    """
+    """A function of ``fun`` and ``x0`` whose result keeps the labels of x0; bounds are taken by them."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -145,11 +134,7 @@ def keeps_names_of_start(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def by_name(values: Any, names: tuple[str, ...] | None, name: str) -> Any:
-    """Values of a mapping or series in the order of names; all else stays as it is, and a series that pandas
-    has numbered.
-
-    Raises ValueError if a name is missing, or strange.
-    """
+    """Values of a mapping, or of a series that pandas has not numbered, in the order of names."""
     labels = row_labels(values) if hasattr(values, "items") else None
     is_labelled = isinstance(values, Mapping) or type(labels).__name__ not in ("NoneType", "RangeIndex")
     if names is None or not is_labelled:

@@ -1,7 +1,5 @@
-"""Public functions as operators of torch: ``torch.ops.neula``.
-
-An operator takes tensors, numbers and names, and returns tensors: the answer and its evidence. So compilers
-can have it in a graph. It calls the public function, which decides by numbers; they see shapes alone.
+"""Public functions as operators of torch, ``torch.ops.neula``, which compilers can have in a graph: from
+tensors, numbers and names to the answer and its evidence.
 """
 
 from __future__ import annotations
@@ -16,15 +14,20 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.engines import Engine
-from neula.pipeline.derivatives import leading
-from neula.pipeline.functions import Answerer, Attached, Tensors, is_legacy_batch, no_answer
+from neula.pipeline.derivatives import (
+    Answerer,
+    Attached,
+    Tensors,
+    is_legacy_batch,
+    leading,
+    no_answer,
+)
 from neula.pipeline.inputs import is_spread, refuse_gradient, tensors_in
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
 from neula.pipeline.state import restored
 
-PROXY = torch._C._TorchDispatchModeKey.PROXY
-"""The mode of ``make_fx`` and ``torch.func.linearize``."""
+PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode of ``make_fx`` and ``torch.func.linearize``
 
 
 EXCLUDED, KEYS = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
@@ -37,10 +40,10 @@ OF_PARTS = {"complex64": "float32", "complex128": "float64"}
 class Operator:
     """An operator of torch with its shapes, derivatives and batches.
 
-    ``schema``: name, arguments and results, as in torch: first the operands, then options. ``function``: the
-    derivatives. ``compute``: from the operands, and options by name as the public function has them, to the
-    results. ``shapes``: from the operands to shapes and dtypes of the results. ``again``: from the options,
-    by name, to what the derivatives solve, factorize or multiply with.
+    ``schema``: name, arguments and results, as in torch: first the operands, then options. ``compute``: from
+    the operands, and options by name as the public function has them, to the results. ``shapes``: from the
+    operands to shapes and dtypes of the results. ``again``: from the options to what the derivatives solve,
+    factorize or multiply with.
     """
 
     def __init__(
@@ -130,9 +133,7 @@ class Operator:
 
 
 def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> Tensors:
-    """Results as compilers expect them: row-major, without a pending conjugate, on the device of the input,
-    each in memory of its own.
-    """
+    """Results as compilers expect them: row-major, on the device of the input, each in memory of its own."""
     seen = {x.untyped_storage().data_ptr() for x in given}
     separate = []
     for x in found:
@@ -174,10 +175,7 @@ def is_hidden(x: torch.Tensor) -> bool:
 
 
 def refuse_variable(x: Any, name: str) -> None:
-    """A derivative that an operator does not have must not be lost without a word.
-
-    Raises ValueError for a tensor that requires a gradient, has a tangent, or is hidden by a transform.
-    """
+    """A derivative that an operator does not have must be an error, and a tensor that a transform hides."""
     refuse_gradient(x, name)
     if isinstance(x, torch.Tensor) and is_hidden(x):
         raise ValueError(
@@ -197,7 +195,6 @@ def name_of(accuracy: Any) -> str | None:
 
 
 def accuracy_of(name: str | None) -> str | float | None:
-    """The inverse of :func:`name_of`."""
     try:
         return None if name is None else float(name)
     except ValueError:
@@ -218,14 +215,12 @@ def with_operator(
 def eager(
     function: Callable[P, T], traced: Callable[..., Any] | None = None, plans: Plans | None = None
 ) -> Callable[..., T]:
-    """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were.
+    """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were;
+    ``progress=True`` becomes a bar.
 
     The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
-    shape, and not faster. ``progress=True`` becomes a bar here.
-
-    ``traced``: replacement by an operator of torch if numbers cannot be read; it returns None for unsupported
-    arguments. ``plans``: replacement for problems like an earlier one. Type checkers know its parameters from
-    its overloads, which let ``progress`` be a bool.
+    shape, and not faster. ``traced``: replacement by an operator of torch if numbers cannot be read; it
+    returns None for unsupported arguments. ``plans``: replacement for problems like an earlier one.
     """
     disabled: Callable[P, T] | None = None
     name = function.__name__

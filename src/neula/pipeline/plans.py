@@ -1,10 +1,9 @@
 """Problems like some that were solved before: what does not depend on numbers is decided once.
 
 A call of a small problem spends most of its time on what its arrays are, what is requested, which chain that
-makes, and what may be accepted. All of that depends on shapes, dtypes and keywords alone. A planner keeps
-what dtypes and keywords decide, and makes the plan of each new shape. A plan keeps the rest, with the first
-link: what that link solves, and the verdict accepts, is the answer. All else goes through the front end and
-the whole chain, as a first call does, which continues from what a device has found.
+makes, and what may be accepted. A planner keeps what dtypes and keywords decide, a plan what shapes decide,
+with the first link: what that link solves, and the verdict accepts, is the answer. All else goes through the
+front end and the whole chain, which continues from what a device has found.
 """
 
 from __future__ import annotations
@@ -36,8 +35,7 @@ from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import SolutionOptions, Solutions
 from neula.pipeline.state import restored
 
-KEPT = 512
-"""Shapes of one function that are remembered. A program that has more of them begins anew."""
+KEPT = 512  # shapes of one function that are remembered. A program that has more of them begins anew.
 
 IN_NUMPY = {torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16}
 IN_NUMPY |= {torch.complex128: np.complex128, torch.complex64: np.complex64}
@@ -48,8 +46,7 @@ DTYPES = frozenset({*IN_NUMPY, *map(np.dtype, IN_NUMPY.values())} - {torch.float
 OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
 """Fields with what is known of each problem."""
 
-COPIED = 1 << 15
-"""Elements of a view up to which its copy takes less time than the front end."""
+COPIED = 1 << 15  # elements of a view up to which its copy takes less time than the front end
 
 R = TypeVar("R", bound=Shown)
 P = TypeVar("P", bound=ProblemBatch)
@@ -58,8 +55,7 @@ Solved = TypeVar("Solved", bound=SolutionResult[Any])
 
 _every: list[Plans] = []
 
-Wrap = Callable[[np.ndarray], Any]
-"""Makes an array one of the user's library."""
+Wrap = Callable[[np.ndarray], Any]  # makes an array one of the user's library
 
 Planner = Callable[..., "Plan | None"]
 """From the arrays of a call to the plan of their shapes; None where the core is not the first link."""
@@ -81,8 +77,6 @@ class Plan(Protocol):
 
 
 class Given(NamedTuple):
-    """The operands of a call."""
-
     # float64 or float32, with contiguous rows, small views as copies: arrays on the host, tensors where they
     # are on a device.
     arrays: Sequence[Any]
@@ -103,9 +97,9 @@ class Plans:
     """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
 
     ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
-    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments of
-    a call, to the result, for plans that return answers. ``fetches``: whether a plan on the host also takes
-    copies, of views, and what is fetched from a device.
+    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments,
+    to the result. ``fetches``: whether a plan on the host also takes copies, of views, and what is fetched
+    from a device.
     """
 
     def __init__(
@@ -180,7 +174,6 @@ class Plans:
         return found
 
     def forget(self) -> None:
-        """Begin anew."""
         self._seen.clear()
         self._planners.clear()
         self._plans.clear()
@@ -226,12 +219,10 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
 
 
 def tensors_of(arrays: Sequence[Any]) -> list[torch.Tensor]:
-    """Arrays on the host, or tensors, as tensors."""
     return [torch.from_numpy(x) if isinstance(x, np.ndarray) else x for x in arrays]
 
 
 def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
-    """The arguments if they are arrays on the host, else None."""
     given = given_arrays(args, begun)
     return given if given is not None and isinstance(given.arrays[0], np.ndarray) else None
 
@@ -243,11 +234,7 @@ def _as_it_is(x: np.ndarray) -> np.ndarray:
 def accepted_result(
     kind: type[R], given: Given, options: Any, label: str, reason: Callable[[], str], fields: dict[str, Any]
 ) -> R:
-    """The result of problems that one link has solved, all accepted.
-
-    ``reason``: why they are accepted, in words. ``fields``: fields that not all results have; the others are
-    added to it.
-    """
+    """The result of problems that one link has solved; ``fields`` gets those that all results have."""
     fields["attempts"] = (logged(Attempt(label, True, Later(reason))),)
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
     fields["seconds"] = perf_counter() - given.begun
@@ -263,10 +250,7 @@ def accepted_solutions(
     fields: dict[str, Any],
     each: Callable[[str], Any],
 ) -> R:
-    """Accepted result of linear systems or least-squares problems.
-
-    ``each``: from one of the names in ``OF_EACH`` to the user's array of what is known of each problem.
-    """
+    """Accepted result of solutions; ``each`` makes the user's array of a name in ``OF_EACH``."""
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:
         fields[name] = Later(partial(each, name))
@@ -283,9 +267,7 @@ def accepted_solution(
     x: np.ndarray,
     forward_errors: list[float],
 ) -> R:
-    """Accepted result of one problem on the host, from x in double precision, shape (n, k), and errors of its
-    columns.
-    """
+    """Accepted result of one problem on the host, from x, shape (n, k), and errors of its columns."""
     is_vector = given.arrays[1].ndim == 1
     errors = forward_errors[0] if is_vector else forward_errors
     known = True, fields["backward_error"], fields["condition"], errors
@@ -308,8 +290,6 @@ Extremes = dict[str, tuple[float, float]]
 
 
 class Settling(Protocol):
-    """A judge of solutions."""
-
     def settled(self, largest: Sequence[float]) -> bool:
         """Whether all are accepted, from the largest of each number that was measured."""
 
@@ -324,9 +304,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 
     @abstractmethod
     def problems(self, a: torch.Tensor, b: torch.Tensor) -> P:
-        """Matrices and right-hand sides on the device, shapes (P, m, n) and (P, m, K), as the link takes
-        them.
-        """
+        """Matrices, shape (P, m, n), and right-hand sides, (P, m, K), as the link takes them."""
 
     @abstractmethod
     def fields(self, given: Given, shapes: BatchedProblem, found: Answer[S], of: Extremes) -> dict[str, Any]:
@@ -337,7 +315,6 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         """Why all are accepted, in words."""
 
     def begin(self, problems: P) -> Answer[S] | None:
-        """Run the link."""
         with plain_arithmetic(self.options.engine.device):
             return answer_of_first([self.link], problems)
 
@@ -350,7 +327,6 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         return self.solved(Given.of_call(call), shapes)
 
     def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:
-        """Solve problems whose shapes are checked."""
         device, found = self.options.engine.device, None
         problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
         with MemoryGuard(device).attempt(self.link.label):

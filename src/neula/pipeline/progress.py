@@ -20,11 +20,7 @@ Progress = Callable[[str, float], None]
 
 
 def showing(function: Callable[P, T]) -> Callable[P, T]:
-    """A function for which ``progress=True`` shows a bar.
-
-    ``function``: with a keyword ``progress``, a :data:`Progress` or None. Raises TypeError for a ``progress``
-    that cannot be called.
-    """
+    """A function for which ``progress=True`` shows a bar."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,141 +18,99 @@ _NOTHING = torch.empty(0, 0, 0, dtype=torch.float32, device="cpu")
 
 @dataclass(frozen=True, eq=False)
 class BatchedProblem:
-    """Problems ``A x = b`` with each matrix once, and all right-hand sides that go with it as its columns.
-
-    Where b has leading dimensions that A does not have, or has of size 1, these become columns: no matrix is
-    factorized twice. Everything here is a view or a differentiable operation on what was given.
+    """Problems ``A x = b`` with each matrix once, and all right-hand sides that go with it as its columns: no
+    matrix is factorized twice. Views, or differentiable operations on what was given.
     """
 
     a: torch.Tensor  # shape (..., m, n): as given
     b: torch.Tensor  # shape (..., m, k): likewise; a vector as a column
     batch: tuple[int, ...]  # the leading dimensions of A and b, broadcast
+    # Those of A, as many as in batch: where they are 1, right-hand sides are counted.
+    members: tuple[int, ...]
+    width: int  # columns of one right-hand side of the user's
     # Whether the right-hand sides were given as vectors: then x has no last dimension for them.
     is_vector: bool
-    _layout: _BroadcastLayout = field(repr=False)
 
     @cached_property
     def matrices(self) -> torch.Tensor:
-        """Matrices of A with leading dimensions flattened, shape (P, m, n)."""
         return flattened(self.a)
 
     @cached_property
     def columns(self) -> torch.Tensor:
         """The right-hand sides of each matrix, shape (P, m, K). They may share memory: write to a copy."""
-        b = self.b
-        return self._layout.fold(b if b.shape[:-2] == self.batch else b.expand(*self.batch, *b.shape[-2:]))
+        b = self.b if self.b.shape[:-2] == self.batch else self.b.expand(*self.batch, *self.b.shape[-2:])
+        if self.all_own:
+            return flattened(b)
+        shape = math.prod(self.members), b.shape[-2], self.copies * self.width
+        return b.permute(self._order).reshape(shape)
 
     def without_numbers(self) -> BatchedProblem:
         """The shapes alone, so that no matrix is kept in memory."""
-        return BatchedProblem(_NOTHING, _NOTHING, self.batch, self.is_vector, self._layout)
+        return BatchedProblem(_NOTHING, _NOTHING, self.batch, self.members, self.width, self.is_vector)
 
     def solutions(self, x: torch.Tensor) -> torch.Tensor:
         """Solutions, shape (P, n, K), as the user expects them, shape (*batch, n) or (*batch, n, k)."""
-        return self._without_last(self._layout.unfold(x))
+        return self._without_last(self._unfolded(x, self.width))
 
     def of_columns(self, e: torch.Tensor) -> torch.Tensor:
         """Reshape values of each right-hand side, shape (P, K), to shape (*batch,) or (*batch, k)."""
-        return self._without_last(self._layout.unfold(e.unsqueeze(1)).squeeze(-2))
+        return self._without_last(self._unfolded(e.unsqueeze(1), self.width).squeeze(-2))
 
     def of_members(self, e: torch.Tensor) -> torch.Tensor:
         """Reshape values of each matrix, shape (P,), to shape (*batch,): for all problems that share it."""
-        e = e.reshape(self._layout.members)
-        return e if self._layout.all_own else e.expand(self.batch)
+        e = e.reshape(self.members)
+        return e if self.all_own else e.expand(self.batch)
 
     @property
     def finite(self) -> torch.Tensor:
         """Which of the right-hand sides that share a matrix hold neither NaN nor Inf, shape (P, copies)."""
-        finite = self.columns.isfinite().all(1)
-        return finite.unflatten(1, (self._layout.copies, self._layout.width)).all(2)
+        return self.columns.isfinite().all(1).unflatten(1, (self.copies, self.width)).all(2)
 
     def of_copies(self, e: torch.Tensor) -> torch.Tensor:
         """Reshape values of each problem, shape (P, copies), to the user's batch, shape (*batch,)."""
-        return replace(self._layout, width=1).unfold(e.unsqueeze(1))[..., 0, 0]
+        return self._unfolded(e.unsqueeze(1), 1)[..., 0, 0]
 
     def for_columns(self, e: torch.Tensor) -> torch.Tensor:
-        """Repeat the values of each problem for each of its columns, shape (P, K)."""
-        return e.repeat_interleave(self._layout.width, 1)
-
-    @property
-    def shares(self) -> bool:
-        """Whether several problems of the batch have the same matrix."""
-        return self._layout.copies > 1
-
-    def _without_last(self, x: torch.Tensor) -> torch.Tensor:
-        return x.squeeze(-1) if self.is_vector else x
-
-
-@dataclass(frozen=True)
-class _BroadcastLayout:
-    """Which leading dimensions count matrices, and which right-hand sides of one matrix."""
-
-    batch: tuple[int, ...]  # leading dimensions of the problem
-    # Those of A, as many as in batch: where they are 1, right-hand sides are counted.
-    members: tuple[int, ...]
-    width: int  # columns of one right-hand side of the user's
-
-    @property
-    def order(self) -> list[int]:
-        """Leading dimensions that count matrices, rows, those that count right-hand sides, columns."""
-        d = len(self.batch)
-        return [*self._counting(True), d, *self._counting(False), d + 1]
+        return e.repeat_interleave(self.width, 1)
 
     @property
     def all_own(self) -> bool:
         """Whether each problem of the batch has a matrix of its own."""
         return self.members == self.batch
 
-    def fold(self, b: torch.Tensor) -> torch.Tensor:
-        """Right-hand sides of shape (*batch, m, k), as columns of shape (P, m, K)."""
-        if self.all_own:
-            return flattened(b)
-        count, copies = math.prod(self.members), self.copies
-        return b.permute(self.order).reshape(count, b.shape[-2], copies * self.width)
-
-    def unfold(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`fold`, for any number of rows."""
-        if self.all_own:
-            return x.reshape(*self.batch, *x.shape[-2:])
-        sizes = [*self.batch, x.shape[1], self.width]
-        order = self.order
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return x.reshape([sizes[i] for i in order]).permute(back)
-
-    def _counting(self, matrices: bool) -> list[int]:
-        return [i for i, size in enumerate(self.members) if (size != 1) == matrices]
-
     @property
     def copies(self) -> int:
         """Right-hand sides of the user's that share a matrix."""
         return 1 if self.all_own else math.prod(self.batch[i] for i in self._counting(False))
 
+    def _counting(self, matrices: bool) -> list[int]:
+        return [i for i, size in enumerate(self.members) if (size != 1) == matrices]
+
+    @property
+    def _order(self) -> list[int]:
+        """Leading dimensions that count matrices, rows, those that count right-hand sides, columns."""
+        d = len(self.batch)
+        return [*self._counting(True), d, *self._counting(False), d + 1]
+
+    def _unfolded(self, x: torch.Tensor, width: int) -> torch.Tensor:
+        """Columns, shape (P, rows, copies * width), as right-hand sides, shape (*batch, rows, width)."""
+        if self.all_own:
+            return x.reshape(*self.batch, *x.shape[-2:])
+        sizes, order = [*self.batch, x.shape[1], width], self._order
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return x.reshape([sizes[i] for i in order]).permute(back)
+
+    def _without_last(self, x: torch.Tensor) -> torch.Tensor:
+        return x.squeeze(-1) if self.is_vector else x
+
 
 def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool = True) -> BatchedProblem:
     """Match the shapes of A and b in ``A x = b``, as NumPy 2 and SciPy 1.17 do.
 
-    A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand sides
-    in its last two dimensions, or a batch of them. Leading dimensions are broadcast. Every dimension may have
-    size zero.
-
-    Parameters
-    ----------
-    a : Tensor, shape (..., m, n)
-    b : Tensor, shape (m,) or (..., m, k)
-        Until the next release also of the shape of A without its last dimension, one vector for each matrix,
-        where NumPy's rules do not fit.
-    stacks_vectors : bool, optional
-        Whether that is so.
-
-    Raises
-    ------
-    ValueError
-        For shapes that do not fit; the message says which do.
-
-    Warns
-    -----
-    FutureWarning
-        Where b has the shape of A without its last dimension, and more than one dimension: torch takes it as
-        one vector for each matrix, NumPy as a matrix of right-hand sides.
+    A one-dimensional b is a vector, the same for every matrix of A; any other is a matrix of right-hand
+    sides in its last two dimensions, or a batch of them. Until the next release, if ``stacks_vectors``, a b
+    with the shape of A without its last dimension is taken as one vector for each matrix where NumPy's rules
+    do not fit, with a FutureWarning. Raises ValueError for shapes that do not fit.
 
     Examples
     --------
@@ -172,7 +130,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool =
     is_vector = b.ndim == 1
     if a.ndim == 2 and b.ndim <= 2 and a.shape[0] == b.shape[0]:  # one problem: microseconds count
         b = b.unsqueeze(-1) if is_vector else b
-        return BatchedProblem(a, b, (), is_vector, _BroadcastLayout((), (), b.shape[1]))
+        return BatchedProblem(a, b, (), (), b.shape[1], is_vector)
     batch = _batch(a.shape, b.unsqueeze(-1).shape if is_vector else b.shape)
     if stacks_vectors and b.ndim > 1 and b.shape == a.shape[:-1]:
         warn(_two_readings(a.shape, b.shape, fits=batch is not None), FutureWarning)
@@ -182,7 +140,7 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool =
         raise ValueError(_misfit(a.shape, b.shape))
     b = b.unsqueeze(-1) if is_vector else b
     members = (1,) * (len(batch) - a.ndim + 2) + tuple(a.shape[:-2])
-    return BatchedProblem(a, b, batch, is_vector, _BroadcastLayout(batch, members, b.shape[-1]))
+    return BatchedProblem(a, b, batch, members, b.shape[-1], is_vector)
 
 
 def shape_of_one(a: Any, b: Any) -> tuple[int, int, int] | None:

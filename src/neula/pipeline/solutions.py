@@ -29,14 +29,11 @@ FORWARD = 16
 """Unit roundoffs of a forward error that is at the level of a format. Refinement ends at half of one, x is
 rounded by another, and the rest are margins of what is measured."""
 
-LEAST_WORK = 4096
-"""Operations that the calls for a problem come to, at least."""
+LEAST_WORK = 4096  # operations that the calls for a problem come to, at least
 
 
 @dataclass(frozen=True, kw_only=True)
 class SolutionOptions:
-    """Options of ``solve`` and ``lstsq``."""
-
     engine: Engine
     target: Format  # whose accuracy the result is to have
     dtype: torch.dtype  # of x as it is returned
@@ -50,7 +47,6 @@ class SolutionOptions:
 
     @property
     def over_rows(self) -> Reduction:
-        """The reduction over the rows of all processes."""
         return self.engine.over_rows
 
     @property
@@ -67,8 +63,6 @@ class SolutionOptions:
 
 @dataclass(frozen=True)
 class Solutions(Values):
-    """Solutions of a batch with the evidence of each."""
-
     # Shape (batch, n, k): in double precision, already rounded to the dtype of the result.
     x: torch.Tensor
     forward_error: torch.Tensor  # shape (batch, k)
@@ -115,18 +109,13 @@ class Solutions(Values):
         return Evidence.from_numbers(self.numbers())
 
     def measured(self) -> torch.Tensor:
-        """The measured numbers in one tensor, shape (numbers, batch)."""
         return torch.stack(self.numbers())
 
     @classmethod
     def from_numbers(
         cls, x: torch.Tensor, numbers: np.ndarray | torch.Tensor, **columns: np.ndarray | torch.Tensor
     ) -> Self:
-        """Solutions with what was measured of them, of which tensors are made when somebody asks.
-
-        Shapes: x (batch, n, k). ``numbers``, shape (numbers, batch): numbers called :attr:`names`.
-        ``columns``, shape (batch, k): numbers called :attr:`columns`.
-        """
+        """Solutions with measured numbers, (numbers, batch), of which tensors are made when asked for."""
         found = object.__new__(cls)
         for name, known in (("x", x), ("_known", (numbers, columns))):
             object.__setattr__(found, name, known)
@@ -174,8 +163,6 @@ def numbers_of(run: Run[S]) -> dict[str, np.ndarray]:
 
 @dataclass
 class Report:
-    """The report on a run."""
-
     call: Call
     shapes: BatchedProblem
     options: SolutionOptions
@@ -260,10 +247,7 @@ def attached(
     result: R,
     attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> R:
-    """A result, its x attached to the graph of A and b where somebody wants that.
-
-    ``attach``: from A, b and x, matrices of one batch, to x.
-    """
+    """A result, its x attached to the graph of A and b by ``attach`` where somebody wants that."""
     if not call.differentiable:
         return result
     a, b = (taken.graph for taken in call.operands.values())
@@ -321,11 +305,7 @@ def does_not_fit(dtype: torch.dtype) -> OverflowError:
 
 
 def host_for(options: SolutionOptions, count: int, work: float) -> Engine | None:
-    """The engine of the host, where it solves some problems sooner; None elsewhere.
-
-    ``options``: of an engine whose tuning says how much that may be. ``count``: how many problems. ``work``:
-    ``m n (n + k)`` of each, as often as that is passed through.
-    """
+    """The engine of the host, where it solves so many problems of ``m n (n + k)`` operations sooner."""
     most = options.engine.tuning[HostTuning].left_to_host if options.by_host else 0
     if count * max(work, LEAST_WORK) > most:
         return None
@@ -343,7 +323,6 @@ def real_columns(b: torch.Tensor) -> torch.Tensor:
 
 
 def complex_columns(x: torch.Tensor) -> torch.Tensor:
-    """The inverse of :func:`real_columns`."""
     return torch.complex(*x.split(x.shape[-1] // 2 or 1, -1)) if x.shape[-1] else x.to(x.dtype.to_complex())
 
 
@@ -353,18 +332,12 @@ def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: t
 
 
 def larger_part(errors: torch.Tensor) -> torch.Tensor:
-    """The larger of what is known of both parts of each column, which bounds that of the complex one.
-
-    With ``||x|| ^2 = ||x1||^2 + ||x2||^2`` a relative error of both parts is one of x.
-    """
+    """The larger relative error of both parts of each column, which bounds that of the complex one."""
     return torch.maximum(*errors.split(errors.shape[-1] // 2, -1)) if errors.shape[-1] else errors
 
 
 def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
-    """Solutions for complex right-hand sides of real matrices.
-
-    ``call``: of A and b. ``solve``: solves for real tensors.
-    """
+    """Solutions for complex right-hand sides of real matrices, by a ``solve`` for real tensors."""
     a, b = (taken.graph for taken in call.operands.values())
     found = solve(a, real_columns(b.unsqueeze(-1) if shapes.is_vector else b))
     return _joined(call, shapes, found)

@@ -10,48 +10,59 @@ import math
 from typing import Any
 
 import torch
-from torch.autograd import Function
 
 from neula.algorithms.krylov.gmres import cg
-from neula.pipeline.derivatives import Lyapunov, Pair, leading, pushing_forward
+from neula.certificates.forward_error import SURE
+from neula.engines.formats import in_double
+from neula.pipeline.derivatives import Answerer, Attached, Tensors, Wanted, lyapunov
+
+Tensor = torch.Tensor
+Triplets = tuple[Tensor, Tensor, Tensor]
+
 
 # --- eigenvalues and eigenvectors ---
 
 
-def eigenvectors_backward(
-    w: torch.Tensor,
-    v: torch.Tensor,
-    ties: torch.Tensor,
-    dw: torch.Tensor,
-    dv: torch.Tensor,
-    negligible: float,
-) -> torch.Tensor:
-    """Gradient of A from those of w and V, in double precision (:func:`attach_eigenvectors`).
+class EigenvectorsFunction(Attached):
+    """Eigenvalues and eigenvectors, and as evidence bounds on the errors of the eigenvalues.
 
-    ``negligible``: part of the sizes of gradients up to which a derivative along arbitrary rotations counts
-    as zero.
+    ``dA = V (diag(dw) + F * (V^H dV)) V^H`` with ``F_ij = 1 / (w_j - w_i)`` (M. B. Giles, "Collected matrix
+    derivative results for forward and reverse mode algorithmic differentiation", 2008, section 2.2.5). Where
+    two eigenvalues are equal up to their errors, the quotient is zero if the loss depends on their subspace
+    alone, and NaN otherwise; second derivatives are NaN there.
     """
-    inner = v.mH @ dv
-    size = torch.linalg.vector_norm(dv, dim=-2)
-    if v.is_complex():  # a loss that depends on arbitrary phases has no gradient
-        phases = inner.diagonal(0, -2, -1).imag.abs() > negligible * size
-        inner = torch.where(phases.unsqueeze(-2), math.nan, inner)
-    turned = (inner - inner.mH) / 2
-    settled = depends_on_subspaces(turned, dw, size, negligible)
-    quotients = _by_gaps(turned, w, ties, (size != 0).unsqueeze(-2), settled)
-    return v @ (quotients + torch.diag_embed(dw)) @ v.mH
+
+    answers = 2
+    kept = (0, 3)
+
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
+        negligible = _negligible(gradients[1])
+        inner, size = v.mH @ dv, torch.linalg.vector_norm(dv, dim=-2)
+        if v.is_complex():  # a loss that depends on arbitrary phases has no gradient
+            phases = inner.diagonal(0, -2, -1).imag.abs() > negligible * size
+            inner = torch.where(phases.unsqueeze(-2), math.nan, inner)
+        turned = (inner - inner.mH) / 2
+        settled = depends_on_subspaces(turned, dw, size, negligible)
+        quotients = _by_gaps(turned, w, errors / SURE, (size != 0).unsqueeze(-2), settled)
+        return ((v @ (quotients + torch.diag_embed(dw)) @ v.mH).to(kept[1].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (w, v, errors), da = map(in_double, kept), in_double(changes[0])
+        inner = v.mH @ ((da + da.mH) / 2) @ v
+        asked = torch.ones_like(w, dtype=torch.bool).unsqueeze(-2)
+        dv = v @ _by_gaps(inner, w, errors / SURE, asked, inner == 0)
+        return inner.diagonal(0, -2, -1).real.to(kept[0].dtype), dv.to(kept[1].dtype)
 
 
-def eigenvectors_forward(w: torch.Tensor, v: torch.Tensor, ties: torch.Tensor, da: torch.Tensor) -> Pair:
-    """Changes of w and V, in double precision; those of vectors of equal eigenvalues are NaN unless zero."""
-    inner = v.mH @ ((da + da.mH) / 2) @ v
-    asked = torch.ones_like(w, dtype=torch.bool).unsqueeze(-2)
-    return inner.diagonal(0, -2, -1).real, v @ _by_gaps(inner, w, ties, asked, inner == 0)
+def _negligible(x: Tensor) -> float:
+    """Part of the sizes of gradients up to which a derivative along arbitrary rotations counts as zero."""
+    return torch.finfo(x.dtype).eps ** 0.5
 
 
-def depends_on_subspaces(
-    turned: torch.Tensor, dw: torch.Tensor, size: torch.Tensor, negligible: float
-) -> torch.Tensor:
+def depends_on_subspaces(turned: Tensor, dw: Tensor, size: Tensor, negligible: float) -> Tensor:
     """For which pairs a loss depends neither on rotations of the two vectors nor on their values.
 
     If it depended on the values, as ``V diag(f(w)) V^H`` does, a derivative of f would be lost where these
@@ -64,9 +75,7 @@ def depends_on_subspaces(
     return alike.unsqueeze(-1) & alike.unsqueeze(-2) & (turned.abs() <= negligible * sizes)
 
 
-def _by_gaps(
-    x: torch.Tensor, w: torch.Tensor, ties: torch.Tensor, asked: torch.Tensor, settled: torch.Tensor
-) -> torch.Tensor:
+def _by_gaps(x: Tensor, w: Tensor, ties: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
     """``x_ij / (w_j - w_i)`` without a diagonal (:func:`_quotient`)."""
     asked = (asked | asked.mH) & ~torch.eye(w.shape[-1], dtype=torch.bool, device=w.device)
     gaps, tie = w.unsqueeze(-2) - w.unsqueeze(-1), ties.unsqueeze(-1) + ties.unsqueeze(-2)
@@ -74,12 +83,12 @@ def _by_gaps(
 
 
 def _quotient(
-    x: torch.Tensor,
-    gap: torch.Tensor,
-    tie: torch.Tensor,
-    asked: torch.Tensor,
-    settled: torch.Tensor | None = None,
-) -> torch.Tensor:
+    x: Tensor,
+    gap: Tensor,
+    tie: Tensor,
+    asked: Tensor,
+    settled: Tensor | None = None,
+) -> Tensor:
     """``x / gap``; NaN if no digit of the gap is guaranteed, or 0 if these vectors are not needed.
 
     There x vanishes for ``U diag(s) V^H``, whose quotient does not, and for ``U V^H``, whose quotient does:
@@ -88,65 +97,56 @@ def _quotient(
     tied = gap.abs() <= tie
     instead = torch.where(asked, math.nan, 0.0)
     if settled is not None:
-        instead = torch.where(asked & settled, OnceZero.apply(x), instead)
+        instead = torch.where(asked & settled, OnceZero.apply(x, ZERO)[0], instead)
     return torch.where(tied, instead, x / torch.where(tied, 1.0, gap))
 
 
-class OnceZero(Function):
-    """Zero, whose derivative is unknown."""
+class OnceZero(Attached):
+    kept = (0, 1)
 
     @staticmethod
-    def forward(x: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(x)
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        return (torch.where(gradients[0] != 0, math.nan, gradients[0]),)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        pass
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return OnceZero.gradients(answerer, (), kept, *changes)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return torch.where(gradient != 0, math.nan, gradient)
 
-    @staticmethod
-    def jvp(ctx: Any, change: torch.Tensor) -> torch.Tensor:
-        return torch.where(change != 0, math.nan, change)
-
-    @staticmethod
-    def vmap(info: Any, dims: Any, x: torch.Tensor) -> tuple[torch.Tensor, int | None]:
-        return OnceZero.apply(x), dims[0]
+ZERO = Answerer(lambda x: (torch.zeros_like(x),))
 
 
 # --- powers ---
 
 
-def power_backward(
-    x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, power: float, dx: torch.Tensor
-) -> torch.Tensor:
-    """Gradient of A from that of ``X = A^p``, both Hermitian (:func:`attach_power`).
+class PowerFunction(Attached):
+    """A power of a Hermitian matrix, and as evidence its eigenvalues and eigenvectors.
 
-    The derivative of a matrix function is its own adjoint.
+    ``dA = V (G * (V^H dX V)) V^H``, also for equal eigenvalues: G has the divided differences of ``w^p``
+    (Daleckii and Krein). The derivative of a matrix function is its own adjoint. ``X dX + dX X = dA`` for a
+    square root, which has gradients of any order; that of ``X^-1``, times X on both sides, for its inverse.
     """
-    return power_forward(x, w, v, power, dx)
 
+    kept = (0, 3)
 
-def power_forward(
-    x: torch.Tensor, w: torch.Tensor, v: torch.Tensor, power: float, da: torch.Tensor
-) -> torch.Tensor:
-    """Change of ``X = A^p`` for a Hermitian change of A.
-
-    ``X dX + dX X = dA`` for a square root; that of ``X^-1``, times X on both sides, for its inverse.
-    """
-    if abs(power) == 0.5:
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        (x, w, v), power, da = map(in_double, kept), answerer.again(), in_double(gradients[0])
+        da = (da + da.mH) / 2
+        if abs(power) != 0.5:
+            (da,) = FirstOrder.apply(da, x, FIRST)
+            return ((v @ (_divided_differences(w, power) * (v.mH @ da @ v)) @ v.mH).to(kept[0].dtype),)
         known = x.isfinite().flatten(-2).all(-1)[..., None, None]
         x = torch.where(known, x, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
-        change = (
-            Lyapunov.apply(x, da) if power > 0 else -x @ Lyapunov.apply(torch.linalg.inv_ex(x)[0], da) @ x
-        )
-        return torch.where(known, change, math.nan)
-    return v @ (_divided_differences(w, power) * (v.mH @ FirstOrder.apply(da, x) @ v)) @ v.mH
+        change = lyapunov(x, da) if power > 0 else -x @ lyapunov(torch.linalg.inv_ex(x)[0], da) @ x
+        return (torch.where(known, change, math.nan).to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return PowerFunction.gradients(answerer, (), kept, *changes)
 
 
-def _divided_differences(w: torch.Tensor, power: float) -> torch.Tensor:
+def _divided_differences(w: Tensor, power: float) -> Tensor:
     """``(w_i^p - w_j^p) / (w_i - w_j)``, and ``p w_i^(p-1)`` for equal numbers, without cancellation."""
     larger = torch.maximum(w.unsqueeze(-1), w.unsqueeze(-2))
     if power == 0:
@@ -157,74 +157,98 @@ def _divided_differences(w: torch.Tensor, power: float) -> torch.Tensor:
     return larger ** (power - 1) * torch.where(near, power * (1 - (power - 1) * less / 2), quotient)
 
 
-class FirstOrder(Function):
+class FirstOrder(Attached):
     """The first of two, whose derivatives are of one order more than there is: they raise an error."""
 
-    @staticmethod
-    def forward(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return x.clone()
+    operands = 2
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Any) -> Any:
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         raise RuntimeError(
             "powers other than 1/2 and -1/2 have first derivatives only: write the power as square roots and "
             "products for higher ones"
         )
 
     @staticmethod
-    def jvp(ctx: Any, *changes: Any) -> Any:
-        return FirstOrder.backward(ctx, changes)
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        return FirstOrder.gradients(answerer, (), kept)
+
+
+FIRST = Answerer(lambda x, other: (x.clone(),))
+
+
+# --- singular triplets ---
+
+
+class TripletsFunction(Attached):
+    """U, s and V of the leading singular triplets, and as evidence bounds on the errors of s.
+
+    Changes of U and V inside their subspaces divide by differences of singular values (J. Townsend,
+    "Differentiating the singular value decomposition", 2016). Changes p and q out of them solve ``s p - D q
+    = x`` and ``s q - D^H p = z``, where D is the rest of A, a column at a time. That divides by differences
+    to the singular values that were not computed; conjugate gradients need only products with D. If no digit
+    of a difference is guaranteed, or the loss depends on the common phase of a complex pair of singular
+    vectors, gradients of U and V are NaN.
+    """
+
+    answers = 3
+    kept = (1, 4)
 
     @staticmethod
-    def vmap(info: Any, dims: Any, *operands: torch.Tensor) -> tuple[torch.Tensor, int]:
-        return FirstOrder.apply(*leading(operands, dims)), 0
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        (a, u, s, v, errors), (du, ds, dv) = map(in_double, kept), map(in_double, gradients)
+        ties, negligible = errors / SURE, _negligible(gradients[0])
+        size = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
+        if u.is_complex():
+            # The common phase of a pair of vectors is arbitrary: a loss that depends on it has no gradient.
+            moved = (u.conj() * du).sum(-2) + (v.conj() * dv).sum(-2)
+            du = torch.where((moved.imag.abs() > negligible * size).unsqueeze(-2), math.nan, du)
+            size = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
+        asked = ((du != 0).any(-2) | (dv != 0).any(-2)).unsqueeze(-2)
+        left, right = (x.mH @ dx - dx.mH @ x for x, dx in ((u, du), (v, dv)))
+        settled = depends_on_subspaces(left + right, ds, size, negligible)
+        minus, plus = _by_pairs(left + right, left - right, s, ties, asked, settled)
+        x, z = (dy - y @ (y.mH @ dy) for y, dy in ((u, du), (v, dv)))
+        x, z = _beyond(a, (u, s, v), ties, asked, x, z)
+        found = u @ (minus + plus + torch.diag_embed(ds)) @ v.mH + x @ v.mH + u @ z.mH
+        return (found.to(kept[0].dtype),)
+
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (a, u, s, v, errors), da = map(in_double, kept), in_double(changes[0])
+        image, transposed, ties = da @ v, da.mH @ u, errors / SURE
+        inner, asked = u.mH @ image, torch.ones_like(s, dtype=torch.bool).unsqueeze(-2)
+        both = inner + inner.mH
+        both = both - torch.diag_embed(both.diagonal(0, -2, -1))
+        minus, plus = _by_pairs(both, inner - inner.mH, s, ties, asked, both == 0)
+        x, z = _beyond(a, (u, s, v), ties, asked, image - u @ inner, transposed - v @ inner.mH)
+        found = u @ (minus + plus) + x, inner.diagonal(0, -2, -1).real, v @ (minus - plus) + z
+        return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
 
-# --- leading singular triplets ---
+class SVDFunction(TripletsFunction):
+    """U, s and V^H of all singular triplets, and as evidence bounds on the errors of s."""
 
+    @staticmethod
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        (a, u, s, vh, errors), (du, ds, dvh) = kept, gradients
+        return TripletsFunction.gradients(answerer, wanted, (a, u, s, vh.mH, errors), du, ds, dvh.mH)
 
-Triplets = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def triplets_backward(
-    a: torch.Tensor, triplets: Triplets, ties: torch.Tensor, gradients: Triplets, negligible: float
-) -> torch.Tensor:
-    """Gradient of A from those of U, s and V, in double precision (:func:`attach_triplets`)."""
-    (u, s, v), (du, ds, dv) = triplets, gradients
-    size = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
-    asked = ((du != 0).any(-2) | (dv != 0).any(-2)).unsqueeze(-2)
-    left, right = (x.mH @ dx - dx.mH @ x for x, dx in ((u, du), (v, dv)))
-    settled = depends_on_subspaces(left + right, ds, size, negligible)
-    minus, plus = _by_pairs(left + right, left - right, s, ties, asked, settled)
-    x, z = (dy - y @ (y.mH @ dy) for y, dy in ((u, du), (v, dv)))
-    x, z = _beyond(a, triplets, ties, asked, x, z)
-    return u @ (minus + plus + torch.diag_embed(ds)) @ v.mH + x @ v.mH + u @ z.mH
-
-
-def triplets_forward(a: torch.Tensor, triplets: Triplets, ties: torch.Tensor, da: torch.Tensor) -> Triplets:
-    """Changes of U, s and V, in double precision (:func:`attach_triplets`)."""
-    u, s, v = triplets
-    image, transposed = da @ v, da.mH @ u
-    inner, asked = u.mH @ image, torch.ones_like(s, dtype=torch.bool).unsqueeze(-2)
-    both = inner + inner.mH
-    both = both - torch.diag_embed(both.diagonal(0, -2, -1))
-    minus, plus = _by_pairs(both, inner - inner.mH, s, ties, asked, both == 0)
-    x, z = _beyond(a, triplets, ties, asked, image - u @ inner, transposed - v @ inner.mH)
-    return u @ (minus + plus) + x, inner.diagonal(0, -2, -1).real, v @ (minus - plus) + z
+    @staticmethod
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        a, u, s, vh, errors = kept
+        du, ds, dv = TripletsFunction.pushed_forward(answerer, (a, u, s, vh.mH, errors), *changes)
+        return du, ds, dv.mH
 
 
 def _by_pairs(
-    minus: torch.Tensor,
-    plus: torch.Tensor,
-    s: torch.Tensor,
-    ties: torch.Tensor,
-    asked: torch.Tensor,
-    settled: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    minus: Tensor,
+    plus: Tensor,
+    s: Tensor,
+    ties: Tensor,
+    asked: Tensor,
+    settled: Tensor,
+) -> tuple[Tensor, Tensor]:
     """``minus_ij / (2 (s_j - s_i))`` and ``plus_ij / (2 (s_j + s_i))``."""
     sums, tie = s.unsqueeze(-1) + s.unsqueeze(-2), ties.unsqueeze(-1) + ties.unsqueeze(-2)
     both = (asked | asked.mH) & ~torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
@@ -232,69 +256,66 @@ def _by_pairs(
 
 
 def _beyond(
-    a: torch.Tensor,
+    a: Tensor,
     triplets: Triplets,
-    ties: torch.Tensor,
-    asked: torch.Tensor,
-    x: torch.Tensor,
-    z: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    ties: Tensor,
+    asked: Tensor,
+    x: Tensor,
+    z: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Columns p and q with ``s p - D q = x`` and ``s q - D^H p = z``, where ``D = A - U diag(s) V^H``."""
-    u, s, v = triplets
+    (u, values, v), ties = triplets, ties.unsqueeze(-2)
+    s = values.unsqueeze(-2)
     if s.shape[-1] == min(a.shape[-2:]):  # D is zero, and so are x or z where U or V is square
-        gap, tie = s.unsqueeze(-2), ties.unsqueeze(-2)
         p, q = (
-            torch.zeros_like(c) if c.shape[-2] == c.shape[-1] else _quotient(c, gap, tie, asked)
+            torch.zeros_like(c) if c.shape[-2] == c.shape[-1] else _quotient(c, s, ties, asked)
             for c in (x, z)
         )
         return p, q
-    rest, s = a - u @ (s.unsqueeze(-1) * v.mH), s.unsqueeze(-2)
-    q = ShiftedGram.apply(rest, s, s * z + rest.mH @ x)
-    return _quotient(x + rest @ q, s, ties.unsqueeze(-2), asked), q
+    rest = a - u @ (values.unsqueeze(-1) * v.mH)
+    (q,) = ShiftedGram.apply(rest, s, s * z + rest.mH @ x, BY_CG)
+    return _quotient(x + rest @ q, s, ties, asked), q
 
 
-class ShiftedGram(Function):
-    """Y of ``Y diag(s)^2 - D^H D Y = C``, for s above the norm of D: linear in C, and its own adjoint.
+class ShiftedGram(Attached):
+    """Y of ``Y diag(s)^2 - D^H D Y = C``, for s above the norm of D: linear in C, and its own adjoint."""
 
-    By conjugate gradients; a column that does not converge, because its s is too close to that norm, is NaN.
-    """
-
-    @staticmethod
-    def forward(d: torch.Tensor, s: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
-        if d.ndim > 2:
-            found = [ShiftedGram.forward(*each) for each in zip(d, s, c, strict=True)]
-            return torch.stack(found) if found else torch.zeros_like(c)
-        if not c.numel():
-            return torch.zeros_like(c)
-
-        def times(y: torch.Tensor) -> torch.Tensor:
-            return s * s * y - d.mH @ (d @ y)
-
-        # About 15 (1 - (norm / s)^2)^(-1/2) iterations are needed.
-        accurate = 1e-12
-        y, _ = cg(times, lambda residual: residual, c, tolerance=accurate, max_iterations=1000)
-        left = torch.linalg.vector_norm(c - times(y), dim=0)
-        return torch.where(left <= 100 * accurate * torch.linalg.vector_norm(c, dim=0), y, math.nan)
+    operands = 3
+    kept = (2, 1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: torch.Tensor) -> None:
-        ctx.save_for_backward(*inputs[:2], output)
-        ctx.save_for_forward(*inputs[:2], output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Triplets:
-        d, s, y = ctx.saved_tensors
-        z = ShiftedGram.apply(d, s, gradient)
+    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Triplets:
+        d, s, y = kept
+        (z,) = ShiftedGram.apply(d, s, gradients[0], answerer)
         return (d @ y) @ z.mH + (d @ z) @ y.mH, -2 * s * (y * z.conj()).real.sum(-2, keepdim=True), z
 
     @staticmethod
-    def jvp(
-        ctx: Any, dd: torch.Tensor | None, ds: torch.Tensor | None, dc: torch.Tensor | None
-    ) -> torch.Tensor:
-        with pushing_forward(ctx) as (d, s, y):
-            right = torch.zeros_like(y) if dc is None else dc
-            if ds is not None:
-                right = right - 2 * s * ds * y
-            if dd is not None:
-                right = right + dd.mH @ (d @ y) + d.mH @ (dd @ y)
-            return ShiftedGram.apply(d, s, right)
+    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+        (d, s, y), (dd, ds, dc) = kept, changes
+        right = torch.zeros_like(y) if dc is None else dc
+        if ds is not None:
+            right = right - 2 * s * ds * y
+        if dd is not None:
+            right = right + dd.mH @ (d @ y) + d.mH @ (dd @ y)
+        return ShiftedGram.apply(d, s, right, answerer)
+
+
+def _by_cg(d: Tensor, s: Tensor, c: Tensor) -> Tensors:
+    """By conjugate gradients; a column that does not converge, because s is near the norm of D, is NaN."""
+    if d.ndim > 2:
+        found = [_by_cg(*each)[0] for each in zip(d, s, c, strict=True)]
+        return (torch.stack(found) if found else torch.zeros_like(c),)
+    if not c.numel():
+        return (torch.zeros_like(c),)
+
+    def times(y: Tensor) -> Tensor:
+        return s * s * y - d.mH @ (d @ y)
+
+    # About 15 (1 - (norm / s)^2)^(-1/2) iterations are needed.
+    accurate = 1e-12
+    y, _ = cg(times, lambda residual: residual, c, tolerance=accurate, max_iterations=1000)
+    left = torch.linalg.vector_norm(c - times(y), dim=0)
+    return (torch.where(left <= 100 * accurate * torch.linalg.vector_norm(c, dim=0), y, math.nan),)
+
+
+BY_CG = Answerer(_by_cg)

@@ -12,8 +12,7 @@ import torch
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_parallel = False
-"""Whether neula has computed in this process with torch's pool of threads."""
+_parallel = False  # whether neula has computed in this process with torch's pool of threads
 
 
 def restored(function: Callable[P, T]) -> Callable[P, T]:

@@ -1,9 +1,6 @@
-"""Rows of matrices larger than memory: read ahead in a thread, block by block, as often as is wanted.
-
-The thread fills a few buffers while the last block is worked on. On a GPU they are pinned, and copied on a
-stream of their own, so that reading, copying and computing go on at the same time. Whatever is wrong with a
-source (it ends early, a block of another width, other numbers than the last time) is an error that says
-where.
+"""Rows of matrices larger than memory: read ahead in a thread, block by block, as often as is wanted. On a
+GPU the buffers are pinned, and copied on a stream of their own, so that reading, copying and computing go on
+at the same time. A source that ends early, or changes, is an error that says where.
 """
 
 from __future__ import annotations
@@ -28,14 +25,11 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.inputs import COMPLEX, FLOATS, Taken, take
 from neula.pipeline.progress import Progress, stage
 
-SLOTS = 3
-"""Buffers: one is worked on, one is full, one is being filled."""
+SLOTS = 3  # buffers: one is worked on, one is full, one is being filled
 
 
 @dataclass(frozen=True)
 class StreamTuning:
-    """How matrices that are larger than memory are read."""
-
     streamed_bytes: int  # of a block, of which there are a few at a time
     streams_doubled: bool  # whether residuals in twice the working precision take no time beside reading
 
@@ -50,7 +44,6 @@ class Block:
 
     @property
     def stop(self) -> int:
-        """Place of the row behind its last one."""
         return self.first + len(self.rows[0])
 
 
@@ -68,14 +61,10 @@ class Reader:
 
     @property
     def count(self) -> int:
-        """Rows of each operand."""
         return next(iter(self.sources.values())).shape[0]
 
     def read(self, what: str) -> Iterator[Block]:
-        """Read all rows once, in blocks; ``what`` names the task for the progress.
-
-        Raises ValueError for a source that is not what it said, or not what it was in the last pass.
-        """
+        """Read all rows once, in blocks; ValueError for a source that is not what it was in the last pass."""
         self.passes += 1
         report = stage(self.progress, f"pass {self.passes}: {what}")
         free: queue.Queue[_Slot | None] = queue.Queue()
@@ -139,10 +128,7 @@ _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class _Slot:
-    """Room for a block on the device, and, once that is needed, on the host if that is another place.
-
-    ``first`` and ``count``: rows that are in it.
-    """
+    """Room for a block on the device, and, once that is needed, on the host if that is another place."""
 
     def __init__(self, here: list[torch.Tensor]) -> None:
         self.here = here
@@ -195,7 +181,6 @@ class _Slot:
         return found
 
     def take(self) -> list[torch.Tensor]:
-        """Its rows, for the stream that computes."""
         if self.copied is not None:
             torch.cuda.current_stream(self.here[0].device).wait_event(self.copied)
         return [x[: self.count] for x in self.here]
@@ -254,7 +239,6 @@ class _Cursor:
         return block if block.dtype.kind in "fc" else in_float64(block, self.name, self.read)
 
     def check_end(self) -> None:
-        """Nothing may follow."""
         more = self.rest is not None and len(self.rest) > 0
         if not more:
             more = any(len(block) for block in self.blocks)
@@ -287,10 +271,7 @@ def check_rows(x: torch.Tensor, name: str, first: int, largest: float = math.inf
 
 
 def torch_dtype(dtype: Any, name: str, *, or_complex: bool = False) -> torch.dtype:
-    """The dtype in which torch holds the numbers of a source; integers and booleans are float64.
-
-    Raises TypeError for what are no numbers, and for complex ones that are not accepted.
-    """
+    """The dtype in which torch holds the numbers of a source; integers and booleans are float64."""
     if not isinstance(dtype, torch.dtype):
         kind = np.dtype(dtype)
         if kind.kind not in ("iubfc" if or_complex else "iubf"):

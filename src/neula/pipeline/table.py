@@ -1,8 +1,6 @@
-"""Tables of links: for each problem the only place that says which link is tried when.
-
-A row is a link: a factorization, and what refines with it. Its arithmetics, the place where it runs, and the
-conditions under which it is tried are columns. A case is shape and options, without numbers; its chain is
-made of the rows that apply, in their order.
+"""Tables of links: for each problem the only place that says which link is tried when. A row is a link, its
+arithmetics, the place where it runs, and the conditions under which it is tried. A case is shape and
+options, without numbers; its chain is made of the rows that apply, in their order.
 """
 
 from __future__ import annotations
@@ -44,8 +42,6 @@ LAUNCHED = "GPU, asynchronous"
 
 @dataclass(frozen=True)
 class Row(Generic[C]):
-    """A link of a table."""
-
     factorization: str  # its arithmetic takes the place of {}
     make: Callable[[C, str, str], Link[Any, Any]]  # from a case, the label and an arithmetic
     when: tuple[Rule[C, bool], ...]  # conditions, of which all must hold
@@ -64,8 +60,7 @@ class Row(Generic[C]):
         return {name: self.make(case, label.format(name), name) for name in names}
 
 
-Make = Callable[[Any, str, str], Link[Any, Any]]
-"""From the case, label and arithmetic to a link."""
+Make = Callable[[Any, str, str], Link[Any, Any]]  # from the case, label and arithmetic to a link
 
 
 def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:

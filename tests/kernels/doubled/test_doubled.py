@@ -15,7 +15,6 @@ import pytest
 import torch
 from tests.devices import DEVICE, GPU, HAS_GPU, KERNEL, normal
 
-from neula.kernels.dispatch import runs
 from neula.kernels.doubled import doubled, doubled_cuda
 from neula.kernels.doubled.doubled import Doubled, bits_of
 
@@ -30,7 +29,7 @@ low part of x, and sums of rounding errors have rounding errors of a few ``U^2 =
 @pytest.fixture
 def slices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are made of slices, also on a GPU."""
-    monkeypatch.setattr(doubled, "runs", lambda *_: False)
+    monkeypatch.setattr(doubled, "cuts", lambda *_: True)
 
 
 WAYS = ["kept slices", "blocks", KERNEL, pytest.param("units", marks=UNITS)]
@@ -39,7 +38,7 @@ WAYS = ["kept slices", "blocks", KERNEL, pytest.param("units", marks=UNITS)]
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How products are computed; of kernels on a CPU with small pieces."""
-    monkeypatch.setattr(doubled, "runs", lambda *_: request.param in ("kernel", "units"))
+    monkeypatch.setattr(doubled, "cuts", lambda *_: request.param not in ("kernel", "units"))
     if request.param == "units":
         on_units(request, monkeypatch)
     if request.param == "blocks":
@@ -293,13 +292,13 @@ def test_what_a_gpu_takes(
 ) -> None:
     a = normal(batch, n, m).mT if columns else normal(batch, m, n)
     x, b = normal(batch, n, k), normal(batch, m, k)
-    assert runs(doubled.doubled_product, DEVICE)
+    assert doubled.doubled_product.runs(DEVICE)
     of = Doubled.from_matrix(a)
     assert of.slices is None
     high, low = of.residual(x, a @ x, U * x)
     z = of.transposed_product(b, U * b)
     assert torch.equal(of.residual(x, a @ x, U * x)[0], high)
-    monkeypatch.setattr(doubled, "runs", lambda *_: False)
+    monkeypatch.setattr(doubled, "cuts", lambda *_: True)
     of = Doubled.from_matrix(a)
     expected = of.residual(x, a @ x, U * x)
     size = a.abs().amax((1, 2))[:, None, None]
@@ -338,7 +337,7 @@ def test_what_matrix_units_take(k: int) -> None:
 @pytest.mark.parametrize("kernel", [False, True])
 def test_nothing_waits_for_the_gpu(kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     a, x, b = normal(2, 50, 20), normal(2, 20, 2), normal(2, 50, 2)
-    monkeypatch.setattr(doubled, "runs", lambda *_: kernel)
+    monkeypatch.setattr(doubled, "cuts", lambda *_: not kernel)
     Doubled.from_matrix(a).residual(x, b)  # compiles
     Doubled.from_matrix(a).transposed_product(b, U * b)
     torch.cuda.synchronize()

@@ -1,34 +1,19 @@
-"""The end of a panel, by kernels and by its definition: rows go to their places, and U between them."""
+"""The end of a panel, rows go to their places, and U between them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE
 
 from neula.kernels.lu.calu import end_panel
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors
-
-Way = Callable[[torch.Tensor, torch.Tensor, PanelFactors], tuple[torch.Tensor, torch.Tensor]]
-
-
-@pytest.fixture(params=["reference", KERNEL])
-def way(request: pytest.FixtureRequest) -> Way:
-    """The definition, and the kernels: in Triton's interpreter without a GPU."""
-    if request.param == "reference":
-        return end_panel.reference
-    pytest.importorskip("triton")
-    from neula.kernels.lu import calu as module
-
-    return module.end_panel_triton
 
 
 @pytest.mark.parametrize(
     ("m", "r", "above"), [(32, 32, 0), (40, 20, 3), (130, 96, 0), (700, 70, 5), (5000, 64, 4500)]
 )
-def test_rows_and_u_go_where_they_belong(m: int, r: int, above: int, way: Way) -> None:
+def test_rows_and_u_go_where_they_belong(m: int, r: int, above: int) -> None:
     generator = torch.Generator().manual_seed(m)
     width = -(-r // WIDTH) * WIDTH
     # Half of the pivot rows are at the top already, if not in their order.
@@ -45,7 +30,7 @@ def test_rows_and_u_go_where_they_belong(m: int, r: int, above: int, way: Way) -
     found.pivots[:r] = pivots
     found.factors.copy_(torch.randn(found.factors.shape, generator=generator))
     before = whole.clone()
-    to, origin = way(whole[:, :r], upper.clone(), found)
+    to, origin = end_panel(whole[:, :r], upper.clone(), found)
 
     order = torch.arange(m, device=DEVICE)
     order[to] = origin

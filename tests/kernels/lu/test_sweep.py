@@ -13,7 +13,6 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.dispatch import runs
 from neula.kernels.lu import sweep as module
 from neula.kernels.lu.sweep import ALIGNED, PIECE, sweep
 
@@ -86,7 +85,7 @@ def test_solves(solve: Solve, n: int, pieces: int, k: int, upper: bool, rows: bo
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [3000, 9999])
 def test_many_programs_wait_for_one_another(n: int) -> None:
-    assert runs(sweep, DEVICE)
+    assert sweep.runs(DEVICE)
     for upper in (False, True):
         t, inverses = triangle(n, PIECE, upper=upper, rows=False)
         t = t.nan_to_num()

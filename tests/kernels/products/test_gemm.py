@@ -13,16 +13,19 @@ import pytest
 import torch
 from tests.devices import DEVICE, HAS_GPU, KERNEL
 
-from neula.kernels.dispatch import runs
 from neula.kernels.precision import exact_matmul
+from neula.kernels.products import gemm as module
 from neula.kernels.products.gemm import (
     RUN,
+    SplitProduct,
+    configs,
     corrected_gemm,
-    corrected_gemm_reference,
     corrected_gram,
     corrected_projection,
+    multiply_kept,
 )
-from neula.kernels.products.parts import SCHEMES, UNCORRECTED, Scheme, split_reference, times_power_of_two
+from neula.kernels.products.kept import ALIGNED, Kept, keep
+from neula.kernels.products.parts import SCHEMES, UNCORRECTED, Scheme, times_power_of_two
 
 U = 2.0**-24
 SHAPES = [(1, 1, 1), (33, 17, 65), (64, 64, 128), (70, 64, 33)]
@@ -32,16 +35,22 @@ EACH_LOW = pytest.mark.parametrize("low", [-1.0, 0.0])
 EACH_SCHEME = pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES)
 
 
-def kernel() -> Gemm:
-    pytest.importorskip("triton")
-    from neula.kernels.products import gemm as module
-
-    return module.gemm_triton
-
-
 @pytest.fixture(params=["reference", KERNEL])
-def gemm(request: pytest.FixtureRequest) -> Gemm:
-    return corrected_gemm_reference if request.param == "reference" else kernel()
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By which version of the functions that are dispatched."""
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+    for function in (keep, multiply_kept):
+        monkeypatch.setattr(function, "takes", lambda *_, **__: request.param == "kernel")
+    return request.param
+
+
+@pytest.fixture
+def gemm(way: str) -> Gemm:
+    return corrected_gemm
+
+
+BY_KERNEL = pytest.mark.parametrize("way", [KERNEL], indirect=True)
 
 
 def uniform(m: int, n: int, seed: int, low: float = -1.0) -> torch.Tensor:
@@ -88,49 +97,35 @@ def test_every_shape(gemm: Gemm, scheme: Scheme, m: int, n: int, k: int) -> None
 def test_times_a_triangle(gemm: Gemm, scheme: Scheme, m: int, n: int) -> None:
     """In place, as accurate as any product; what is left out is zero."""
     a, r = uniform(m, n, 0), uniform(n, n, 1).triu()
-    found, said = a.clone(), {} if gemm is corrected_gemm_reference else {"bound": 1.0, "triangular": True}
-    gemm(found, r, scheme, c=found, **said)
+    found = a.clone()
+    gemm(found, r, scheme, c=found, bound=1.0, triangular=True)
     assert errors(found, a, r).max() <= bound(n)
 
 
-@pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("fewest", [16, 1 << 26])
-def test_gram_matrices(
-    by_kernel: bool, transposed: bool, fewest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("way")
+def test_gram_matrices(transposed: bool, fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A is split once, or in blocks of its rows; of G there is the lower triangle."""
     a = uniform(170, 200, 11).T if transposed else uniform(200, 170, 12)
-    if by_kernel:
-        kernel()
-        from neula.kernels.products import gemm as module
-
-        monkeypatch.setattr(module, "FEWEST_ELEMENTS", fewest)
-        g = module.gram_triton(a)
-    else:
-        g = corrected_gram(a)
+    monkeypatch.setattr(module, "FEWEST_ELEMENTS", fewest)
+    g = corrected_gram(a)
     assert g.stride() == (1, 170)
     assert errors(g, a.T, a).tril().max() <= bound(200)
 
 
-@pytest.mark.parametrize("by_kernel", [False, pytest.param(True, marks=[pytest.mark.gpu] if HAS_GPU else [])])
-def test_gram_matrices_of_scaled_columns_in_double_precision(by_kernel: bool) -> None:
+@pytest.mark.usefixtures("way")
+def test_gram_matrices_of_scaled_columns_in_double_precision() -> None:
     """Columns whose units float32 does not hold are never in it as they are."""
     a = uniform(200, 33, 12).double()
     units = 2.0 ** torch.arange(-800, 850, 50, dtype=torch.float64, device=a.device)
     scales = 1 / units
-    if by_kernel:
-        kernel()
-        from neula.kernels.products import gemm as module
-
-        g = module.gram_triton(a * units, scales=scales)
-        # Elements beyond what the scales promise are no numbers, and are noticed.
-        beyond = a.clone()
-        beyond[7, 3] = 1e6
-        assert not module.gram_triton(beyond * units, scales=scales)[3].isfinite().all()
-    else:
-        g = corrected_gram(a * units, scales=scales)
+    g = corrected_gram(a * units, scales=scales)
     assert errors(g, a.T.float(), a.float()).tril().max() <= bound(200)
+    # Elements beyond what the scales promise are no numbers, and are noticed.
+    beyond = a.clone()
+    beyond[7, 3] = 1e6
+    assert not corrected_gram(beyond * units, scales=scales)[3].isfinite().all()
 
 
 @EACH_SCHEME
@@ -231,83 +226,76 @@ def test_one_part(gemm: Gemm, low: float) -> None:
 # ---------------------------------------------------------------- the kernels
 
 
-@pytest.fixture(params=[KERNEL])
-def triton_gemm() -> Gemm:
-    return kernel()
-
-
 @EACH_SCHEME
+@BY_KERNEL
 @pytest.mark.parametrize("transposed", [False, True])
-def test_parts_are_those_of_the_reference(triton_gemm: Gemm, scheme: Scheme, transposed: bool) -> None:
-    from neula.kernels.products.gemm_split_triton import PAD, split
-
+@pytest.mark.usefixtures("way")
+def test_parts_are_those_of_the_reference(scheme: Scheme, transposed: bool) -> None:
     x = wide(70, 150, 16)
     x[3], x[4, 4] = 0, 2.0**20
     x = x.T if transposed else x
-    expected, _ = split_reference(x, scheme)
-    parts = split(x, scheme).parts
-    k = x.shape[1]
-    assert parts.shape[2] % PAD == 0
-    assert not parts[:, :, k:].any()
-    for part, reference in zip(parts, expected, strict=True):
-        assert torch.equal(part[:, :k].float(), reference.float())
+    (m, k), largest = x.shape, x.abs().amax(1)
+    room, expected = (Kept.room(m, -(-k // ALIGNED) * ALIGNED, largest, scheme) for _ in range(2))
+    for each, split in ((room, keep.kernel), (expected, keep.reference)):
+        each.parts.fill_(math.nan)
+        split(x, each)
+    assert torch.equal(room.parts, expected.parts)
+    assert torch.equal(Kept.from_matrix(x, scheme).parts, expected.parts[:, :, :k])
+    assert not expected.parts[:, :, k:].any()
 
 
 @EACH_SCHEME
-def test_every_configuration(triton_gemm: Gemm, scheme: Scheme) -> None:
-    from neula.kernels.products.gemm_split_triton import configs
-
+@BY_KERNEL
+@pytest.mark.usefixtures("way")
+def test_every_configuration(scheme: Scheme) -> None:
     m, k, n = (130, 140, 70) if HAS_GPU else (70, 64, 33)
     a, b = uniform(m, k, 17), uniform(k, n, 18)
+    product = SplitProduct(Kept.from_matrix(a, scheme), Kept.from_matrix(b.T, scheme))
     for config in configs(scheme):
         for pieces in (1, 3):
             c = torch.full((m, n), math.nan, device=DEVICE)
-            triton_gemm(a, b, scheme, c=c, config=config, pieces=pieces)
+            product(c, 1.0, 0.0, config, pieces)
             assert errors(c, a, b).max() <= bound(k)
 
 
+@BY_KERNEL
 @pytest.mark.parametrize("pieces", [2, 40])
-def test_pieces_of_a_long_k(triton_gemm: Gemm, pieces: int) -> None:
+def test_pieces_of_a_long_k(gemm: Gemm, pieces: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More pieces than runs as well: some have nothing to sum."""
+    monkeypatch.setattr(SplitProduct, "pieces", lambda *_: pieces)
     a, b = uniform(20, 1000, 19), uniform(1000, 20, 20)
     c = uniform(20, 20, 21)
     before = c.double()
-    triton_gemm(a, b, alpha=2.0, beta=3.0, c=c, pieces=pieces, scheme=SCHEMES["fp16_cor"])
+    gemm(a, b, alpha=2.0, beta=3.0, c=c)
     assert errors((c.double() - 3 * before) / 2, a, b).max() <= bound(1000) + 20
 
 
+@BY_KERNEL
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("m", "k", "n", "columns"), [(150, 70, 90, 50), (33, 16, 20, 20), (17, 5, 3, 2)])
 def test_a_projection_splits_its_columns_once(
-    triton_gemm: Gemm,
-    monkeypatch: pytest.MonkeyPatch,
-    m: int,
-    k: int,
-    n: int,
-    columns: int,
-    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch, m: int, k: int, n: int, columns: int, dtype: torch.dtype
 ) -> None:
     """And reads what it has split in both directions; elements up to the bound do not overflow.
 
     Whatever dtype the user has made the default.
     """
-    from neula.kernels.products import gemm as module
-    from neula.kernels.products import gemm_split_triton
-
     taken: list[tuple[int, ...]] = []
+    split = Kept.from_matrix
 
-    def split(x: torch.Tensor, *options: object) -> object:
+    def counted(x: torch.Tensor, *options: object) -> Kept:
         taken.append(tuple(x.shape))
-        return gemm_split_triton.split(x, *options)
+        return split(x, *options)
 
-    monkeypatch.setattr(module, "split", split)
+    monkeypatch.setattr(Kept, "from_matrix", counted)
     q, a = uniform(m, k, 44).T.contiguous().T, uniform(m, n, 45).T.contiguous().T
     q[0, 0] = 1.5
     r = torch.full((n, k), math.nan, device=DEVICE).T
     expected, found = a.clone(), []
     torch.set_default_dtype(dtype)
     try:
-        module.corrected_projection_triton(q, a, r, found.append, bound=1.5, columns=columns)
+        corrected_projection(q, a, r, found.append, bound=1.5, columns=columns)
     finally:
         torch.set_default_dtype(torch.float32)
     assert errors(r, q.T, expected).max() <= bound(m)
@@ -336,20 +324,19 @@ def test_nothing_to_do(m: int, n: int, k: int) -> None:
     assert not c.any()
 
 
-def test_the_reference_on_a_cpu() -> None:
-    assert not runs(corrected_gemm, torch.device("cpu"))
-    a, b = uniform(5, 6, 22).cpu(), uniform(6, 7, 23).cpu()
-    assert torch.equal(corrected_gemm(a, b), corrected_gemm_reference(a, b))
-
-
 # ---------------------------------------------------------------- on a GPU
 
 
 @pytest.mark.gpu
 def test_the_kernel_is_taken() -> None:
-    a, b = uniform(200, 300, 24), uniform(300, 100, 25)
-    assert runs(corrected_gemm, DEVICE)
-    assert torch.equal(corrected_gemm(a, b), kernel()(a, b, SCHEMES["fp16_cor"]))
+    x, y = Kept.from_matrix(uniform(200, 300, 24)), Kept.from_matrix(uniform(100, 300, 25))
+    assert multiply_kept.runs(DEVICE)
+    for found in (multiply_kept, multiply_kept.kernel):
+        assert errors(
+            found(torch.empty(200, 100, device=DEVICE), x, y, alpha=1.0, beta=0.0),
+            uniform(200, 300, 24),
+            uniform(100, 300, 25).T,
+        ).max() <= bound(300)
 
 
 @pytest.mark.gpu
@@ -378,13 +365,11 @@ def test_sixteen_decades_as_accurate_as_cublas(scheme: Scheme) -> None:
 @pytest.mark.gpu
 def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
     """On positive matrices one sum over all of k is far worse than the bound, which the kernel meets."""
-    from neula.kernels.products.gemm_split_triton import split
-
     k = 65536
     a, b = uniform(512, k, 30, 0.0), uniform(k, 512, 31, 0.0)
     scheme = SCHEMES["fp16_cor"]
     assert errors(corrected_gemm(a, b), a, b).max() <= bound(k)
-    x, y = split(a, scheme).parts[0], split(b.mT, scheme).parts[0]
+    x, y = Kept.from_matrix(a, scheme).parts[0], Kept.from_matrix(b.mT, scheme).parts[0]
     at_once = torch.mm(x, y.mT, out_dtype=torch.float32)
     assert errors(at_once, x, y.mT).max() > bound(k)
 
@@ -393,15 +378,13 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
     from neula.kernels.launch import multiprocessors
-    from neula.kernels.products.gemm import SplitProduct, _filling
-    from neula.kernels.products.gemm_split_triton import configs, split
 
     scheme, device = SCHEMES["fp16_cor"], torch.device("cuda", torch.cuda.current_device())
     for m, n in ((16, 16), (1000, 600), (1024, 1024), (4096, 4096), (20000, 128)):
-        product = SplitProduct(split(uniform(m, 64, 32), scheme), split(uniform(n, 64, 33), scheme), scheme)
+        product = SplitProduct(*(Kept.from_matrix(uniform(rows, 64, rows), scheme) for rows in (m, n)))
         filling = [x for x in configs(scheme) if product.tiles(x) >= multiprocessors(device)]
         smallest = [x for x in configs(scheme) if x.rows * x.columns == 64 * 64]
-        assert _filling(product) in (filling or smallest)
+        assert module._filling(product) in (filling or smallest)
 
 
 @pytest.mark.gpu

@@ -13,7 +13,6 @@ import torch
 from tests.devices import DEVICE, KERNEL
 
 from neula.io.matrices import random_matrix
-from neula.kernels.dispatch import runs
 from neula.kernels.qr.mgs import fits, mgs
 
 DTYPES = [torch.float32, torch.float64]
@@ -229,17 +228,6 @@ def test_what_fits(m: int, n: int, dtype: torch.dtype, expected: bool) -> None:
     assert fits(torch.empty(2, m, n, dtype=dtype)) is expected
 
 
-def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neula.kernels.qr import mgs as module
-
-    def fail(tiles: torch.Tensor) -> None:
-        raise RuntimeError("no C compiler")
-
-    monkeypatch.setattr(module, "mgs_triton", fail)
-    with pytest.warns(RuntimeWarning, match=r"plain torch takes its place.*no C compiler"):
-        assert not mgs.tried.run(torch.device("cpu"))
-
-
 # ---------------------------------------------------------------- on a GPU
 
 
@@ -247,7 +235,7 @@ def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gpu_tensors_go_to_the_kernel(dtype: torch.dtype) -> None:
     tiles = normal(5, 256, 32, dtype=dtype)
-    assert runs(mgs, DEVICE)
+    assert mgs.runs(DEVICE)
     for computed, expected in zip(mgs(tiles), kernel()(tiles), strict=True):
         assert torch.equal(computed, expected)
 

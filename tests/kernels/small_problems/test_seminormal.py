@@ -1,17 +1,14 @@
 """Small least-squares problems in one launch, against exact solutions and against the steps in plain torch.
 
-The kernels, of narrow matrices in Triton and of wider ones in CUDA C++, run on the GPU where there is one
-(``pytest -m gpu``); elsewhere in Triton's interpreter, and compiled for the CPU. The compiled core
-solves the same problems.
+The kernel runs on the GPU where there is one (``pytest -m gpu``), elsewhere in Triton's interpreter. The
+compiled core solves the same problems.
 """
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -29,7 +26,6 @@ from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, EmulatedEngine
 from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
-from neula.kernels.launch import shared_memory
 from neula.kernels.small_problems import seminormal, seminormal_host
 from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
 from neula.problems.least_squares.problem import LeastSquaresSolutions
@@ -43,32 +39,29 @@ DEFINITE = SquareSystemLimits(near=2.0**100, alike=2.0**3, definite=True)
 Solve = Callable[..., SeminormalSolutions]
 
 
-@pytest.fixture(name="solve", params=["triton", "cuda", *LEVELS])
+@pytest.fixture(name="solve", params=["triton", *LEVELS])
 def _solve(request: pytest.FixtureRequest) -> Solve:
     if request.param in LEVELS:
         compiled = core_of(request.param)
         request.getfixturevalue("monkeypatch").setattr(seminormal_host, "core", lambda: compiled)
         return by_core
-    kernel = request.getfixturevalue(f"in_{request.param}")
-
-    def solve(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        dtype: torch.dtype = torch.float64,
-        square: SquareSystemLimits | None = None,
-    ) -> SeminormalSolutions:
-        found = kernel(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS, square)
-        return SeminormalSolutions(*(x.cpu() for x in found))
-
-    return solve
+    request.getfixturevalue("interpreted")
+    return by_kernel
 
 
 @pytest.fixture
-def in_triton(uninitialized_is_nan: None) -> Callable[..., SeminormalSolutions]:
+def interpreted(uninitialized_is_nan: None) -> None:
     pytest.importorskip("triton")
-    from neula.kernels.small_problems import seminormal_triton
 
-    return seminormal_triton.seminormal_triton
+
+def by_kernel(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    dtype: torch.dtype = torch.float64,
+    square: SquareSystemLimits | None = None,
+) -> SeminormalSolutions:
+    found = seminormal.solved(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS, square)
+    return SeminormalSolutions(*(x.cpu() for x in found))
 
 
 def by_core(
@@ -86,38 +79,6 @@ def by_core(
     numbers = torch.from_numpy(found.numbers).view(-1, len(a))[: len(NAMES)]
     columns = (torch.from_numpy(x).view(len(a), -1) for x in (found.forward_error, found.residual_norm))
     return SeminormalSolutions(torch.from_numpy(found.x), numbers, *columns, rank, numbers[0] > 0)
-
-
-@pytest.fixture
-def in_cuda(
-    uninitialized_is_nan: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., SeminormalSolutions]:
-    if not HAS_GPU:
-        launches = request.getfixturevalue("launches")
-        monkeypatch.setattr(
-            seminormal, "compiled", lambda name, function, device, macros, **_: launches(macros)
-        )
-    return seminormal.seminormal_cuda
-
-
-@pytest.fixture(scope="module")
-def launches(compiled_for_host: Callable[..., ctypes.CDLL]) -> Callable[[str], Callable[..., None]]:
-    """The kernel in CUDA C++ by its macros, compiled for the CPU."""
-
-    @cache
-    def compiled(macros: str) -> Callable[..., None]:
-        defined = dict(line.split()[1:] for line in macros.splitlines())
-        function = compiled_for_host("seminormal", BYTES=shared_memory(DEVICE), **defined).launch
-
-        def launch(grid: tuple[int, ...], block: tuple[int, ...], arguments: list, room: int) -> None:
-            assert block == (seminormal.THREADS, 1, 1)
-            assert room <= shared_memory(DEVICE)
-            places = [ctypes.c_void_p(x.data_ptr()) if isinstance(x, torch.Tensor) else x for x in arguments]
-            function(grid[0], *places)
-
-        return launch
-
-    return compiled
 
 
 def matrices(batch: int, m: int, n: int, cond: float = 1.0, seed: int = 0) -> torch.Tensor:
@@ -355,11 +316,10 @@ def test_columns_of_a_problem() -> None:
 
 @pytest.mark.parametrize("cond", [1.0, 1e4])
 @pytest.mark.parametrize(("m", "n"), [(40, 16), (50, 49), (64, 64)])
-def test_wide_matrices(in_cuda: Callable[..., SeminormalSolutions], m: int, n: int, cond: float) -> None:
+@pytest.mark.usefixtures("interpreted")
+def test_wide_matrices(m: int, n: int, cond: float) -> None:
     a, b = matrices(1, m, n, cond), noise(1, m, 1)
-    found = SeminormalSolutions(
-        *(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), torch.float64, LIMITS))
-    )
+    found = by_kernel(a, b)
     of = said(found)
     assert of["accepted"] == [1.0]
     assert of["rank"] == [n]
@@ -370,35 +330,17 @@ def test_wide_matrices(in_cuda: Callable[..., SeminormalSolutions], m: int, n: i
     assert n**-0.5 <= of["condition"][0] / float(condition) <= 1.01 * n**0.5
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_more_rows_than_there_is_room_for(
-    in_cuda: Callable[..., SeminormalSolutions], dtype: torch.dtype
-) -> None:
-    """They are read some at a time."""
-    m, n = (600, 40) if dtype == torch.float64 else (1300, 40)
-    a, b = matrices(1, m, n).to(dtype), noise(1, m, 1).to(dtype)
-    size = a.element_size()
-    room = shared_memory(DEVICE)
-    if not HAS_GPU:
-        assert seminormal.rows_at_a_time(m, n, size, room) < m
-    found = SeminormalSolutions(*(x.cpu() for x in in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS)))
-    assert said(found)["accepted"] == [1.0]
-    assert (true_errors(a.double(), b.double(), found.x) <= found.forward_error).all()
-    residual = torch.linalg.vector_norm(b.double() - a.double() @ found.x, dim=1)
-    torch.testing.assert_close(found.residual_norm, residual, rtol=1e-12, atol=0)
-
-
 @pytest.mark.gpu
 def test_limits_in_a_graph_of_the_caller() -> None:
     """A recorded call copies nothing from the host."""
     a, b = matrices(1, 90, 40).to(DEVICE), noise(1, 90, 1).to(DEVICE)
     limits = replace(LIMITS, max_steps=2)
-    seminormal.seminormal_cuda(a, b, torch.float64, LIMITS)
+    seminormal.solved(a, b, torch.float64, LIMITS)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = seminormal.seminormal_cuda(a, b, torch.float64, limits)
+        found = seminormal.solved(a, b, torch.float64, limits)
     graph.replay()
-    expected = seminormal.seminormal_cuda(a, b, torch.float64, limits)
+    expected = seminormal.solved(a, b, torch.float64, limits)
     assert torch.equal(found.x, expected.x)
     assert torch.equal(found.numbers, expected.numbers)
 
@@ -409,26 +351,21 @@ def test_limits_by_launches() -> None:
     assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("size", [4, 8])
-@pytest.mark.parametrize("m", [64, 300, 3000])
-def test_rows_at_a_time(size: int, m: int) -> None:
-    """As many as there is room for."""
-    for n in range(33, 65):
-        for room in (120 << 10, 227 << 10):
-            rows = seminormal.rows_at_a_time(m, n, size, room)
-            assert seminormal.shared_bytes(n, size, rows) <= room
-            assert rows == m or seminormal.shared_bytes(n, size, rows + 1) > room
+TRUNCATED = pytest.mark.skipif(not HAS_GPU, reason="Triton's interpreter truncates")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rounding(in_cuda: Callable[..., SeminormalSolutions], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=TRUNCATED)]
+)
+@pytest.mark.usefixtures("interpreted")
+def test_rounding(dtype: torch.dtype) -> None:
     """To nearest, ties to even, below the normal numbers and beyond the largest, as torch rounds."""
     limits = torch.finfo(dtype)
     b = noise(1, 16, 1)
     b[0, :8, 0] *= torch.tensor([limits.max, limits.tiny, 1e-3 * limits.tiny, 1, 3, 1e3, 1e-3, 0.5]).double()
     b[0, 8:12, 0] = 1 + limits.eps * torch.tensor([0.5, 1.5, 0.4999, 2.5]).double()
     a = torch.eye(16, dtype=torch.float64)[None]
-    found = in_cuda(a.to(DEVICE), b.to(DEVICE), dtype, LIMITS).x.cpu()
+    found = by_kernel(a, b, dtype).x
     assert torch.equal(
         found, b.float().to(dtype).double() if dtype == torch.float32 else b.to(dtype).double()
     )
@@ -453,10 +390,9 @@ def test_agrees_with_lapack(solve: Solve) -> None:
 # --- through the public functions -------------------------------------------------------------------------
 
 
-@pytest.fixture(name="engine", params=["triton", "cuda"])
-def _engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(name="engine")
+def _engine(interpreted: None, monkeypatch: pytest.MonkeyPatch) -> str:
     """The engine whose problems a kernel takes: without a GPU one that believes that it runs."""
-    monkeypatch.setattr(seminormal, "solved", request.getfixturevalue(f"in_{request.param}"))
     if HAS_GPU:
         return "cuda"
     orders = {"queued": 64, "queued_definite": 64, "normal_equations": 64}

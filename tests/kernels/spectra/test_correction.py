@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.devices import DEVICE
 
-from neula.kernels.spectra.correction import correction, turned
+from neula.kernels.spectra.correction import turned
 
 F32, F64 = torch.float32, torch.float64
 
@@ -33,15 +33,3 @@ def test_blocks_turn_their_columns(count: int, m: int, n: int, offset: int, tran
     assert torch.allclose(turned.reference(x, turns, offset), expected)
     found = turned.kernel(x.float(), turns.float(), offset)
     assert bool(((found.double() - expected).abs() <= bound).all())
-
-
-@pytest.mark.parametrize("dtype", [F32, F64])
-@pytest.mark.parametrize(("count", "n"), [(2, 33), (1, 1), (1, 32)])
-def test_kernel_and_reference_correct_alike(count: int, n: int, dtype: torch.dtype) -> None:
-    pytest.importorskip("triton")
-    s = 1e-3 * random(count, n, n, dtype=dtype)
-    w = random(count, n, dtype=dtype).sort(1).values
-    apart, noise = w.new_full((count,), 0.1), w.new_full((count,), 1e-4)
-    expected = correction.reference(s, w, apart, noise)
-    found = correction.kernel(s, w, apart, noise)
-    assert torch.allclose(found, expected, rtol=8 * torch.finfo(dtype).eps, atol=0)

@@ -34,7 +34,8 @@ from neula.kernels.cholesky.cholesky import MAX_COLUMNS, cholesky_lower
 from neula.kernels.cholesky.cholesky_tiles import factor_inverted
 from neula.kernels.launch import ceil_div
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.products.kept import Kept, keep, multiply_kept
+from neula.kernels.products.gemm import multiply_kept
+from neula.kernels.products.kept import Kept, keep
 from neula.kernels.transposed_copy import transposed_copy
 
 SHIFT = 4.0
@@ -340,7 +341,7 @@ class _BlockedCholesky:
             below = self.room.block(rows, slice(0, width))
             keep(block[0].mT, below)
             target = (self.a if columns.start < self.unrounded else self.low)[0, rows, columns]
-            multiply_kept(target, below, self.operands[columns.start], alpha=1.0, beta=0.0)
+            multiply_kept(target, below, self.operands[columns.start], alpha=1.0, beta=0.0, spare=0)
             if columns.start >= self.unrounded:  # rounded as it was stored
                 return
         self._round(rows, columns)

@@ -9,7 +9,8 @@ import torch
 
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines.formats import double_of, in_double
-from neula.kernels.products.kept import Kept, keep, multiply_kept
+from neula.kernels.products.gemm import multiply_kept
+from neula.kernels.products.kept import Kept, keep
 
 EXPLAINED = 0.5
 """Part of the diagonal that the first block of columns stands for from which on they are kept. Of a matrix

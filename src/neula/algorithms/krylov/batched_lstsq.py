@@ -39,8 +39,7 @@ from neula.algorithms.spectra.inverse_norm import (
 )
 from neula.certificates.backward_error import Measures, Norms
 from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, left_by_update
-from neula.certificates.residuals import DOUBLED, residual_noise
-from neula.certificates.stagnation import FLOOR, STAGNATION
+from neula.certificates.residuals import DOUBLED, FLOOR, STAGNATION, residual_noise
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction

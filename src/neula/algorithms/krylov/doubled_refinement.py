@@ -23,7 +23,7 @@ import torch
 
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import COMPUTED, MAX_RATE
-from neula.certificates.stagnation import FLOOR, STAGNATION
+from neula.certificates.residuals import FLOOR, STAGNATION
 from neula.engines.graphs import kept
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.small_problems.refining import added, over, progress, relative_error

@@ -17,7 +17,7 @@ import torch
 
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import measured_error
-from neula.certificates.stagnation import goes_on
+from neula.certificates.residuals import goes_on
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.small_problems.refining import over

@@ -33,7 +33,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.inverse_norm import SharedSolves, sampled_inverse_norm
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Measures, Scaling, backward_error
-from neula.certificates.stagnation import SLOW, STAGNATION, goes_on, improves
+from neula.certificates.residuals import SLOW, STAGNATION, goes_on, improves
 from neula.engines import FP64, Engine
 from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian

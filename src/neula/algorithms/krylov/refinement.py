@@ -18,7 +18,7 @@ from neula.algorithms.krylov.driver import BestSolutions, Evaluated, Refined, it
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.condition import solve_rt
 from neula.algorithms.triangular.triangular import UpperTriangular
-from neula.certificates import stagnation
+from neula.certificates import residuals
 from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
 from neula.certificates.residuals import projection_noise, residual_noise
 from neula.kernels.shift import shift
@@ -64,7 +64,7 @@ def refine(
         is_answer = start is not None or not before.isinf().all()
         left = torch.minimum(errors, before) > tolerance if is_answer else errors[1] > 0
         worst, worst_before = (x.clamp_min(tolerance).amax(1) for x in (errors, before))
-        return (left.any() & stagnation.improves(worst, worst_before).any()).expand(b.shape[1])
+        return (left.any() & residuals.improves(worst, worst_before).any()).expand(b.shape[1])
 
     def update(best: BestSolutions, _: torch.Tensor, left: int) -> tuple[Evaluated, int]:
         x, residual, gradient, norms = best.latest.state
@@ -144,7 +144,7 @@ def refine_minimum_norm(
         return numbers[:2].amax(0, keepdim=True)
 
     def improves(errors: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        return stagnation.goes_on(errors.max(), before.max(), tolerance).expand(rhs.shape[1])
+        return residuals.goes_on(errors.max(), before.max(), tolerance).expand(rhs.shape[1])
 
     def update(best: BestSolutions, _: torch.Tensor, left: int) -> tuple[Evaluated, int]:
         x, residual = best.latest.state

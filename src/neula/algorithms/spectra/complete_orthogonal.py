@@ -35,7 +35,7 @@ from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra.rank_revealing import MinimumNorm, RowSpace, Spectrum
 from neula.certificates.forward_error import SURE
 from neula.certificates.rank import rank_doubt
-from neula.certificates.stagnation import goes_on
+from neula.certificates.residuals import goes_on
 from neula.engines import FP64, Engine
 from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky
 from neula.kernels.polar.svd import converged_eigvalsh

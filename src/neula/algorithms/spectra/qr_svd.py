@@ -70,9 +70,9 @@ def svd_of_r(r: torch.Tensor, *, rank: int | None, tol: float | None, over_rows:
     return SVDOfR(u[:, :k], s[:k], vh[:k], *over_rows.agree(measured).tolist())
 
 
-def loss_of(v: torch.Tensor) -> torch.Tensor:
+def loss_of(v: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
     """``||V^H V - I||_F / sqrt(k)``, in double precision."""
-    gram = double_gram(v)
+    gram = over_rows.total(double_gram(v))
     gram.diagonal().sub_(1)
     return torch.linalg.matrix_norm(gram) / max(1, v.shape[1]) ** 0.5
 

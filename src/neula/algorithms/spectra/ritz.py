@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.cholesky_qr import cholesky_qr32, cholesky_qr32_in_place
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.panels import panel_named
 from neula.algorithms.spectra.inverse_norm import schatten_bounds
-from neula.certificates.low_rank import beside
 from neula.engines import Engine
 from neula.engines.formats import double_gram, in_double
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS
 from neula.kernels.polar.svd import small_svd
-from neula.kernels.precision import exact_matmul
 
 ROUNDING = 8
 """Units in the last place that elements of ``Q^H Q`` may be off by, for Q to count as orthonormal."""
@@ -47,8 +43,11 @@ class Ritz:
     # Bound on ||V^H E||_2, which is zero up to rounding errors of products with A and of bases: by so much
     # U^H A V differs from diag(s).
     rounding: float
-    # Shapes (m, p) and (n, p): D G and A^H D G of vectors that came along, with D = (I - U U^H) A.
-    carried: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def residual(self) -> float:
+        """``||E||_F``."""
+        return float(self.rest.trace().real.clamp_min(0).sqrt())
 
 
 def orthonormal(
@@ -56,9 +55,9 @@ def orthonormal(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a block of columns whose Q is orthonormal whatever their rank.
 
-    On a CPU by :func:`block_on_host`. Else by a panel of the engine, which is a few products, and once more
-    if that was not enough; by Householder's reflections where a look at ``Q^H Q`` says that columns depend on
-    each other.
+    On a CPU by Householder's reflections. Else by a panel of the engine, which is a few products, and once
+    more if that was not enough; by reflections where a look at ``Q^H Q`` says that columns depend on each
+    other.
 
     ``x``, shape (m, l), m >= l: in the storage precision of the engine. ``loss``: how large elements of ``Q^H
     Q - I`` may be; rounding errors by default. Returns q, shape (m, l); r, shape (l, l): float64 or
@@ -75,7 +74,7 @@ def orthonormal(
     if loss is None:
         loss = ROUNDING * torch.finfo(x.dtype).eps
     if engine.tuning.lapack:
-        q, r = householder(x, engine) if engine.over_rows.spread else block_on_host(x, loss)
+        q, r = householder(x, engine)
         return q, in_double(r)
     panel = panel_named(engine.tuning.recursion(x.dtype).panel)
     q, r = panel(x, engine)
@@ -88,52 +87,6 @@ def orthonormal(
         return q, engine.over_rows.agree(in_double(again)).cpu() @ r
     q, r = householder(x, engine)
     return q, in_double(r.cpu())
-
-
-REFLECTED = 100_000
-"""Elements of a block times its columns up to which LAPACK's reflections take less than the calls of
-Cholesky QR."""
-
-PASSES = 2
-"""Of Cholesky QR: what these do not make orthonormal has columns that depend on each other."""
-
-
-def block_on_host(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """QR whose Q is as orthonormal as that of reflections whatever the rank, and its residual as small.
-
-    By Cholesky QR with Gram matrices in double precision, twice where that is needed. By LAPACK's reflections
-    where columns depend on each other, and where calls take longer than the arithmetic.
-
-    ``x``, shape (m, l), m >= l: on the host. ``loss``: how large elements of ``Q^H Q - I`` may be. Returns q,
-    shape (m, l); r, shape (l, l): upper triangular, the phases of its diagonal as they come.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, r = block_on_host(torch.ones(4, 2), 1e-6)
-    >>> bool((q.T @ q - torch.eye(2)).norm() < 1e-6)
-    True
-    """
-    if x.numel() * x.shape[1] > REFLECTED:
-        found = _by_cholesky(x, loss)
-        if found is not None:
-            return found
-    q, r = torch.linalg.qr(x)
-    return q, r
-
-
-def _by_cholesky(x: torch.Tensor, loss: float) -> tuple[torch.Tensor, torch.Tensor] | None:
-    q, r, one = x, None, np.eye(x.shape[1])
-    for _ in range(PASSES):
-        factor, info = torch.linalg.cholesky_ex(double_gram(q), upper=True)
-        if info:
-            return None
-        # Not by the inverse, with which A = Q R would err by the condition number.
-        q = torch.linalg.solve_triangular(factor.to(x), q, upper=True, left=False)
-        r = factor if r is None else factor @ r
-        if np.abs(exact_matmul(q.mH, q).numpy() - one).max() <= loss:
-            return q, r
-    return None
 
 
 def is_blind(x: torch.Tensor, engine: Engine) -> bool:
@@ -221,47 +174,3 @@ def _loss(gram: torch.Tensor) -> torch.Tensor:
     """``||G - I||_F / sqrt(l)``, in the memory of G."""
     gram.diagonal().sub_(1)
     return torch.linalg.vector_norm(gram) / len(gram) ** 0.5
-
-
-def ritz_on_host(a: torch.Tensor, block: torch.Tensor, engine: Engine, others: torch.Tensor) -> Ritz:
-    """:func:`ritz_triplets` on a CPU, in a third of the calls.
-
-    These take longer than the arithmetic where matrices are small. Other vectors come along, since reading A
-    once more would take longer.
-
-    Shapes: block (n, l). ``a``, shape (m, n), m >= n: on the host, in the storage precision of the engine,
-    all of its rows. ``engine``: its products are as accurate as the triplets. ``others``, shape (m, p): ``A
-    G`` for vectors G. Their part outside U is multiplied by the transpose of A together with U.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.engines import CpuEngine
-    >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
-    >>> ritz_on_host(a, torch.eye(3)[:, :2], CpuEngine("cpu", "fp32"), a[:, 2:]).s
-    tensor([3., 2.], dtype=torch.float64)
-    """
-    v = orthonormal(block, engine)[0]
-    q, r = orthonormal(engine.image(a, v), engine)
-    w, s, x = small_svd.reference(r)
-    u, v = engine.image(q, w.to(q)), engine.image(v, x.to(v))
-    left = beside(u, others, engine)
-    image, back = engine.inner(a, torch.cat([u, left], 1)).split([len(s), left.shape[1]], 1)
-    rest, loss, rounding = _measured_on_host(u, s, v, image)
-    return Ritz(u, s, v, image, rest, loss, rounding, (left, back))
-
-
-def _measured_on_host(
-    u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, image: torch.Tensor
-) -> tuple[torch.Tensor, float, float]:
-    """``E^H E`` of ``E = A^H U - V diag(s)``, the loss of orthogonality, and the norm of ``V^H E``."""
-    size = len(s)
-    both = double_gram(torch.cat([v, image - v * s.to(v.dtype.to_real())], 1))
-    of_u, products, one = double_gram(u).numpy(), both.numpy(), np.eye(size)
-    losses = [np.linalg.norm(gram - one) for gram in (of_u, products[:size, :size])]
-    # Up to l^(1/4) times the spectral norm, whose singular values would take longer.
-    across = products[:size, size:]
-    largest = np.abs(across).max()
-    scaled = across / largest if largest > 0 else across
-    rounding = largest * math.sqrt(np.linalg.norm(scaled.conj().T @ scaled))
-    return both[size:, size:], float(max(losses)) / math.sqrt(size), float(rounding)

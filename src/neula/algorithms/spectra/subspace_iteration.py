@@ -17,14 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from neula.algorithms.spectra.ritz import (
-    Ritz,
-    is_blind,
-    orthonormal,
-    orthonormal_blindly,
-    ritz_on_host,
-    ritz_triplets,
-)
+from neula.algorithms.spectra.ritz import Ritz, is_blind, orthonormal, orthonormal_blindly, ritz_triplets
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 
@@ -107,7 +100,6 @@ def subspace_iteration(
     width: int,
     excess: Callable[[Ritz], float],
     most: int,
-    others: torch.Tensor | None = None,
 ) -> tuple[Ritz, int]:
     """The leading singular triplets, as good as ``excess`` wants them if that does not take too long.
 
@@ -115,9 +107,8 @@ def subspace_iteration(
 
     ``rank``: how many are wanted. ``width``: of the block: the more beyond the rank, the faster. ``excess``:
     by how much the errors of triplets are larger than they may be; at most 1 ends the iteration, NaN as well.
-    ``most``: products by ``A^T A`` that are worth it. ``others``, shape (n, p): on a CPU: vectors that
-    nothing depends on, whose image is multiplied by the transpose of A along with the triplets. Returns Ritz:
-    ``width`` triplets; those that ``excess`` has seen last; products by ``A^T A`` that they took.
+    ``most``: products by ``A^T A`` that are worth it. Returns Ritz: ``width`` triplets;
+    those that ``excess`` has seen last; products by ``A^T A`` that they took.
 
     Examples
     --------
@@ -134,12 +125,8 @@ def subspace_iteration(
     n = a.a.shape[1]
     start = gaussian(n, width, a.a.dtype, a.a.device, seed=SEED)
     block, products = a.transposed_times(_basis(a.times(start), a.exact)), 1
-    image = None if others is None else a.times(others)
     while True:
-        if image is None:
-            found = ritz_triplets(a.a, block, a.exact)
-        else:
-            found = ritz_on_host(a.a, block, a.exact, image)
+        found = ritz_triplets(a.a, block, a.exact)
         products += 1
         factor, s = excess(found), found.s.tolist()
         degree, needed = _degrees(s, rank, factor, a.magnified)

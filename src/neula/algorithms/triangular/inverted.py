@@ -13,15 +13,15 @@ the blocks, which are so ill-conditioned where pivots were not chosen, to refine
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 
 from neula.algorithms.elimination.lu_panels import blocks
-from neula.algorithms.triangular.triangular import TriangularBlock, solve_in_blocks, steps_of, subtract_from
-from neula.kernels.few_vectors.mixed_product import subtract_product
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.lu.sweep import sweep
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.triangular_inverse import one_after_the_other, triangular_inverse, triangular_inverses
@@ -46,6 +46,74 @@ class InvertedTuning:
         while width < min(2048, n // 4):
             width *= 2
         return width
+
+
+VECTORS = 3
+"""Up to as many columns are multiplied one by one: cuBLAS reads a float32 matrix for each in the time that
+memory takes, and for two columns together in 2 to 4 times that."""
+
+
+class TriangularBlock(NamedTuple):
+    """A block of unknowns of a triangular system."""
+
+    # first, size: where the block is.
+    first: int
+    size: int
+    inverse: torch.Tensor  # of the diagonal block
+    panel: torch.Tensor  # what is beside it in its columns
+    # start, length: the rows of that.
+    start: int
+    length: int
+    # The diagonal block itself, zero on the other side, by which what its inverse finds is refined.
+    block: torch.Tensor | None = None
+
+
+def steps_of(
+    t: torch.Tensor, inverses: torch.Tensor, *, upper: bool, refining: torch.Tensor | None = None
+) -> list[TriangularBlock]:
+    """In which order blocks of unknowns are found, and by which blocks of T.
+
+    Inverses of the diagonal blocks, and the blocks themselves for ``refining``, have the shape (blocks, ...,
+    width, width); the last one may be bordered. Only what is beside the diagonal blocks is read of T, and
+    only on one side.
+    """
+    n, found = t.shape[-1], []
+    exact = [None] * len(inverses) if refining is None else refining
+    for k, inverse, block in zip(blocks(slice(0, n), inverses.shape[-1]), inverses, exact, strict=True):
+        size, rest = k.stop - k.start, slice(0, k.start) if upper else slice(k.stop, n)
+        diagonal, panel = inverse[..., :size, :size], t[..., rest, k]
+        block = None if block is None else block[..., :size, :size]
+        found.append(
+            TriangularBlock(k.start, size, diagonal, panel, rest.start, rest.stop - rest.start, block)
+        )
+    return found[::-1] if upper else found
+
+
+def solve_in_blocks(
+    steps: list[TriangularBlock],
+    right: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+    subtract: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
+) -> torch.Tensor:
+    """``T X = B`` by blocks: once a block of X is known, its columns of T times that are subtracted from B.
+
+    Steps are prepared, since on a GPU each view that is made takes the host as long as a launch. B, in
+    ``right``, is overwritten, and X is written to ``out``, which is returned. ``multiply(A, X, Y)`` leaves
+    ``A X`` in Y, and ``subtract(A, X, Y)`` leaves ``Y - A X``.
+    """
+    for first, size, inverse, panel, start, length, block in steps:
+        known, of_block = out.narrow(-2, first, size), right.narrow(-2, first, size)
+        multiply(inverse, of_block, known)
+        if block is not None:
+            subtract(block, known, of_block)
+            change = torch.empty_like(known)
+            multiply(inverse, of_block, change)
+            known += change
+        if length:
+            subtract(panel, known, right.narrow(-2, start, length))
+    return out
 
 
 @dataclass(frozen=True)
@@ -200,7 +268,11 @@ def diagonal_blocks(t: torch.Tensor, dtype: torch.dtype, width: int) -> torch.Te
 
 
 def _multiply(inverse: torch.Tensor, x: torch.Tensor, out: torch.Tensor) -> None:
-    exactly(torch.matmul, inverse, x, out=out)
+    if x.ndim > 2 or x.shape[1] > VECTORS or x.stride(0) != 1:
+        exactly(torch.matmul, inverse, x, out=out)
+        return
+    for source, target in zip(x.T, out.T, strict=True):
+        torch.mv(inverse, source, out=target)
 
 
 def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -208,7 +280,10 @@ def _subtract(a: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> None:
         torch.baddbmm(y, a, x, alpha=-1.0, out=y)
     elif a.ndim > 2:
         y -= exact_matmul(a.to(x.dtype), x)
-    elif a.dtype == x.dtype:
-        subtract_from(a, x, y)
+    elif a.dtype != x.dtype:
+        y -= thin_product(a, x)
+    elif x.shape[1] > VECTORS:
+        y -= exact_matmul(a, x)
     else:
-        subtract_product(a, x, y)
+        for source, target in zip(x.T, y.T, strict=True):
+            torch.addmv(target, a, source, alpha=-1.0, out=target)

@@ -3,88 +3,69 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import Annotated
 
 from neula.cli import options as opt
-from neula.cli.run import running
-
-if TYPE_CHECKING:
-    from neula.cli.fitting import Fitting
+from neula.cli.run import CommandRun, Ending, problem
 
 
+@problem("the parameters and their standard errors", missing=True)
 def fit(
-    data: Annotated[str, typer.Argument(metavar="DATA", help="File of a table with named columns, or -.")],
+    run: CommandRun,
+    data: Annotated[str, opt.argument("DATA", "File of a table with named columns, or -.")],
     formula: Annotated[
         str,
-        typer.Argument(
-            metavar="FORMULA",
-            help='The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
+        opt.argument(
+            "FORMULA",
+            'The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
             "parameters; other names are quoted, as `1st floor`.",
         ),
     ],
     p0: Annotated[
-        str | None,
-        typer.Option("--p0", help='Starting values, such as "a=2,b=0.5" or "2,0.5,0"; ones by default.'),
+        str | None, opt.option('Starting values, such as "a=2,b=0.5" or "2,0.5,0"; ones by default.', "--p0")
     ] = None,
     response: Annotated[
         str | None,
-        typer.Option(
-            help="Column to fit; by default the left side of the formula, or the only column not in it."
-        ),
+        opt.option("Column to fit; by default the left side of the formula, or the only column not in it."),
     ] = None,
-    sigma: Annotated[
-        str | None, typer.Option(help="The column of standard deviations of the observations.")
-    ] = None,
+    sigma: Annotated[str | None, opt.option("The column of standard deviations of the observations.")] = None,
     absolute_sigma: opt.AbsoluteSigmaOption = False,
-    loss: Annotated[
-        str, typer.Option(help="linear, or for outliers soft_l1, huber, cauchy or arctan.")
-    ] = "linear",
-    f_scale: Annotated[float, typer.Option(help="Residuals beyond it count as outliers.")] = 1.0,
-    level: Annotated[float, typer.Option(help="Probability of intervals and of the band.")] = 0.95,
+    loss: Annotated[str, opt.option("linear, or for outliers soft_l1, huber, cauchy or arctan.")] = "linear",
+    f_scale: Annotated[float, opt.option("Residuals beyond it count as outliers.")] = 1.0,
+    level: Annotated[float, opt.option("Probability of intervals and of the band.")] = 0.95,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Picture of data, curve, band and residuals (.png, .svg or .pdf)."),
+        opt.option("Picture of data, curve, band and residuals (.png, .svg or .pdf).", metavar="FILE"),
     ] = None,
-    engine: opt.EngineOption = opt.EngineName.auto,
-    output: Annotated[str | None, opt.output_option("the parameters and their standard errors")] = None,
-    decimal: opt.DecimalOption = opt.Decimal.point,
-    header: opt.HeaderOption = None,
-    missing: opt.MissingOption = opt.Missing.error,
-    as_json: opt.JsonOption = False,
-) -> None:
+) -> Ending:
     """Fit a formula to the columns of a table by non-linear least squares."""
-    with running("fit", as_json) as run:
-        run.check([data], (output, 1))
-        opt.check_absolute_sigma(absolute_sigma, sigma)
-        if plot is not None:
-            from neula.cli.bench import check_picture
+    run.check([data], 1)
+    opt.check_absolute_sigma(absolute_sigma, sigma)
+    if plot is not None:
+        from neula.cli.bench import check_picture
 
-            check_picture(plot)
-        with run.loading():
-            from neula.cli import fitting
+        check_picture(plot)
+    with run.loading():
+        from neula.cli import fitting
 
-        table = run.read({"data": data}, decimal=decimal.value, header=header, missing=missing)["data"]
-        wanted: Fitting = fitting.prepare(table, formula, response, sigma, p0)
-        found = run.compute(
-            "curve_fit",
-            f=wanted.model,
-            xdata=wanted.predictors,
-            ydata=wanted.observed,
-            p0=wanted.start,
-            sigma=wanted.deviations,
-            absolute_sigma=absolute_sigma,
-            loss=loss,
-            f_scale=f_scale,
-            engine=engine,
-            progress=run.progress,
-        )
-        facts, rows, answer = fitting.report(wanted, found, level)
-        if plot is not None:
-            plot.parent.mkdir(parents=True, exist_ok=True)
-            fitting.draw(plot, fitting.picture_of(wanted, found, level))
-            rows["picture"] = str(plot)
-        run.write((output, {"parameters": answer}))
+    wanted = fitting.prepare(run.read({"data": data})["data"], formula, response, sigma, p0)
+    found = run.compute(
+        "curve_fit",
+        f=wanted.model,
+        xdata=wanted.predictors,
+        ydata=wanted.observed,
+        p0=wanted.start,
+        sigma=wanted.deviations,
+        absolute_sigma=absolute_sigma,
+        loss=loss,
+        f_scale=f_scale,
+        progress=run.progress,
+    )
+    facts, rows, answer = fitting.report(wanted, found, level)
+    if plot is not None:
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        fitting.draw(plot, fitting.picture_of(wanted, found, level))
+        rows["picture"] = str(plot)
+    run.write({"parameters": answer})
     evidence = f"stationarity {found.result.stationarity:.1e}, tolerance {found.result.tolerance:.1e}"
-    run.finish((facts, rows), reached=None if found.converged else evidence)
+    return Ending(facts, rows, None if found.converged else evidence)

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from neula.cli import options as opt
 from neula.cli import show
-from neula.cli.run import running
-from neula.cli.solutions import finish_solution, named, with_errors, with_intercept
+from neula.cli.run import CommandRun, Ending, problem
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from neula.pipeline.result import LsqLinearResult, LstsqResult, NNLSResult
+    from neula.io.table import Table
 
 Algorithm = StrEnum("Algorithm", ["cgls", "lsqr", "direct", "normal", "householder", "svd"])
-MAX_ITERATIONS = 60
-"""Defaults of ``neula.lstsq``."""
+MAX_ITERATIONS = 60  # defaults of ``neula.lstsq``
 WITHOUT_BOUNDS = {
     "damp": 0.0,
     "weights": None,
@@ -33,116 +31,105 @@ WITHOUT_BOUNDS = {
 """Options that go without bounds only, with what they are by default."""
 
 
+@problem("the solution x", missing=True)
 def lstsq(
+    run: CommandRun,
     a: opt.MatrixFile,
     b: opt.RightHandSideFile,
     accuracy: opt.AccuracyOption = None,
     certify: opt.CertifyOption = opt.Certify.backward,
-    damp: Annotated[float, typer.Option(help="Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
+    damp: Annotated[float, opt.option("Minimize ||Ax - b||^2 + damp^2 ||x||^2.")] = 0.0,
     intercept: Annotated[
-        bool,
-        typer.Option("--intercept", help="Add a column of ones to A, before the others; never damped."),
+        bool, opt.option("Add a column of ones to A, before the others; never damped.", "--intercept")
     ] = False,
     rcond: opt.RcondOption = None,
     algorithm: Annotated[
-        Algorithm | None, typer.Option(help="Run this algorithm only; by default neula tries several.")
+        Algorithm | None, opt.option("Run this algorithm only; by default neula tries several.")
     ] = None,
     max_iterations: Annotated[
-        int, typer.Option(min=1, help="Largest number of refinement iterations.")
+        int, opt.option("Largest number of refinement iterations.", min=1)
     ] = MAX_ITERATIONS,
-    engine: opt.EngineOption = opt.EngineName.auto,
-    output: opt.SolutionOption = None,
     weights: opt.WeightsOption = None,
     sigma: opt.SigmaOption = None,
     absolute_sigma: opt.AbsoluteSigmaOption = False,
     errors: Annotated[
         bool | None,
-        typer.Option(
+        opt.option(
+            "Standard errors and confidence intervals; by default of columns that have names.",
             "--errors/--no-errors",
-            help="Standard errors and confidence intervals; by default of columns that have names.",
         ),
     ] = None,
-    level: Annotated[float, typer.Option(help="Probability of the intervals.")] = 0.95,
-    nonnegative: Annotated[bool, typer.Option("--nonnegative", help="Solve for x >= 0.")] = False,
+    level: Annotated[float, opt.option("Probability of the intervals.")] = 0.95,
+    nonnegative: Annotated[bool, opt.option("Solve for x >= 0.", "--nonnegative")] = False,
     bounds: Annotated[
-        str | None, typer.Option(metavar="LO,HI", help="Solve for LO <= x <= HI; inf is no bound.")
+        str | None, opt.option("Solve for LO <= x <= HI; inf is no bound.", metavar="LO,HI")
     ] = None,
     constraints: Annotated[
-        str | None, typer.Option(metavar="C,d", help="Files of C and d: solve for Cx = d.")
+        str | None, opt.option("Files of C and d: solve for Cx = d.", metavar="C,d")
     ] = None,
-    report: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A page (.html) about the solution.")
-    ] = None,
-    decimal: opt.DecimalOption = opt.Decimal.point,
-    header: opt.HeaderOption = None,
-    missing: opt.MissingOption = opt.Missing.error,
+    report: Annotated[Path | None, opt.option("A page (.html) about the solution.", metavar="FILE")] = None,
     stream: opt.StreamOption = False,
     memory: opt.MemoryOption = None,
     trace: opt.TraceOption = False,
-    as_json: opt.JsonOption = False,
-) -> None:
+) -> Ending:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the minimum-norm solution.
 
     Columns of tables go by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
 
     An A in a .npy, Parquet or HDF5 file that does not fit into memory is read in blocks, two or three times.
     """
-    with running("lstsq", as_json) as run:
-        opt.check_absolute_sigma(absolute_sigma, sigma)
-        if trace:
-            bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
-            others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
-            opt.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
-        c, d = (None, None) if constraints is None else _two_files(constraints)
-        run.check([a, b, weights, sigma, c, d], (output, 1))
-        if report is not None:
-            from neula.cli.bench import check_picture
+    opt.check_absolute_sigma(absolute_sigma, sigma)
+    if trace:
+        bounded = {"nonnegative": nonnegative, "bounds": bounds, "constraints": constraints}
+        others = {"damp": damp, "weights": weights, "rcond": rcond, **bounded}
+        opt.check_traced(algorithm and algorithm.value, ("cgls", "lsqr"), **others)
+    c, d = (None, None) if constraints is None else _two_files(constraints)
+    run.check([a, b, weights, sigma, c, d], 1)
+    if report is not None:
+        from neula.cli.bench import check_picture
 
-            check_picture(report, [".html"])
-        whole = (
-            intercept or nonnegative or trace or any((bounds, constraints, report))
-        )  # what needs all of A at once
-        if whole and stream:
-            raise ValueError(
-                "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints, "
-                "--report and --trace need all of A: leave out one of the two"
-            )
-        rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
-        files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
-        given = run.read(files, decimal=decimal.value, header=header, missing=missing)
-        given |= run.read({"C": c, "d": d}, decimal=decimal.value, header=header)
-        table = with_intercept(given["A"]) if intercept else given["A"] if rows is None else rows
-        options = {
-            "damp": damp,
-            "weights": given["weights"].values if weights else None,
-            **({"sigma": given["sigma"].values} if sigma else {}),
-            **({"intercept": True} if intercept and not (nonnegative or bounds) else {}),
-            "rcond": rcond,
-            "certify": certify.value,
-            "algorithm": algorithm,
-            "max_iterations": max_iterations,
-        }
-        pair = None if c is None else (given["C"].values, given["d"].values)
-        function, options = _call_for(options, nonnegative, bounds, pair)
-        keywords = {"accuracy": accuracy, "engine": engine, "progress": run.progress, **options}
-        added = bool(options.get("intercept"))  # by the function
-        result = run.compute(function, (given["A"] if added else table).values, given["b"].values, **keywords)
-        shown = _shown(result)
-        if errors or (errors is None and table.columns is not None and function == "lstsq"):
-            shown = with_errors(shown, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
-        if trace:
-            from neula.cli import tracing
+        check_picture(report, [".html"])
+    # These need all of A at once.
+    whole = intercept or nonnegative or trace or any((bounds, constraints, report))
+    if whole and stream:
+        raise ValueError(
+            "--stream reads A in blocks, and --intercept, --nonnegative, --bounds, --constraints, "
+            "--report and --trace need all of A: leave out one of the two"
+        )
+    rows = None if whole else run.rows_in_blocks(a, stream=stream, memory=memory)
+    files = {"A": a if rows is None else None, "b": b, "weights": weights, "sigma": sigma}
+    given = run.read(files) | run.read({"C": c, "d": d}, drops=False)
+    table = with_intercept(given["A"]) if intercept else given["A"] if rows is None else rows
+    options = {
+        "damp": damp,
+        "weights": given["weights"].values if weights else None,
+        **({"sigma": given["sigma"].values} if sigma else {}),
+        **({"intercept": True} if intercept and not (nonnegative or bounds) else {}),
+        "rcond": rcond,
+        "certify": certify.value,
+        "algorithm": algorithm,
+        "max_iterations": max_iterations,
+    }
+    pair = None if c is None else (given["C"].values, given["d"].values)
+    function, options = _call_for(options, nonnegative, bounds, pair)
+    keywords = {"accuracy": accuracy, "progress": run.progress, **options}
+    added = bool(options.get("intercept"))  # by the function
+    result = run.compute(function, (given["A"] if added else table).values, given["b"].values, **keywords)
+    facts, lines, reached = show.certified(result)
+    if errors or (errors is None and table.columns is not None and function == "lstsq"):
+        with_errors(facts, lines, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
+    if trace:
+        from neula.cli import tracing
 
-            method = algorithm.value if algorithm else "cgls"
-            run.steps = tracing.show_lstsq(
-                table.values, given["b"].values, engine.value, method, max_iterations
-            )
-        run.write((output, {"x": named(result.x, table, given["b"])}))
-        if report is not None:
-            from neula.cli.report import write_report
+        method = algorithm.value if algorithm else "cgls"
+        run.steps = tracing.show_lstsq(table.values, given["b"].values, run.engine, method, max_iterations)
+    run.write({"x": named(result.x, table, given["b"])})
+    if report is not None:
+        from neula.cli.report import write_report
 
-            write_report(report, table, given["b"].values, result)
-    finish_solution(run, result, shown, table)
+        write_report(report, table, given["b"].values, result)
+    more = getattr(result, "_deficiency", str)()
+    return Ending({**facts, "names": table.columns}, lines, reached, more=more)
 
 
 def _interval(text: str) -> tuple[float, float]:
@@ -163,7 +150,6 @@ def _interval(text: str) -> tuple[float, float]:
 
 
 def _two_files(text: str) -> tuple[str, str]:
-    """The files of C and d."""
     c, comma, d = text.rpartition(",")
     if not comma or not c or not d:
         raise ValueError(f"--constraints {text!r} does not name two files: write it like C.csv,d.csv")
@@ -176,7 +162,6 @@ def _call_for(
     bounds: str | None,
     constraints: tuple[np.ndarray, np.ndarray] | None,
 ) -> tuple[str, dict[str, Any]]:
-    """The function of neula to call, and its options."""
     if not nonnegative and bounds is None:
         return "lstsq", {**options, "constraints": constraints} if constraints else options
     if nonnegative and bounds is not None:
@@ -192,18 +177,69 @@ def _call_for(
     return ("nnls", {}) if bounds is None else ("lsq_linear", {"bounds": _interval(bounds)})
 
 
-def _shown(result: LstsqResult | NNLSResult | LsqLinearResult) -> show.Shown:
-    """A solution, with bounds or without."""
+INTERCEPT = "intercept"
+
+
+def with_intercept(a: Table) -> Table:
+    """A with a first column of ones."""
     import numpy as np
 
-    from neula.pipeline.result import LstsqResult
+    matrix = a.values
+    if matrix.ndim != 2:
+        raise ValueError(f"--intercept adds a column to a matrix, and A has shape {matrix.shape}")
+    ones = np.ones((len(matrix), 1), dtype=matrix.dtype)
+    names = a.columns or tuple(str(i + 1) for i in range(matrix.shape[1]))
+    return replace(a, values=np.hstack([ones, matrix]), columns=(INTERCEPT, *names))
 
-    if isinstance(result, LstsqResult):
-        return show.lstsq(result)
-    names = ("converged", "accuracy", "engine", "iterations", *show.EVIDENCE)
-    facts = show.facts_of(result, *names, "residual_norm", "active_mask", "attempts")
-    at_bounds = int((result.active_mask != 0).sum())
-    rows = dict(result._rows())
-    rows |= {"at bounds": f"{at_bounds} of {result.x.size} unknowns", "tried": show.attempts(result.attempts)}
-    rows["residual norm"] = show.numbers(np.atleast_1d(result.residual_norm))
-    return facts, {name: value for name, value in rows.items() if name not in ("x", "time")}
+
+def named(x: np.ndarray, a: Table, b: Table) -> Table:
+    """A solution with the names of A's columns, where it has some, before its rows."""
+    from neula.io.table import Table
+
+    if a.columns is None or x.ndim > 2:
+        return Table(x)
+    unnamed = ("x",) if x.ndim == 1 else tuple(str(i + 1) for i in range(x.shape[1]))
+    return Table(x, columns=b.columns or unnamed, rows=a.columns)
+
+
+def with_errors(
+    facts: show.Facts,
+    rows: show.Labelled,
+    result: Any,
+    a: Table,
+    level: float,
+    *,
+    absolute: bool,
+    all_shown: bool,
+) -> None:
+    """Add standard errors and confidence intervals to a report, or the reason why there are none."""
+    import numpy as np
+
+    try:
+        if not hasattr(result, "standard_errors"):
+            raise ValueError("solutions with bounds have none")
+        errors = np.asarray(result.standard_errors(absolute=absolute))
+        of_fit = {name: getattr(result, name) for name in ("degrees_of_freedom", "residual_variance")}
+        of_rows: dict[str, Any] = {}
+        lower = upper = None
+        if not np.iscomplexobj(result.x):  # intervals and R-squared are those of real numbers
+            intervals = np.asarray(result.confidence_intervals(level, absolute=absolute))
+            lower, upper = np.moveaxis(intervals, -1, 0)
+            for name, value in (("t", result.t_values), ("p", result.p_values)):
+                of_fit[name] = np.asarray(value(absolute=absolute))
+            of_rows = getattr(result._fit, "numbers", dict)()  # nothing if only R was kept
+        of_fit["r_squared"] = of_rows.get("r_squared", math.nan)
+    except ValueError as why:
+        facts["no_standard_errors"], rows["standard errors"] = str(why), f"none: {why}"
+        return
+    facts |= {"standard_errors": errors, "lower": lower, "upper": upper, "level": level, **of_fit}
+    if errors.ndim != 1:
+        return
+    names = a.columns or tuple(f"x{i + 1}" for i in range(len(errors)))
+    lines = show.estimates(names, result.x, errors, lower, upper, level)
+    if len(lines) > show.SHORT and not all_shown:
+        more = f"{len(lines) - show.SHORT} more: --errors shows all, --json has them"
+        lines = {**dict(list(lines.items())[: show.SHORT]), "...": more}
+    explained = f"R-squared {of_fit['r_squared']:.4g}, " if lower is not None else ""
+    rows["fit"] = f"{explained}{result.degrees_of_freedom:.6g} degrees of freedom"
+    rows |= lines

@@ -6,17 +6,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
-import typer
 from rich.console import Console
 
+from neula.cli import options as opt
 from neula.cli import show
-from neula.cli.options import JsonOption
 from neula.cli.run import running
 
 BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm", "sweep"])
 
 
-def info(as_json: JsonOption = False) -> None:
+def info(as_json: opt.JsonOption = False) -> None:
     """Show what this machine offers: engines, formats, measured rates."""
     from neula import engines
 
@@ -30,11 +29,9 @@ def info(as_json: JsonOption = False) -> None:
 
 
 def tune(
-    reset: Annotated[bool, typer.Option("--reset", help="Delete the measurements of this machine.")] = False,
-    shown: Annotated[
-        bool, typer.Option("--show", help="Show the thresholds in force, measure nothing.")
-    ] = False,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Tune the CPU even if there is a GPU.")] = False,
+    reset: Annotated[bool, opt.option("Delete the measurements of this machine.", "--reset")] = False,
+    shown: Annotated[bool, opt.option("Show the thresholds in force, measure nothing.", "--show")] = False,
+    cpu: Annotated[bool, opt.option("Tune the CPU even if there is a GPU.", "--cpu")] = False,
 ) -> None:
     """Measure, in some minutes, which algorithm is faster at which size on this machine.
 
@@ -71,21 +68,19 @@ def tune(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Directory for the pictures.")] = Path("demo-output"),
-    degree: Annotated[int, typer.Option(help="Degree of the gravity field.")] = 40,
+    out: Annotated[Path, opt.option("Directory for the pictures.")] = Path("demo-output"),
+    degree: Annotated[int, opt.option("Degree of the gravity field.")] = 40,
 ) -> None:
     """Solve real data and a simulated satellite mission, compared with SciPy and PyTorch."""
     from neula.cli.demo import run_demo
 
-    with running("demo"):
-        run_demo(out, degree=degree, console=Console())
+    with running("demo") as run:
+        run_demo(out, degree=degree, console=Console(), progress=run.progress)
 
 
 def data(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="A data set; without it all are listed.")
-    ] = None,
-    folder: Annotated[Path, typer.Argument(metavar="[FOLDER]", help="Folder to copy it to.")] = Path("."),
+    name: Annotated[str | None, opt.argument("[NAME]", "A data set; without it all are listed.")] = None,
+    folder: Annotated[Path, opt.argument("[FOLDER]", "Folder to copy it to.")] = Path("."),
 ) -> None:
     """Copy one of the data sets that come with neula into a folder, to try the other commands.
 
@@ -103,33 +98,30 @@ def data(
 
 def bench(
     problems: Annotated[
-        list[BenchmarkName] | None,
-        typer.Argument(metavar="[qr|lstsq|svd|gemm|sweep]...", help="All but sweep by default."),
+        list[BenchmarkName] | None, opt.argument("[qr|lstsq|svd|gemm|sweep]...", "All but sweep by default.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Directory for the results as JSON and CSV.")] = None,
+    out: Annotated[Path | None, opt.option("Directory for the results as JSON and CSV.")] = None,
     draw: Annotated[
-        Path | None, typer.Option(help="File for a picture of the results (.svg, .png or .pdf).")
+        Path | None, opt.option("File for a picture of the results (.svg, .png or .pdf).")
     ] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Directory of results to show and draw: nothing is measured.")
+        Path | None, opt.option("Directory of results to show and draw: nothing is measured.")
     ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Measure the CPU even if there is a GPU.")] = False,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="With sweep: fewer cases, in less than a minute.")
-    ] = False,
+    cpu: Annotated[bool, opt.option("Measure the CPU even if there is a GPU.", "--cpu")] = False,
+    quick: Annotated[bool, opt.option("With sweep: fewer cases, in less than a minute.", "--quick")] = False,
     condition: Annotated[
         float | None,
-        typer.Option(help="With sweep: condition number of all matrices; random normal ones by default."),
+        opt.option("With sweep: condition number of all matrices; random normal ones by default."),
     ] = None,
     special: Annotated[
         bool,
-        typer.Option(
-            "--special",
-            help="With sweep: least squares with few rows, dependent columns, damping and weights, and "
+        opt.option(
+            "With sweep: least squares with few rows, dependent columns, damping and weights, and "
             "definite systems.",
+            "--special",
         ),
     ] = False,
-    as_json: JsonOption = False,
+    as_json: opt.JsonOption = False,
 ) -> None:
     """Compare neula with the direct solvers of PyTorch: time, rate and accuracy on this machine.
 

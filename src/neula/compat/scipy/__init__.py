@@ -9,8 +9,15 @@ from __future__ import annotations
 from scipy import linalg
 
 from neula.compat.drop_in import names_of
-from neula.compat.scipy.definite import CholeskyPair, cho_factor, cho_solve, cholesky
-from neula.compat.scipy.factors import LUPair, lu_factor, lu_solve
+from neula.compat.scipy.factors import (
+    CholeskyPair,
+    LUPair,
+    cho_factor,
+    cho_solve,
+    cholesky,
+    lu_factor,
+    lu_solve,
+)
 from neula.compat.scipy.orthogonal import lstsq, orth, pinv, qr
 from neula.compat.scipy.spectra import eigh, eigvalsh, fractional_matrix_power, sqrtm, svd, svdvals
 from neula.compat.scipy.systems import AccuracyLinAlgWarning, det, inv, solve

@@ -1,11 +1,11 @@
-"""LU factors with the signatures of SciPy."""
+"""LU and Cholesky factors with the signatures of SciPy."""
 
 from __future__ import annotations
 
 import cmath
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -13,19 +13,31 @@ from scipy import linalg
 
 import neula
 from neula.algorithms.krylov.iterative_refinement import direction
-from neula.compat.drop_in import drop_in, need, squared, torch_dtype
-from neula.compat.scipy.inputs import lapack_arrays
-from neula.compat.scipy.systems import UNCERTIFIED_SOLUTION, AccuracyLinAlgWarning
+from neula.certificates.cholesky import cholesky_bound
+from neula.compat.drop_in import drop_in, has_safe_diagonal, need, squared, torch_dtype
+from neula.compat.measured import LAPACKS
+from neula.compat.scipy.systems import UNCERTIFIED_SOLUTION, AccuracyLinAlgWarning, lapack_arrays
+from neula.engines import format_of
 from neula.errors import warn
+from neula.kernels import scipy_linalg
 from neula.kernels.magnitudes import MODERATE
+from neula.pipeline.factors import CholeskyMethods
 from neula.problems.systems.by_core import suits
 from neula.problems.systems.lu_plan import factors_of
 
 
-class LUPair(tuple[np.ndarray, np.ndarray]):
-    """``lu, piv`` as SciPy has them, which remember what they are the factors of."""
+class _Pair(tuple[np.ndarray, Any]):
+    """Factors as SciPy has them, which remember their matrix, except in copies and in other processes."""
 
     matrix: np.ndarray  # in the memory of the user
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return tuple, (tuple(self),)
+
+
+class LUPair(_Pair):
+    """``lu, piv`` as SciPy has them, with their matrix."""
+
     image: np.ndarray  # its product with a fixed vector, which tells whether it still is the same
     was_used: bool = False  # whether it has solved a system
 
@@ -36,10 +48,6 @@ class LUPair(tuple[np.ndarray, np.ndarray]):
             return None
         return factors_of(self.matrix, *self, self.image)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copies, and what travels between processes, are plain tuples: a is left behind."""
-        return tuple, (tuple(self),)
-
 
 @drop_in(linalg, warns="")
 def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
@@ -48,9 +56,6 @@ def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> A
     The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last, or its numbers are
     far from 1.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> lu, piv = la.lu_factor([[1.0, 2.0], [2.0, 1.0]])
     >>> lu.tolist(), piv.tolist()
     ([[2.0, 1.0], [0.5, 1.5]], [1, 1])
@@ -92,11 +97,7 @@ def _solved_once(pair: LUPair, B: np.ndarray) -> np.ndarray | None:
 
 @drop_in(linalg, UNCERTIFIED_SOLUTION)
 def lu_solve(
-    lu_and_piv: Any,
-    b: Any,
-    trans: int = 0,
-    overwrite_b: bool = False,
-    check_finite: bool = True,
+    lu_and_piv: Any, b: Any, trans: int = 0, overwrite_b: bool = False, check_finite: bool = True
 ) -> np.ndarray:
     """Solve with LU factors as by :func:`scipy.linalg.lu_solve`, refined by :func:`neula.lu_solve`.
 
@@ -104,9 +105,6 @@ def lu_solve(
     With any other, with ``trans``, and where the matrix has changed since, SciPy substitutes. Everything is
     checked, whatever ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.lu_solve(la.lu_factor([[2.0, 1.0], [1.0, 3.0]]), [4.0, 7.0]).round(12)
     array([1., 2.])
     """
@@ -126,3 +124,91 @@ def lu_solve(
         warn(str(error), AccuracyLinAlgWarning)
         x = error.result
     return x
+
+
+@drop_in(linalg)
+def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> np.ndarray:
+    """Cholesky factor by :func:`scipy.linalg.cholesky`, and by :func:`neula.cholesky` if A is badly scaled.
+
+    >>> la.cholesky([[4.0, 2.0], [2.0, 5.0]])
+    array([[2., 1.],
+           [0., 2.]])
+    """
+    return _factor(a, lower=lower)
+
+
+@drop_in(linalg)
+def cho_factor(
+    a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[np.ndarray, bool | np.ndarray]:
+    """Cholesky factor as by :func:`cholesky`, for :func:`cho_solve` to refine with.
+
+    The pair remembers a, by reference, unless ``overwrite_a`` says that it will not last.
+
+    >>> la.cho_solve(la.cho_factor([[4.0, 2.0], [2.0, 5.0]]), [8.0, 12.0]).round(12)
+    array([1., 2.])
+    """
+    (A,) = lapack_arrays(a)
+    need(A.size > 0)
+    if has_safe_diagonal(A):
+        found = linalg.cho_factor(a, lower, check_finite=check_finite)
+    else:
+        factor = _factor(a, lower=lower)
+        found = factor, lower if factor.ndim == 2 else np.full(factor.shape[:-2], lower)
+    if overwrite_a or A.ndim != 2:
+        return found
+    pair = CholeskyPair(found)
+    pair.matrix = A
+    return pair
+
+
+class CholeskyPair(_Pair):
+    """``c, lower`` as SciPy has them, with their matrix, one triangle of which counts."""
+
+    @cached_property
+    def methods(self) -> CholeskyMethods:
+        c, lower = self
+        factor = np.tril(c) if lower else np.triu(c)
+        bound = cholesky_bound(format_of(torch.from_numpy(c).dtype), len(c))
+        return CholeskyMethods(self.matrix, factor, not lower, bound)
+
+    @cached_property
+    def is_well_conditioned(self) -> bool:
+        """Whether substitution leaves half of the digits: the backward error is below ``4 n (3 n + 1) u``
+        (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, theorem 10.4), and n u in practice.
+        """
+        c, lower = self
+        part = abs(np.tril(self.matrix) if lower else np.triu(self.matrix))
+        norm = float((part.sum(0) + part.sum(1) - part.diagonal()).max())
+        estimate = getattr(scipy_linalg.lapack, f"{LAPACKS[c.dtype.char]}pocon")
+        reciprocal, _ = estimate(c, norm, uplo="L" if lower else "U")
+        return bool(reciprocal >= len(c) * np.finfo(c.dtype).eps ** 0.5)
+
+
+@drop_in(linalg)
+def cho_solve(
+    c_and_lower: tuple[Any, bool], b: Any, overwrite_b: bool = False, check_finite: bool = True
+) -> np.ndarray:
+    """Solve with a Cholesky factor by :func:`scipy.linalg.cho_solve`, refined if A is ill-conditioned.
+
+    The pair as :func:`cho_factor` returned it knows its matrix. Where its condition number leaves
+    substitution fewer than half of the digits, solutions are refined as by :meth:`CholeskyResult.solve
+    <neula.CholeskyResult.solve>`. With any other pair SciPy substitutes.
+
+    >>> la.cho_solve(la.cho_factor([[4.0, 2.0], [2.0, 5.0]]), [8.0, 12.0]).round(12)
+    array([1., 2.])
+    """
+    need(isinstance(c_and_lower, CholeskyPair))
+    pair = cast(CholeskyPair, c_and_lower)
+    (B,) = lapack_arrays(b)
+    need(B.ndim in (1, 2) and B.size > 0)
+    need(not pair.is_well_conditioned)
+    found: np.ndarray = pair.methods.solve(B).x
+    return found
+
+
+def _factor(a: Any, *, lower: bool) -> np.ndarray:
+    (A,) = lapack_arrays(a)
+    need(A.size > 0 and not has_safe_diagonal(A) and bool(np.isfinite(A).all()))
+    factor: np.ndarray = neula.cholesky(A, upper=not lower).factor
+    return factor

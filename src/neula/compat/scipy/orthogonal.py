@@ -8,16 +8,9 @@ import numpy as np
 from scipy import linalg
 
 import neula
-from neula.compat.drop_in import (
-    SMALL,
-    drop_in,
-    is_for_library,
-    need,
-    need_finite,
-    with_nonnegative_diagonal,
-)
-from neula.compat.least_squares import is_accurate_inverse, is_accurate_solution, refined_solution
-from neula.compat.scipy.inputs import lapack_arrays
+from neula.compat.drop_in import SMALL, drop_in, is_for_library, need, need_finite, with_nonnegative_diagonal
+from neula.compat.measured import is_accurate_inverse, is_accurate_solution, refined_solution
+from neula.compat.scipy.systems import lapack_arrays
 
 
 @drop_in(linalg)
@@ -35,9 +28,6 @@ def lstsq(
     SciPy's is returned where half of its digits, or more, are measured to be correct, below full rank, and
     with ``lapack_driver``. Everything is checked, whatever ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> x, residues, rank, s = la.lstsq([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]], [1.0, 3.0, 5.0])
     >>> x.round(12), rank, s.shape
     (array([1., 2.]), 2, (2,))
@@ -71,9 +61,6 @@ def qr(
     With ``pivoting``, and with ``mode="raw"``, it is SciPy's own. Everything is checked, whatever
     ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> Q, R = la.qr([[3.0], [4.0]])
     >>> Q.shape, R.round(12).tolist()
     ((2, 2), [[5.0], [0.0]])
@@ -100,9 +87,6 @@ def orth(A: Any, rcond: float | None = None) -> np.ndarray:
     Small matrices are SciPy's. Of larger ones of full rank it is the Q of a QR factorization, not singular
     vectors.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.orth([[1.0, 2.0], [2.0, 4.0], [3.0, 6.0]]).shape
     (3, 1)
     """
@@ -129,9 +113,6 @@ def pinv(
     SciPy's is returned where half of its digits, or more, are measured to be correct, and below full rank.
     Everything is checked, whatever ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> B, rank = la.pinv([[1.0, 0.0], [0.0, 2.0], [0.0, 0.0]], return_rank=True)
     >>> B.round(12).tolist(), int(rank)
     ([[1.0, 0.0, 0.0], [0.0, 0.5, 0.0]], 2)

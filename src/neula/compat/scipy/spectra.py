@@ -9,7 +9,7 @@ from scipy import linalg
 
 import neula
 from neula.compat.drop_in import SMALL, drop_in, need, need_finite, squared
-from neula.compat.scipy.inputs import lapack_arrays
+from neula.compat.scipy.systems import lapack_arrays
 from neula.compat.spectra import (
     are_eigenvectors,
     are_eigenvectors_of_pencil,
@@ -41,9 +41,6 @@ def eigh(
 
     Nothing is measured with ``eigvals_only``, with a ``driver``, and with b unless ``type=1``.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> w, V = la.eigh([[2.0, 1.0], [1.0, 2.0]], subset_by_index=(1, 1))
     >>> w.round(12), V.shape
     (array([3.]), (2, 1))
@@ -73,9 +70,6 @@ def svd(
     Nothing is measured of small matrices, where LAPACK's method is backward stable, without ``compute_uv``,
     and with another ``lapack_driver``.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> U, s, Vh = la.svd([[0.0, 2.0], [3.0, 0.0]])
     >>> s.round(12)
     array([3., 2.])
@@ -95,9 +89,6 @@ def sqrtm(A: Any, disp: Any = None, blocksize: Any = None) -> Any:
     Small ones are SciPy's if they are accurate, and others those of :func:`neula.sqrtm`. SciPy also answers
     for other matrices, and with more arguments.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.sqrtm([[5.0, 4.0], [4.0, 5.0]]).round(12)
     array([[2., 1.],
            [1., 2.]])
@@ -119,9 +110,6 @@ def fractional_matrix_power(A: Any, t: float) -> Any:
 
     SciPy also answers for other matrices, and if t is an integer.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.fractional_matrix_power([[5.0, 4.0], [4.0, 5.0]], -0.5).round(6)
     array([[ 0.666667, -0.333333],
            [-0.333333,  0.666667]])

@@ -6,15 +6,36 @@ from typing import Any
 
 import numpy as np
 from scipy import linalg
+from scipy.linalg.blas import find_best_blas_type
 
 import neula
-from neula.compat.determinants import UNSURE, measured_determinants, measured_inverse
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
-from neula.compat.scipy.inputs import lapack_arrays, solved_in
+from neula.compat.measured import UNSURE, measured_determinants, measured_inverse
 from neula.compat.spectra import mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
 from neula.problems.signatures import Structure
+
+
+def solved_in(dtype: np.dtype) -> type:
+    """The dtype in which SciPy's ``solve`` computes."""
+    need(_is_lapacks(dtype))
+    if dtype.kind == "c":
+        return np.complex64 if dtype.itemsize <= 8 else np.complex128
+    return np.float32 if dtype.kind == "f" and dtype.itemsize <= 4 else np.float64
+
+
+def _is_lapacks(dtype: np.dtype) -> bool:
+    return dtype.kind in "iub" or dtype.char in "efdFD"
+
+
+def lapack_arrays(*given: Any) -> list[np.ndarray]:
+    """Arrays in what LAPACK would compute in."""
+    arrays = [np.asarray(x) for x in given]
+    need(all(_is_lapacks(x.dtype) for x in arrays))
+    dtype = find_best_blas_type(arrays)[1]
+    return [x.astype(dtype, copy=False) for x in arrays]
+
 
 GENERAL = ("gen", "general", "sym", "symmetric", "her", "hermitian")
 POSITIVE = ("pos", "positive definite")
@@ -46,9 +67,6 @@ def solve(
     Triangular, banded and diagonal matrices are left to SciPy, also those that it would find by itself.
     Everything is checked, whatever ``check_finite`` says.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.solve([[2.0, 1.0], [1.0, 3.0]], [4.0, 7.0]).round(12)
     array([1., 2.])
     """
@@ -74,9 +92,6 @@ def solve(
 def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Any:
     """Determinants as by :func:`scipy.linalg.det`, with a measured error.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> float(la.det([[1.0, 2.0], [3.0, 4.0]]).round(12))
     -2.0
     """
@@ -98,9 +113,6 @@ def inv(
 
     It is returned as it is where half of its digits, or more, are measured to be correct.
 
-    Examples
-    --------
-    >>> import neula.compat.scipy as la
     >>> la.inv([[2.0, 0.0], [0.0, 4.0]])
     array([[0.5 , 0.  ],
            [0.  , 0.25]])

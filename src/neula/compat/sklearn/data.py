@@ -82,7 +82,6 @@ class TrainingData:
 
     @property
     def means(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Means of x and of y."""
         assert self.y_mean is not None
         return self.x_mean, self.y_mean
 

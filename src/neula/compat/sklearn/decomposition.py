@@ -19,16 +19,12 @@ from neula.pipeline.result.deferred import Later
 PART = 4
 """One in so many singular values, or fewer, take less time by eigenvectors of ``A^T A`` than all of them."""
 
-MOST_OF_PART, MOST_OF_ALL = 10**9, 10**7
-"""Values of ``m n^2`` up to which a part, or all, are computed so."""
+MOST_OF_PART, MOST_OF_ALL = 10**9, 10**7  # values of ``m n^2`` up to which a part, or all, are computed so
 
-NO_VARIANCE = 1e-15
-"""Variances below this one count as none (scikit-learn's)."""
+NO_VARIANCE = 1e-15  # variances below this one count as none (scikit-learn's)
 
 
 class _Decomposition(Dense):
-    """Code shared by PCA and TruncatedSVD."""
-
     accuracy: Accuracy | None
     engine: Any
 
@@ -185,7 +181,6 @@ class PCA(_Decomposition, decomposition.PCA):
         return self
 
     def _rank(self, m: int, n: int) -> int:
-        """Triplets to compute."""
         wanted, smaller = self.n_components, min(m, n)
         if wanted == "mle" and m < n:
             raise ValueError("n_components='mle' is only supported if n_samples >= n_features")

@@ -10,9 +10,8 @@ from sklearn.utils.metaestimators import available_if
 
 import neula
 from neula.certificates.bounds import Accuracy
-from neula.compat.sklearn.base import Linear, of_any_sign
+from neula.compat.sklearn.base import Linear, Seen, of_any_sign
 from neula.compat.sklearn.data import EXTRA, TrainingData, with_accuracy
-from neula.compat.sklearn.seen import Seen
 
 
 @with_accuracy

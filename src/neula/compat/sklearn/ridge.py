@@ -13,9 +13,8 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.metaestimators import available_if
 
 import neula
-from neula.compat.sklearn.base import Linear, of_any_sign
+from neula.compat.sklearn.base import Linear, Seen, of_any_sign
 from neula.compat.sklearn.data import TrainingData, rows_times, with_accuracy
-from neula.compat.sklearn.seen import Seen
 from neula.engines import FP64
 from neula.pipeline.result.deferred import Later
 
@@ -223,7 +222,6 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         return self._keep(data, coefficients, path if soon is None else Later(evidence))
 
     def _leverage(self, data: TrainingData) -> Any:
-        """Leverages of the intercept."""
         if not self.fit_intercept:
             return 0.0
         w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights.square()

@@ -14,7 +14,7 @@ import torch
 
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS, cholesky_apart
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import multiprocessors
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -39,14 +39,8 @@ class InvertedFactor(NamedTuple):
     order: torch.Tensor
 
 
-@trial("The kernel of Cholesky factors with inverses", "library calls take its place")
-def _tried(device: torch.device) -> None:
-    factor_inverted.kernel(torch.ones(1, 1, 1, dtype=torch.float64, device=device), 1)
-
-
 @kernel(
     "factor_inverted_cuda",
-    trial=_tried,
     when=lambda a, width: a.dtype in (torch.float32, torch.float64) and len(a) == 1 and a.numel() > 0,
 )
 def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
@@ -96,14 +90,7 @@ class BatchFactors(NamedTuple):
     order: torch.Tensor
 
 
-@trial("The kernels of Cholesky factors of batches", "library calls take their place, several times slower")
-def _tried_on_batch(device: torch.device) -> None:
-    factor_batch.kernel(torch.eye(MAX_COLUMNS + 1, dtype=torch.float32, device=device)[None])
-
-
-@kernel(
-    "factor_batch_cuda", trial=_tried_on_batch, when=lambda a: a.dtype != torch.float64 and 0 not in a.shape
-)
+@kernel("factor_batch_cuda", when=lambda a: a.dtype != torch.float64 and 0 not in a.shape)
 def factor_batch(a: torch.Tensor) -> BatchFactors:
     """Cholesky factors of a batch of any floating dtype, in products as accurate as float32, without
     synchronizing; only the lower triangles are read.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -32,12 +32,6 @@ class Steps(NamedTuple):
     fails: torch.Tensor  # shape (k,): int32: 1 for vectors that were not normalized
 
 
-@trial("The kernel of Gram matrices of a few vectors", "a dozen launches for each vector take its place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, dtype=torch.float64, device=device)
-    orthonormalizing.kernel(one, one, one[0])
-
-
 def _real(x: torch.Tensor) -> torch.Tensor:
     """Replace each number ``x + i y`` by ``[[x, -y], [y, x]]``: triangles stay triangles."""
     rows = torch.stack([torch.view_as_real(x.conj().resolve_conj()), torch.view_as_real(1j * x.conj())], 1)
@@ -51,7 +45,6 @@ def _complex(x: torch.Tensor) -> torch.Tensor:
 
 @kernel(
     "orthonormalizing_triton",
-    trial=_tried,
     when=lambda gram, *_: gram.dtype == torch.float64 and 0 < len(gram) <= VECTORS,
 )
 def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tensor) -> Steps:

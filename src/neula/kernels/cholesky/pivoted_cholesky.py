@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from neula.kernels import scipy_linalg
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -32,11 +32,6 @@ class PivotedFactors(NamedTuple):
     r: torch.Tensor  # shape (rank, n): Upper trapezoidal with its columns in the order of the pivots
     pivots: torch.Tensor  # shape (rank,): int64: the columns that were chosen, in order
     left: float  # the largest diagonal element of G - R^T R
-
-
-@trial("The kernel of pivoted Cholesky factors", "sketches pick the pivots")
-def _tried(device: torch.device) -> None:
-    eliminate_panel.kernel(*_begun(torch.eye(2, dtype=torch.float64, device=device)), 0, 0.5)
 
 
 def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
@@ -70,7 +65,7 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
 def pivots_on_device(a: torch.Tensor) -> bool:
     """Whether the kernel finds the pivots of ``A^T A``."""
     n = a.shape[1]
-    return a.is_cuda and not a.is_complex() and n <= MOST and _tried.passed(a.device)
+    return a.is_cuda and not a.is_complex() and n <= MOST and eliminate_panel.runs(a.device)
 
 
 def _by_lapack(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
@@ -91,7 +86,7 @@ def _begun(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return gram, gram.diagonal().real.clone(), torch.zeros_like(gram), pivots, pivots.new_zeros(1)
 
 
-@kernel("eliminate_panel_triton", trial=_tried, when=lambda gram, *_: gram.shape[0] <= MOST)
+@kernel("eliminate_panel_triton", when=lambda gram, *_: gram.shape[0] <= MOST)
 def eliminate_panel(
     gram: torch.Tensor,
     diagonal: torch.Tensor,

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
@@ -28,16 +28,7 @@ def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
     return strict + strict.mH + torch.diag_embed(a.diagonal(0, -2, -1).real)
 
 
-@trial("The kernels that copy symmetric matrices", "several passes of the library's take their place")
-def _tried(device: torch.device) -> None:
-    a, scales = (
-        torch.ones(1, 2, 2, dtype=torch.float32, device=device),
-        torch.ones(1, 2, dtype=torch.float32, device=device),
-    )
-    unscaled_triangle.kernel(symmetric_copy.kernel(a, scales), scales, a.dtype)
-
-
-@kernel("symmetric_copy_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
+@kernel("symmetric_copy_triton", when=lambda a, *_, **__: 0 not in a.shape)
 def symmetric_copy(
     a: torch.Tensor, scales: torch.Tensor, *, rows: int = 0, whole: bool = True
 ) -> torch.Tensor:
@@ -61,7 +52,7 @@ def symmetric_copy(
     return torch.add(lower, lower.tril(-1).mH, out=out)
 
 
-@kernel("unscaled_triangle_triton", trial=_tried, when=lambda t, *_: 0 not in t.shape)
+@kernel("unscaled_triangle_triton", when=lambda t, *_: 0 not in t.shape)
 def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``D^-1 L`` for the lower triangles of some matrices, zero above the diagonal, in another dtype or in
     their place.

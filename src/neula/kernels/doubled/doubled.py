@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.dispatch import kernel, trial
 from neula.kernels.doubled.doubled_cuda import (
     THREADS,
     doubled_product_cuda,
@@ -290,7 +290,7 @@ def many_products(
 
 def cuts(device: torch.device) -> bool:
     """Whether sizes of columns matter to :class:`Doubled` there: kernels receive them, or do not slice."""
-    return not runs(doubled_product, device)
+    return not doubled_product.runs(device)
 
 
 def _with_contiguous_rows(a: torch.Tensor) -> tuple[torch.Tensor, bool]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.core import core, empty
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.doubled.doubled import (
     Doubled,
     Pair,
@@ -32,18 +32,12 @@ COLUMNS = 2048
 """Up to how many columns rows fit in the registers of a multiprocessor, with sums and their errors."""
 
 
-@trial("The kernel of doubled gradients", "A is read twice in its place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, device=device, dtype=torch.float64)
-    doubled_normal.kernel(one, one, one, one)
-
-
 def _in_one_pass(a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor, b: torch.Tensor) -> bool:
     m, n = a.shape
     return m >= max(n, ROWS) and fits(n) and n <= COLUMNS and x.shape[1] == 1 and a.stride(1) == 1
 
 
-@kernel("doubled_normal_triton", trial=_tried, when=_in_one_pass)
+@kernel("doubled_normal_triton", when=_in_one_pass)
 def doubled_normal(
     a: torch.Tensor, x: torch.Tensor, x_low: torch.Tensor | None, b: torch.Tensor
 ) -> tuple[Pair, Pair]:

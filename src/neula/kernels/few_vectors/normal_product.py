@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
-from neula.kernels.few_vectors.mixed_product import subtract_product
+from neula.kernels.dispatch import kernel
 from neula.kernels.few_vectors.one_pass_host import one_pass, pays
+from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.few_vectors.vectors_triton import load_vectors, store_vectors
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.precision import adjoint_times
@@ -38,12 +38,6 @@ VECTORS = 5
 :data:`COLUMNS`."""
 
 
-@trial("The kernel of normal products", "A is read twice in its place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, device=device, dtype=torch.float64)
-    normal_product.kernel(one, one)
-
-
 def fits(n: int) -> bool:
     """Whether rows of n columns are neither too short nor too long."""
     return NARROWEST <= n <= ONE_WARP or SEVERAL <= n <= COLUMNS
@@ -60,7 +54,7 @@ def _in_one_pass(a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
     return in_registers and a.dtype == x.dtype == torch.float64 and a.stride(1) == 1
 
 
-@kernel("normal_product_triton", trial=_tried, when=_in_one_pass)
+@kernel("normal_product_triton", when=_in_one_pass)
 def normal_product(
     a: torch.Tensor, x: torch.Tensor, b: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -90,11 +84,11 @@ def product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     if a.dtype != x.dtype and pays(a):
         return one_pass(a, x, back=False)[0]
     if a.dtype != x.dtype:
-        return subtract_product(a, -x, x.new_zeros(len(a), x.shape[1]))
+        return thin_product(a, x)
     return a @ x.T.contiguous().T
 
 
-@kernel("transposed_product_triton", trial=_tried, when=_in_one_pass)
+@kernel("transposed_product_triton", when=_in_one_pass)
 def transposed_product(a: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """``A^H Y``, by the same kernel: cuBLAS takes several times as long as memory does for tall A.
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.few_vectors.vectors_triton import (
     add_images,
     load_vectors,
@@ -41,14 +41,7 @@ BLOCK = {"cpu": 1 << 18, "cuda": 1 << 25}
 cache, which takes a third of the time for 262144 x 64 on two cores, and what fills a GPU."""
 
 
-@trial("The kernel of the certificates", "plain torch takes its place, many times slower")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, device=device, dtype=torch.float64)
-    vectors = one[0].expand(1, VECTORS)
-    probe_errors.kernel(one, one, one, one[0], vectors, vectors)
-
-
-@kernel("probe_errors_triton", trial=_tried)
+@kernel("probe_errors_triton")
 def probe_errors(
     a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, g: torch.Tensor, h: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

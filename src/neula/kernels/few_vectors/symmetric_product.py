@@ -9,17 +9,11 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 
 VECTORS = 2
 """Up to how many vectors the kernel takes: four multiply-adds for each number that is read."""
-
-
-@trial("The kernel of products with symmetric matrices", "all of them is read instead of half")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, dtype=torch.float64, device=device)
-    symmetric_product.kernel(one, one)
 
 
 def _takes(a: torch.Tensor, x: torch.Tensor) -> bool:
@@ -27,7 +21,7 @@ def _takes(a: torch.Tensor, x: torch.Tensor) -> bool:
     return read and x.dtype == a.dtype and 0 < x.shape[1] <= VECTORS
 
 
-@kernel("symmetric_product_cuda", trial=_tried, when=_takes)
+@kernel("symmetric_product_cuda", when=_takes)
 def symmetric_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X`` for a symmetric A (n, n); where it is not, each element may stand for its mirror as well.
 

@@ -1,4 +1,5 @@
-"""Products of a large matrix with a few vectors in a wider precision, of which certificates are made.
+"""Products of a large matrix with a few vectors in a wider precision, of which certificates are made, and
+solutions by factors in a low format.
 
 ``4 m n`` bytes in float32, and 4 or 8 multiply-adds for each element, for which even float64 is fast enough.
 A is converted in registers. A tile is long in the direction in which A is contiguous; every thread adds up
@@ -11,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.few_vectors.vectors_triton import add_rows_times, load_vectors
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
@@ -24,13 +25,7 @@ _CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Elements that are converted at a time: what a cache holds, and what fills a GPU."""
 
 
-@trial("The kernel of thin products", "library calls take its place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, dtype=torch.float32, device=device)
-    thin_product.kernel(one, one.double())
-
-
-@kernel("thin_product_triton", trial=_tried, when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape)
+@kernel("thin_product_triton", when=lambda a, x: 0 < x.shape[1] <= VECTORS and 0 not in a.shape)
 def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """``A X`` in the precision of X, float32 or float64, complex if A is, for A (m, n) of any dtype and
     strides.
@@ -43,7 +38,7 @@ def thin_product(a: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     tensor([[3.],
             [7.]], dtype=torch.float64)
     """
-    if a.is_complex() and 1 in a.stride():
+    if a.is_complex() and 1 in a.stride() and x.shape[1] <= VECTORS:
         return _product_of_parts(a, x.resolve_conj())
     # Products of a few rows take a third of the time of those of a few columns in MKL.
     x = x.mT.contiguous()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
@@ -18,17 +18,11 @@ _BLOCK = 1 << 24
 """Elements that the reference mixes at a time: temporaries are small compared with the matrix."""
 
 
-@trial("The kernel of butterflies", "the library's operations take several times as long")
-def _tried(device: torch.device, itemsize: int) -> None:
-    x = torch.ones(WAYS, 1, dtype=torch.float64 if itemsize == 8 else torch.float32, device=device)
-    mixed.kernel(x, x, torch.ones(WAYS, WAYS, 1, dtype=torch.float64, device=device))
-
-
 def _exact(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> bool:
     return x.dtype == out.dtype and x.dtype in (torch.float32, torch.float64) and x.numel() > 0
 
 
-@kernel("mixed_triton", trial=_tried, when=_exact, variant=lambda out, x, weights: x.dtype.itemsize)
+@kernel("mixed_triton", when=_exact)
 def mixed(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """``out[q h + i] = sum_p weights[q, p, i] x[p h + i]`` for rows of x, of which there are up to ``4 h``.
 

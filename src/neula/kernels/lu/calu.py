@@ -9,16 +9,14 @@ Updates run concurrently with tournaments, like rows of U. Elimination by the la
 columns are solved for and the next ones updated in one launch, since a row needs nothing of the others but
 rows of U, which each thread block finds for itself.
 
-At the end of a panel rows move to their places. As operations of torch that is two dozen launches of a few
-numbers each, one after the other, while nothing else of the factorization can continue: 50 us on an H200, and
-three launches by kernels.
+At the end of a panel rows move to their places: two dozen launches of a few numbers each, 50 us on an H200.
 """
 
 from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, multiprocessors, next_power_of_2
 from neula.kernels.lu.lu_block import PRECISION, products
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors
@@ -28,20 +26,7 @@ from neula.kernels.triton_source import jit, tl
 HALF = WIDTH // 2
 
 
-@trial("The kernels of pivoted panels", "matrices that need pivoting are left to the library")
-def _tried(device: torch.device) -> None:
-    panel = torch.zeros(WIDTH, 3 * WIDTH, dtype=torch.float32, device=device)
-    found, lower = PanelFactors.for_panel(panel, torch.float16), panel.half()
-    block, upper = panel[:, WIDTH : 2 * WIDTH].contiguous(), lower.new_zeros(3 * WIDTH, 3 * WIDTH)
-    rows_of_u.kernel(panel, lower, upper, found, 0)
-    update.kernel(panel, lower, upper, 0, block)
-    eliminate.kernel(block.clone(), block, lower, upper, found, 0)
-    move_rows.kernel(lower, found.pivots, found.pivots)
-    square = torch.eye(WIDTH, device=device, dtype=torch.float16)
-    end_panel.kernel(square, square.clone(), PanelFactors.for_panel(square.float(), torch.float16))
-
-
-@kernel("rows_of_u_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
+@kernel("rows_of_u_triton", when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def rows_of_u(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors, start: int
 ) -> None:
@@ -57,7 +42,7 @@ def rows_of_u(
     upper[k, right] = _rows_of_upper(rest, found, start, upper.dtype)
 
 
-@kernel("update_triton", trial=_tried, when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
+@kernel("update_triton", when=lambda panel, lower, *_: lower.dtype.itemsize == 2)
 def update(
     panel: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, start: int, out: torch.Tensor
 ) -> None:
@@ -73,7 +58,7 @@ def update(
     out.zero_()[:, : beside.shape[1]] = beside - known
 
 
-@kernel("eliminate_triton", trial=_tried, when=lambda block, following, lower, *_: lower.dtype.itemsize == 2)
+@kernel("eliminate_triton", when=lambda block, following, lower, *_: lower.dtype.itemsize == 2)
 def eliminate(
     block: torch.Tensor,
     following: torch.Tensor,
@@ -111,7 +96,6 @@ def _rows_of_upper(rest: torch.Tensor, found: PanelFactors, start: int, low: tor
 
 @kernel(
     "move_rows_triton",
-    trial=_tried,
     when=lambda matrix, *_: matrix.numel() > 0 and matrix.dtype.itemsize <= 4,
 )
 def move_rows(matrix: torch.Tensor, to: torch.Tensor, origin: torch.Tensor) -> None:
@@ -288,7 +272,6 @@ def _move_kernel(a, a_row, a_column, n, to, origin, count, COLUMNS: tl.constexpr
     tl.store(a + target[:, None] * a_row + j[None, :] * a_column, moved, mask=inside)
 
 
-@kernel("end_panel_triton", trial=_tried)
 def end_panel(
     lower: torch.Tensor, upper: torch.Tensor, found: PanelFactors
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -325,70 +308,3 @@ def moves(pivots: torch.Tensor, places: torch.Tensor, top: torch.Tensor) -> tupl
     to = torch.where(vacated, pivots, top[0])
     origin = torch.where(vacated, numbered[vacated.cumsum(0)], pivots[0])
     return torch.cat([top, to]), torch.cat([pivots, origin])
-
-
-COUNTED = 4096
-"""Rows that are counted at a time."""
-
-
-def end_panel_triton(lower, upper, found):
-    m, r = lower.shape
-    to, origin, numbered = (torch.empty(2 * r, dtype=torch.int64, device=lower.device) for _ in range(3))
-    blocks = ceil_div(r, WIDTH)
-    _moves_kernel[(1,)](
-        *(found.pivots, found.places, to, origin, numbered, m, r),
-        *(ELSEWHERE, COUNTED, next_power_of_2(r)),
-        num_warps=8,
-    )
-    move_rows_triton(lower, to, origin)
-    _upper_kernel[(blocks, blocks)](
-        *(lower, *lower.stride(), upper, *upper.stride(), found.factors, to, r, WIDTH)
-    )
-    return to, origin
-
-
-@jit
-def _moves_kernel(
-    pivots, places, to, origin, numbered, m, r,
-    ELSEWHERE: tl.constexpr, COUNTED: tl.constexpr, COUNT: tl.constexpr,
-):  # fmt: skip
-    """Targets of r pivot rows, and of the rows that they displace."""
-    rows = tl.arange(0, COUNTED)
-    above = tl.zeros((COUNTED,), tl.int32)
-    for start in range(0, m, COUNTED):
-        above += (tl.load(places + start + rows, mask=start + rows < m, other=0) == ELSEWHERE).to(tl.int32)
-    i = tl.arange(0, COUNT)
-    inside = i < r
-    first = tl.sum(above)
-    top = (first + i).to(tl.int64)
-    pivot = tl.load(pivots + i, mask=inside, other=0).to(tl.int64)
-    displaced = inside & (tl.load(places + top, mask=inside, other=0) < 0)
-    vacated = inside & (pivot >= first + r)
-    # The n-th of those goes to the n-th of these.
-    tl.store(numbered + tl.cumsum(displaced.to(tl.int32)), top, mask=displaced)
-    tl.debug_barrier()
-    number = tl.cumsum(vacated.to(tl.int32))
-    tl.store(to + i, top, mask=inside)
-    tl.store(origin + i, pivot, mask=inside)
-    tl.store(to + r + i, tl.where(vacated, pivot, first), mask=inside)
-    moved = tl.load(numbered + number, mask=vacated, other=0)
-    tl.store(origin + r + i, tl.where(vacated, moved, tl.load(pivots).to(tl.int64)), mask=inside)
-
-
-@jit
-def _upper_kernel(
-    lower, lower_row, lower_column, upper, upper_row, upper_column, factors, to, r, WIDTH: tl.constexpr
-):
-    """A block of U, to rows that begin where the first pivot row has gone to."""
-    down, across = tl.program_id(0), tl.program_id(1)
-    if across >= down:
-        w = tl.arange(0, WIDTH).to(tl.int64)
-        i, j = down * WIDTH + w, across * WIDTH + w
-        inside = (i < r)[:, None] & (j < r)[None, :]
-        if across == down:
-            block = tl.load(factors + down * WIDTH * WIDTH + w[:, None] * WIDTH + w[None, :])
-        else:
-            place = upper + i[:, None] * upper_row + j[None, :] * upper_column
-            block = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-        place = lower + (tl.load(to) + i)[:, None] * lower_row + j[None, :] * lower_column
-        tl.store(place, block.to(lower.dtype.element_ty), mask=inside)

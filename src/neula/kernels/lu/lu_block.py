@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, runs, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.precision import exact_matmul
 from neula.kernels.products.parts_triton import product_of_parts, remainder
@@ -70,20 +70,13 @@ def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:
     return block
 
 
-@trial("The kernels for blocks of LU", "many calls of the library take their place, several times slower")
-def _tried(device: torch.device) -> None:
-    block = torch.eye(WIDTH + 1, dtype=torch.float16, device=device)
-    solve_beside.kernel(block, WIDTH, *factor_block.kernel(block[:WIDTH, :WIDTH], WIDTH))
-
-
 def kernels_take(dtype: torch.dtype, device: torch.device, width: int) -> bool:
     """Whether :func:`factor_block` and :func:`solve_beside` have kernels for such a matrix and panel."""
-    return dtype.itemsize == 2 and width == WIDTH and runs(factor_block, device)
+    return dtype.itemsize == 2 and width == WIDTH and factor_block.runs(device)
 
 
 @kernel(
     "factor_diagonal_cuda",
-    trial=_tried,
     when=lambda work, out, *_: out.dtype.itemsize == 2 and len(work) == WIDTH,
 )
 def factor_diagonal(
@@ -104,7 +97,6 @@ def factor_diagonal(
 
 @kernel(
     "factor_block_triton",
-    trial=_tried,
     when=lambda block, width: block.dtype.itemsize == 2 and width == WIDTH,
 )
 def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -133,7 +125,6 @@ def factor_block(block: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.T
 
 @kernel(
     "solve_upper_triton",
-    trial=_tried,
     when=lambda b, upper, inverses: (
         b.numel() > 0 and b.dtype.itemsize == 2 and inverses.shape[-1] in (32, WIDTH)
     ),
@@ -155,7 +146,6 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
 
 @kernel(
     "solve_beside_triton",
-    trial=_tried,
     when=lambda a, r, l_inverses, u_inverses: (
         r < len(a) and a.dtype.itemsize == 2 and l_inverses.shape[-1] == WIDTH
     ),

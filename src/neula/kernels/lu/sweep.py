@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
-from neula.kernels.few_vectors.mixed_product import VECTORS
+from neula.kernels.dispatch import kernel
+from neula.kernels.few_vectors.thin import VECTORS
 from neula.kernels.launch import multiprocessors
 from neula.kernels.precision import exact_matmul
 
@@ -23,14 +23,6 @@ ALIGNED = 4
 """Elements that are loaded at a time: at multiples of so many begin the columns, or rows, of a matrix."""
 
 
-@trial("The kernel of triangular solves", "a launch for each block takes its place")
-def _tried(device: torch.device) -> None:
-    t = torch.eye(3 * PIECE, device=device, dtype=torch.float16)
-    inverses = torch.eye(PIECE, dtype=torch.float32, device=device).repeat(3, 1, 1)
-    sweep.kernel(t, inverses, torch.ones(len(t), 1, dtype=torch.float32, device=device), upper=False)
-    torch.cuda.synchronize(device)
-
-
 def _takes(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> bool:
     single = t.ndim == 2 and t.dtype.itemsize == 2 and inverses.dtype == b.dtype == torch.float32
     if not single or inverses.shape[-1] % PIECE or not 0 < b.shape[1] <= VECTORS:
@@ -39,7 +31,7 @@ def _takes(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: b
     return along == 1 and across % ALIGNED == 0 and t.data_ptr() % (2 * ALIGNED) == 0
 
 
-@kernel("sweep_cuda", trial=_tried, when=_takes)
+@kernel("sweep_cuda", when=_takes)
 def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bool) -> torch.Tensor:
     """``T^-1 B``, in the precision of B, for a triangular T (n, n) of a low format.
 

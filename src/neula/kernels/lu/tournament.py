@@ -17,7 +17,7 @@ from typing import Self
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.triangular_inverse import triangular_inverses
 
 WIDTH = 32
@@ -76,13 +76,7 @@ def room_for_rounds(m: int) -> int:
     return room
 
 
-@trial("The kernel of pivot rows", "matrices that need pivoting are left to the library")
-def _tried(device: torch.device) -> None:
-    block = torch.eye(WIDTH, dtype=torch.float32, device=device)
-    play.kernel(block, PanelFactors.for_panel(block, torch.float16), 0, WIDTH)
-
-
-@kernel("play_cuda", trial=_tried)
+@kernel("play_cuda")
 def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     """Find the next ``count`` pivot rows of a panel, and write them, their factors, and the inverses into
     ``found``.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import Tiles, jit, tl
 
@@ -26,13 +26,7 @@ ALIGNED = 8
 """Rows start at multiples of so many elements, 16 bytes, where bulk copies can."""
 
 
-@trial("The kernel of products of batches", "the library's products take its place")
-def _tried(device: torch.device) -> None:
-    one = split.kernel(torch.eye(16, dtype=torch.float32, device=device)[None], torch.float16, 2)
-    joined.kernel(batched_product.kernel(one, one.mT, symmetric=True))
-
-
-@kernel("batched_product_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
+@kernel("batched_product_triton", when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def batched_product(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -65,7 +59,7 @@ def batched_product(
     return product.float()[None] if wide else split(product.float(), a.dtype, len(a))
 
 
-@kernel("split_triton", trial=_tried, when=lambda x, *_, **__: 0 not in x.shape)
+@kernel("split_triton", when=lambda x, *_, **__: 0 not in x.shape)
 def split(
     x: torch.Tensor,
     dtype: torch.dtype,
@@ -91,7 +85,6 @@ def split(
 
 @kernel(
     "joined_triton",
-    trial=_tried,
     when=lambda parts, dtype=torch.float32: (
         len(parts) == 2 and dtype == torch.float32 and 0 not in parts.shape
     ),

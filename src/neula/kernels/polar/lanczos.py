@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
@@ -17,16 +17,8 @@ NEW = 1e-3
 """Reduction of an image's length below which the remainder is rounding errors, not a new direction."""
 
 
-@trial("The kernels of Lanczos steps", "library calls take their place, many times slower")
-def _tried(device: torch.device) -> None:
-    basis = torch.ones(1, 2, 1, dtype=torch.float32, device=device)
-    advance.kernel(torch.ones(1, 1, dtype=torch.float32, device=device), basis, 0)
-    extreme_values.kernel(basis[..., 0], basis[..., 0])
-
-
 @kernel(
     "advance_triton",
-    trial=_tried,
     when=lambda image, basis, step: basis.shape[1] <= MOST and basis.numel() > 0,
 )
 def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,7 +50,6 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     return diagonal, beside
 
 
-@kernel("extreme_values_triton", trial=_tried, when=lambda diagonal, beside: diagonal.numel() > 0)
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
     last element beside the diagonal is not read.
@@ -77,9 +68,6 @@ def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.
 
 LENGTH = 1024
 """Elements of a vector that are read at a time."""
-
-ROUNDS = 12
-"""Rounds of multisection: each divides an interval by 33, and float64 has at most 2^53 of them."""
 
 
 def advance_triton(image, basis, step):
@@ -139,43 +127,3 @@ def _advance(
             i = start + place
             x = tl.load(image + i, mask=i < k, other=0.0)
             tl.store(basis + (step + 1) * k + i, x * inverse, mask=i < k)
-
-
-def extreme_values_triton(diagonal, beside):
-    d, b = diagonal.double().contiguous(), beside.double().contiguous()
-    batch, n = d.shape
-    found = d.new_empty(2, batch)
-    _extreme_values[(batch,)](d, b, found, batch, n, ROUNDS, num_warps=1)
-    return found[0], found[1]
-
-
-@jit(do_not_specialize=["batch", "n"])
-def _extreme_values(diagonal, beside, found, batch, n, ROUNDS: tl.constexpr):
-    """Multisection by Sturm sequences: how many eigenvalues are below each of 32 numbers."""
-    matrix = tl.program_id(0)
-    diagonal += matrix * n
-    beside += matrix * n
-    bound = tl.load(diagonal) * 0.0
-    for i in range(n):  # Gershgorin's circles; NaN and Inf stay in it
-        radius = tl.abs(tl.load(diagonal + i))
-        radius += tl.abs(tl.load(beside + i, mask=i < n - 1, other=0.0))
-        radius += tl.abs(tl.load(beside + i - 1, mask=i > 0, other=0.0))
-        bound = tl.where((radius > bound) | (radius != radius), radius, bound)
-    shrink = tl.where(bound == 0.0, 0.0, 1.0 / bound)
-    for end in tl.static_range(2):
-        wanted = n if end else 1
-        low, width = bound * 0.0 - 1.0, bound * 0.0 + 2.0
-        for _ in range(ROUNDS):
-            width /= 33.0
-            x = low + width * (tl.arange(0, 32) + 1).to(tl.float64)
-            below = tl.zeros((32,), tl.int32)
-            q = tl.full((32,), 1.0, tl.float64)
-            for i in range(n):
-                b = tl.load(beside + i - 1, mask=i > 0, other=0.0) * shrink
-                q = tl.load(diagonal + i) * shrink - x - b * b / q
-                q = tl.where(tl.abs(q) < 1e-290, -1e-290, q)
-                below += (q < 0.0).to(tl.int32)
-            # So many points have too few eigenvalues below them.
-            low += width * tl.sum((below < wanted).to(tl.int32), axis=0).to(tl.float64)
-        value = (low + 0.5 * width) * bound
-        tl.store(found + end * batch + matrix, tl.where(bound < float("inf"), value, float("nan")))

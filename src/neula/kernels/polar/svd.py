@@ -17,7 +17,7 @@ import torch
 
 from neula.kernels import scipy_linalg
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.precision import exact_matmul
 from neula.kernels.spectra.small_eigh import small_eigh
 
@@ -156,12 +156,7 @@ MAX_ORDER = 128
 """Shared memory of the kernel."""
 
 
-@trial("The kernel for small singular value decompositions", "the host computes them")
-def _tried(device: torch.device) -> None:
-    small_svd.kernel(torch.eye(1, dtype=torch.float64, device=device))
-
-
-@kernel("small_svd_cuda", trial=_tried, when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64)
+@kernel("small_svd_cuda", when=lambda r: 0 < len(r) <= MAX_ORDER and r.dtype == torch.float64)
 def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """``R = W diag(s) X^H``, s descending, for R (n, n) in double precision; on a GPU by a kernel, elsewhere
     by LAPACK.

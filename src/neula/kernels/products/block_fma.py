@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from neula.kernels.core import core
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.triton_source import jit, tl
 
@@ -99,14 +99,7 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_expo
     return c.transpose(1, 2).reshape(*batch, m, tiles * TILE)[..., :n]
 
 
-@trial("The kernel that emulates matrix units", "plain torch takes its place, much slower")
-def _tried(device: torch.device) -> None:
-    ones = torch.ones(1, 2, 2, dtype=torch.float32, device=device)
-    truncated_sums.kernel(ones, ones, 2, 2.0**-24, -14)
-    narrowed_sums.kernel(ones, ones, ones, 2, torch.float16, _no_rounding)
-
-
-@kernel("truncated_sums_triton", trial=_tried)
+@kernel("truncated_sums_triton")
 def truncated_sums(
     a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_exponent: int
 ) -> torch.Tensor:
@@ -133,7 +126,7 @@ def _some_rows(
     return total
 
 
-@kernel("narrowed_sums_triton", trial=_tried)
+@kernel("narrowed_sums_triton")
 def narrowed_sums(
     start: torch.Tensor,
     a: torch.Tensor,

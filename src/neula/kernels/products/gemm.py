@@ -24,14 +24,14 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, multiprocessors, share
-from neula.kernels.products.gemm_split_triton import PAD, GemmConfig, Parts, configs, split
-from neula.kernels.products.parts import SCHEMES, Scheme, split_reference, unbalanced
+from neula.kernels.products.kept import ALIGNED, Kept
+from neula.kernels.products.parts import SCHEMES, Scheme, unbalanced
 from neula.kernels.products.parts_triton import exponents_of, times_power_of_two
 from neula.kernels.triton_source import Tiles, jit, tl
 
@@ -41,17 +41,11 @@ Total = Callable[[torch.Tensor], object]
 RUN = 64
 """Products that are summed on the unit before they are added outside."""
 
-GRAM_COLUMNS = 256
-"""Columns of a Gram matrix that plain torch multiplies at a time."""
+ROW_BLOCKS, FEWEST_ELEMENTS = 4, 1 << 26
+"""Blocks of rows of a Gram matrix's A that are split at a time, of so many elements at least: parts take as
+many bytes as what they are parts of, and launches take time."""
 
 
-@trial("The kernel for products", "slower products take its place")
-def _tried(device: torch.device) -> None:
-    ones = torch.ones(16, 16, dtype=torch.float32, device=device)
-    corrected_gemm.kernel(ones, ones, SCHEMES["fp16_cor"])
-
-
-@kernel("gemm_triton", trial=_tried, when=lambda a, b, *_, **__: 0 not in (*a.shape, *b.shape))
 def corrected_gemm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -66,9 +60,8 @@ def corrected_gemm(
     """``C = alpha A B + beta C`` of float32 matrices in parts of a low format, about as accurate as a float32
     product.
 
-    On a GPU the Triton kernels compute it, elsewhere :func:`corrected_gemm_reference`. An entry of C that
-    depends on NaN or Inf is NaN or Inf. C, which is not read if ``beta`` is zero, is written in place, or is
-    a new contiguous matrix; it may overlap A and B.
+    An entry of C that depends on NaN or Inf is NaN or Inf. C, which is not read if ``beta`` is zero, is
+    written in place, or is a new contiguous matrix; it may overlap A and B.
 
     A kernel need not look for the largest magnitude in every row of A where a ``bound`` is known, and leaves
     out nearly half of the products if B is upper ``triangular``.
@@ -79,12 +72,11 @@ def corrected_gemm(
     >>> bool((corrected_gemm(a, torch.eye(2)) == a).all())
     True
     """
-    return corrected_gemm_reference(a, b, scheme, alpha=alpha, beta=beta, c=c)
+    x, y = Kept.from_matrix(a, scheme, bound), Kept.from_matrix(b.mT, scheme)
+    c = a.new_empty(len(a), b.shape[1]) if c is None else c
+    return multiply_kept(c, x, y, alpha=alpha, beta=beta, triangular=triangular)
 
 
-@kernel(
-    "corrected_projection_triton", trial=_tried, when=lambda q, a, *_, **__: 0 not in (*q.shape, *a.shape)
-)
 def corrected_projection(
     q: torch.Tensor,
     a: torch.Tensor,
@@ -95,8 +87,8 @@ def corrected_projection(
     columns: int,
     scheme: Scheme = SCHEMES["fp16_cor"],
 ) -> None:
-    """``R = Q^T A``, then ``A = A - Q R``, of float32 matrices by :func:`corrected_gemm`; a kernel splits Q
-    once for all of it.
+    """``R = Q^T A``, then ``A = A - Q R``, of float32 matrices like :func:`corrected_gemm`; Q is split once
+    for all of it.
 
     ``total`` is called with R before A is changed, where Q and A are some rows of theirs. ``bound`` is the
     largest magnitude in Q. So many ``columns`` of A are dealt with at a time, since their parts take as much
@@ -109,24 +101,27 @@ def corrected_projection(
     >>> a.T, r
     (tensor([[0., 4.]]), tensor([[3.]]))
     """
+    across = Kept.from_matrix(q.T, scheme, bound)
     for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
-        corrected_gemm_reference(q.T, part, scheme, c=r_part)
+        # Without gaps: what is sent need not be copied before and after.
+        image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
+        multiply_kept(image, across, Kept.from_matrix(part.mT, scheme), alpha=1.0, beta=0.0)
         if total is not None:
-            total(r_part)
-        corrected_gemm_reference(q, r_part, scheme, alpha=-1.0, beta=1.0, c=part)
+            total(image)
+            r_part.copy_(image)
+        multiply_kept(part, across.mT, Kept.from_matrix(image.mT, scheme), alpha=-1.0, beta=1.0)
 
 
-@kernel("gram_triton", trial=_tried, when=lambda a, *_, **__: 0 not in a.shape)
 def corrected_gram(
     a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """The lower triangle of ``A^T A``, column-major, by :func:`corrected_gemm`; what is above it means
+    """The lower triangle of ``A^T A``, column-major, like :func:`corrected_gemm`; what is above it means
     nothing.
 
-    A kernel splits A once for all of it, which for a tall matrix takes as long as a third of the products,
-    and leaves out tiles above the diagonal. With ``scales`` (n,), powers of two that make the columns of A,
-    then also float64, at most 1, the Gram matrix is that of the scaled columns: a kernel looks for no largest
-    element then, and elements beyond 4 overflow.
+    A is split once for all of it, which for a tall matrix takes as long as a third of the products, and a
+    kernel leaves out tiles above the diagonal. With ``scales`` (n,), powers of two that make the columns of
+    A, then also float64, at most 1, the Gram matrix is that of the scaled columns: nothing looks for the
+    largest element then, and elements beyond 4 overflow.
 
     Examples
     --------
@@ -134,34 +129,43 @@ def corrected_gram(
     tensor([[10.,  0.],
             [14., 20.]])
     """
-    a = a if scales is None else (a * scales).float()
-    g = empty_gram(a)
-    for start in range(0, a.shape[1], GRAM_COLUMNS):
-        k = slice(start, start + GRAM_COLUMNS)
-        corrected_gemm_reference(a[:, start:].T, a[:, k], scheme, c=g[start:, k])
+    m, n = a.shape
+    g = torch.zeros(n, n, dtype=torch.float32, device=a.device).T
+    fewest = ceil_div(FEWEST_ELEMENTS, max(1, n) * ALIGNED) * ALIGNED
+    for some in a.split(max(fewest, share(m, ROW_BLOCKS, ALIGNED))):
+        whole = Kept.from_matrix(some.mT, scheme, scales=scales)
+        multiply_kept(g, whole, whole, alpha=1.0, beta=1.0, lower=True)
     return g
 
 
-def empty_gram(a: torch.Tensor) -> torch.Tensor:
-    """Zeros in the shape of ``A^T A``, column-major."""
-    return torch.zeros(a.shape[1], a.shape[1], dtype=torch.float32, device=a.device).T
-
-
-def corrected_gemm_reference(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    scheme: Scheme = SCHEMES["fp16_cor"],
+@kernel("multiply_kept_triton", when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
+def multiply_kept(
+    c: torch.Tensor,
+    x: Kept,
+    y: Kept,
     *,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    c: torch.Tensor | None = None,
-    run: int = RUN,
+    alpha: float,
+    beta: float,
+    spare: int | None = None,
+    lower: bool = False,
+    triangular: bool = False,
 ) -> torch.Tensor:
-    """:func:`corrected_gemm` in plain torch, on any device: a unit that sums ``run`` products exactly."""
-    a_parts, a_exponents = split_reference(a, scheme)
-    b_parts, b_exponents = split_reference(b.mT, scheme)
-    total = product_of_parts(a_parts, b_parts, scheme, run)
-    return combine(unbalanced(total, a_exponents, b_exponents), alpha, beta, c)
+    """``C = alpha X Y^T + beta C`` for X (m, k) and Y (n, k), about as accurate as a float32 product.
+
+    C, float32 and overwritten, is not read if ``beta`` is zero, where it may be narrower. A kernel adds
+    nothing to tiles above the diagonal if only the ``lower`` triangle of C counts, and leaves out products
+    if Y^T is upper ``triangular``. Its tiles fill the GPU, unless so many multiprocessors are to be left to
+    others (``spare``): then they are the widest ones.
+
+    Examples
+    --------
+    >>> kept = Kept.from_matrix(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> multiply_kept(torch.ones(2, 2), kept, kept, alpha=1.0, beta=-1.0)
+    tensor([[ 4., 10.],
+            [10., 24.]])
+    """
+    product = product_of_parts([*x.parts], [*y.parts], x.scheme)
+    return combine(unbalanced(product, x.exponents, y.exponents), alpha, beta, c)
 
 
 def product_of_parts(
@@ -187,44 +191,47 @@ def combine(product: torch.Tensor, alpha: float, beta: float, c: torch.Tensor | 
 GROUP = 8
 """Tiles of C are taken in bands of so many rows of tiles, whose operands stay in the cache."""
 
-ROW_BLOCKS, FEWEST_ELEMENTS = 4, 1 << 26
-"""Blocks of rows of a Gram matrix's A that are split at a time, of so many elements at least: parts take as
-many bytes as what they are parts of, and launches take time."""
-
 MIN_PIECE = 1024
 """A long k is cut into pieces for several thread blocks, but not into shorter ones."""
 
 
-def gemm_triton(
-    a, b, scheme=SCHEMES["fp16_cor"], alpha=1.0, beta=0.0, c=None, config=None, pieces=None, bound=None,
-    triangular=False,
-):  # fmt: skip
-    product = SplitProduct(split(a, scheme, bound), split(b.mT, scheme), scheme, triangular=triangular)
-    config = config or _filling(product)
-    target = a.new_empty(product.shape) if c is None else c
-    return product(target, alpha, beta, config, pieces or product.pieces(config))
+class GemmConfig(NamedTuple):
+    """How the product is cut up."""
+
+    # rows, columns: the tile of C of a thread block.
+    rows: int
+    columns: int
+    run: int  # products that are summed on the unit before they are added outside; what is loaded at a time
+    # warps, stages: warps of a thread block, and loads in flight.
+    warps: int
+    stages: int
 
 
-def corrected_projection_triton(q, a, r, total=None, *, bound, columns, scheme=SCHEMES["fp16_cor"]):
-    across = split(q.T, scheme, bound)
-    along = across.transposed(len(q))
-    for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
-        # Without gaps: what is sent need not be copied before and after.
-        image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
-        SplitProduct(across, split(part.mT, scheme), scheme).fill(image, 1.0, 0.0)
-        if total is not None:
-            total(image)
-            r_part.copy_(image)
-        SplitProduct(along, split(image.mT, scheme), scheme).fill(part, -1.0, 1.0)
+def configs(scheme: Scheme) -> list[GemmConfig]:
+    """How products may be cut up, what is best for large ones first."""
+    run = 128 // scheme.dtype.itemsize
+    if scheme.parts == 1:
+        return [
+            GemmConfig(128, 256, run, 8, 3),
+            GemmConfig(128, 128, run, 8, 4),
+            GemmConfig(64, 64, run, 4, 3),
+        ]
+    less = scheme.parts - 2  # a third part needs the room of a stage
+    return [
+        GemmConfig(128, 128, run, 8, 3 - less),
+        GemmConfig(64, 128, run, 4, 2),
+        GemmConfig(64, 64, run, 4, 3 - less),
+        GemmConfig(64, 64, run // 2, 4, 2),
+    ]
 
 
-def gram_triton(a, scheme=SCHEMES["fp16_cor"], *, scales=None):
-    g = empty_gram(a)
-    fewest = ceil_div(FEWEST_ELEMENTS, a.shape[1] * PAD) * PAD
-    for some in a.split(max(fewest, share(len(a), ROW_BLOCKS, PAD))):
-        whole = split(some.mT, scheme, scales=scales)
-        SplitProduct(whole, whole, scheme, lower=True).fill(g, 1.0, 1.0)
-    return g
+def multiply_kept_triton(c, x, y, *, alpha, beta, spare=None, lower=False, triangular=False):
+    product = SplitProduct(x, y, lower=lower, triangular=triangular)
+    if spare is None:
+        config = _filling(product)
+        return product(c, alpha, beta, config, product.pieces(config))
+    config = first_that_runs(c.device, x.scheme, tuple(configs(x.scheme)))
+    return product(c, alpha, beta, config, product.pieces(config, waves=1, spare=spare), spare)
 
 
 class SplitProduct:
@@ -233,10 +240,8 @@ class SplitProduct:
     ``lower``: nothing is added to tiles of C above the diagonal; ``triangular``: B is upper triangular.
     """
 
-    def __init__(
-        self, a: Parts, b: Parts, scheme: Scheme, *, lower: bool = False, triangular: bool = False
-    ) -> None:
-        self.a, self.b, self.scheme = a, b, scheme
+    def __init__(self, a: Kept, b: Kept, *, lower: bool = False, triangular: bool = False) -> None:
+        self.a, self.b, self.scheme = a, b, a.scheme
         self.lower, self.triangular = lower, triangular
         self.shape = (a.parts.shape[1], b.parts.shape[1])
         self.k = a.parts.shape[2]
@@ -265,11 +270,6 @@ class SplitProduct:
         self._launch(sums, 1.0, 0.0, config, spare)
         return combine(sums.sum(0), alpha, beta, c)
 
-    def fill(self, c: torch.Tensor, alpha: float, beta: float) -> None:
-        """Multiply with tiles and pieces that fill the GPU."""
-        config = _filling(self)
-        self(c, alpha, beta, config, self.pieces(config))
-
     def _launch(self, c: torch.Tensor, alpha: float, beta: float, config: GemmConfig, spare: int) -> None:
         """Products of the pieces of k into the matrices of ``c``."""
         m, n = self.shape
@@ -292,7 +292,7 @@ class SplitProduct:
             num_stages=config.stages,
         )
 
-    def _descriptors(self, operand: Parts, block: list[int]) -> list[Any]:
+    def _descriptors(self, operand: Kept, block: list[int]) -> list[Any]:
         """Descriptors of three parts; None for missing parts."""
         parts, block = (operand.parts.mT, block[::-1]) if operand.by_columns else (operand.parts, block)
         descriptors = [Tiles(part, tuple(block)) for part in parts]
@@ -317,11 +317,11 @@ def first_that_runs(device: torch.device, scheme: Scheme, candidates: tuple[Gemm
     *others, last = candidates
     if device.type != "cuda":  # the interpreter: small tiles take less time
         return configs(scheme)[-1]
-    one = split(torch.ones(PAD, PAD, dtype=torch.float32, device=device), scheme)
+    one = Kept.from_matrix(torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device), scheme)
     for config in others:
         with contextlib.suppress(Exception):
-            room = torch.empty(PAD, PAD, dtype=torch.float32, device=device)
-            SplitProduct(one, one, scheme)(room, 1.0, 0.0, config, 1)
+            room = torch.empty(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
+            SplitProduct(one, one)(room, 1.0, 0.0, config, 1)
             return config
     return last
 

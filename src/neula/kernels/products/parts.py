@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -58,14 +57,6 @@ def parts_of(
         parts.append(rounded(rest))
         rest = (rest - parts[-1]) * scale
     return parts
-
-
-def split_reference(x: torch.Tensor, scheme: Scheme) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Parts of a float32 matrix with scaled rows, and the int32 exponents that undo the scaling: row i of
-    ``x`` is ``2**exponents[i] (parts[0] + 2**-shift parts[1] + ...)``.
-    """
-    scaled, exponents = balanced(x, scheme.top)
-    return parts_of(scaled, partial(round_part, scheme=scheme), scheme.parts, 2.0**scheme.shift), exponents
 
 
 def balanced(x: torch.Tensor, top: int = 14) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,18 +10,11 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.polar.batched_product import ALIGNED, place_of_tile
 from neula.kernels.products.gemm import combine
 from neula.kernels.triton_source import jit, tl
-
-
-@trial("The kernels between complex matrices and their planes", "plain torch takes their place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, 2, dtype=torch.float32, device=device)
-    found = planes.kernel(one, torch.float32)
-    interleave.kernel(planes_of_product.kernel(found, 1.0, 1.0, one.flatten()[:1]), one, 1.0, 1.0)
 
 
 def is_dense(x: torch.Tensor) -> bool:
@@ -29,7 +22,7 @@ def is_dense(x: torch.Tensor) -> bool:
     return 0 not in x.shape and x.stride(3) == 1 and 2 in (x.stride(1), x.stride(2))
 
 
-@kernel("planes_triton", trial=_tried, when=lambda x, *_, **__: is_dense(x))
+@kernel("planes_triton", when=lambda x, *_, **__: is_dense(x))
 def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> torch.Tensor:
     """Real parts, imaginary parts, and their sums, (3, batch, m, n), by one pass over complex matrices.
 
@@ -49,7 +42,7 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
     return out
 
 
-@kernel("interleave_triton", trial=_tried, when=lambda products, c, *_: is_dense(c))
+@kernel("interleave_triton", when=lambda products, c, *_: is_dense(c))
 def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: float) -> None:
     """``C = alpha ((P - Q) + i (S - P - Q)) + beta C`` by one pass; P, Q and S, the products (3, batch, m,
     n), are overwritten.
@@ -71,7 +64,6 @@ def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: floa
 
 @kernel(
     "planes_of_product_triton",
-    trial=_tried,
     when=lambda products, *_: products.stride(3) == 1 and 0 not in products.shape,
 )
 def planes_of_product(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, multiprocessors, share
 from neula.kernels.triton_source import jit, tl
 
@@ -25,17 +25,11 @@ LOST = 2.0**-44
 """Part of its diagonal element that a pivot may owe to rounding errors."""
 
 
-@trial("The kernel of panels in double precision", "modified Gram-Schmidt takes its place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    cholesky_panel.kernel(one, one.clone())
-
-
 def _fits(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) -> bool:
     return a.dtype == torch.float64 and 0 < a.shape[2] <= MAX_COLUMNS and a.numel() > 0
 
 
-@kernel("cholesky_panel_triton", trial=_tried, when=_fits)
+@kernel("cholesky_panel_triton", when=_fits)
 def cholesky_panel(a: torch.Tensor, r: torch.Tensor, narrow: torch.Tensor | None = None) -> None:
     """QR of each panel, Q in the place of A: orthonormal to the working precision up to a condition of 1e6.
 

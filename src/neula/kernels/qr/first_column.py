@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 from neula.kernels.magnitudes import squares
 from neula.kernels.polar.batched_product import place_of_tile
@@ -30,18 +30,11 @@ class ProjectedMatrices(NamedTuple):
     vanished: torch.Tensor  # bool, shape (batch, n): columns that hold nothing but zeros
 
 
-@trial("The kernels at both ends of a batched QR", "library calls take their place, half a dozen passes")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float32, device=device)
-    work, multiples, vanished = without_first_column.kernel(one, one[0])
-    with_first_column.kernel(work, multiples, vanished, torch.float32)
-
-
 def _any(a: torch.Tensor, *_: object) -> bool:
     return a.numel() > 0
 
 
-@kernel("without_first_column_triton", trial=_tried, when=_any)
+@kernel("without_first_column_triton", when=_any)
 def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatrices:
     """Matrices in double precision, their first column projected out of the others.
 
@@ -69,7 +62,7 @@ def without_first_column(a: torch.Tensor, noise: torch.Tensor) -> ProjectedMatri
     return ProjectedMatrices(work.sub_(first * multiples[:, None]), multiples, vanished)
 
 
-@kernel("with_first_column_triton", trial=_tried, when=_any)
+@kernel("with_first_column_triton", when=_any)
 def with_first_column(
     r: torch.Tensor, multiples: torch.Tensor, vanished: torch.Tensor, dtype: torch.dtype
 ) -> torch.Tensor:

@@ -22,7 +22,7 @@ from functools import partial
 import torch
 
 from neula.errors import unknown_name
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, next_power_of_2
 from neula.kernels.magnitudes import squares
 from neula.kernels.phases import phases
@@ -59,16 +59,8 @@ class TileReflectors:
     height: int  # rows of a tile; the last one of a matrix may be shorter
 
 
-@trial("The reflector kernels", "plain torch takes their place, much slower")
-def _tried(device: torch.device) -> None:
-    ones = torch.ones(1, MAX_HEIGHT, WIDTH + 1, dtype=torch.float32, device=device)
-    reflectors, _ = factor_tiles.kernel(ones, MAX_HEIGHT, "fp16_cor")
-    apply_tiles.kernel(reflectors, ones[:, : WIDTH + 1], "fp16_cor")
-
-
 @kernel(
     "factor_tiles_triton",
-    trial=_tried,
     when=lambda a, height, product, reflections=None: (
         not callable(product) and reflections is None and height <= MAX_HEIGHT
     ),
@@ -113,7 +105,6 @@ def factor_tiles(
 
 @kernel(
     "apply_tiles_triton",
-    trial=_tried,
     when=lambda reflectors, c, product: not callable(product) and reflectors.height <= MAX_HEIGHT,
 )
 def apply_tiles(reflectors: TileReflectors, c: torch.Tensor, product: str | Product) -> torch.Tensor:
@@ -142,7 +133,6 @@ def _block_reflected(v: torch.Tensor, t: torch.Tensor, c: torch.Tensor, multiply
 
 @kernel(
     "reflect_columns_triton",
-    trial=_tried,
     when=lambda panel, multiply=None: multiply is None and panel.shape[1] <= MAX_HEIGHT,
 )
 def reflect_columns(

@@ -18,7 +18,7 @@ import math
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -31,11 +31,6 @@ TALLEST_TILE = {torch.float32: 1024, torch.float64: 256}
 """Rows of a tile of 32 columns above which a tree of smaller ones is faster: measured on an H200."""
 
 
-@trial("The tile kernel", "plain torch takes its place, many times slower")
-def _tried(device: torch.device) -> None:
-    mgs.kernel(torch.ones(1, 1, 1, dtype=torch.float32, device=device))
-
-
 def fits(tiles: torch.Tensor) -> bool:
     """Whether the kernel takes tiles of this shape and dtype."""
     m, n = tiles.shape[-2:]
@@ -43,7 +38,7 @@ def fits(tiles: torch.Tensor) -> bool:
 
 
 # item: Q Algorithm 2; V Algorithm 4
-@kernel("mgs_triton", trial=_tried, when=fits)
+@kernel("mgs_triton", when=fits)
 def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of each tile (*batch, m, n) by modified Gram-Schmidt, in the full precision of its dtype, float32 or
     float64.
@@ -84,7 +79,7 @@ def _fits_in_place(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twi
     return m <= tallest_tile(tiles.dtype) and n <= TILE_COLUMNS
 
 
-@kernel("mgs_into_triton", trial=_tried, when=_fits_in_place)
+@kernel("mgs_into_triton", when=_fits_in_place)
 def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> None:
     """:func:`mgs` with the place for Q, which may be the tiles themselves, and R, and of taller tiles (1024 x
     32 in float32).

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.tall import TallGramConfig, multiply_panel, sum_of_blocks, tall_product
@@ -40,15 +40,7 @@ class PanelGram(NamedTuple):
         return cls(gram[:WIDTH, :WIDTH], gram[:WIDTH, WIDTH:], gram[WIDTH:, WIDTH:])
 
 
-@trial("The kernels of panels in half precision", "products in float64 take their place")
-def _tried(device: torch.device) -> None:
-    a = torch.eye(WIDTH + 1, dtype=torch.float16, device=device).T
-    gram = panel_gram.kernel(a)
-    eliminate.kernel(gram.first.float(), gram.across, gram.second, gram.across.float())
-    multiply_half_panel.kernel(a[:, :WIDTH], gram.first.float(), gram.first[0].float())
-
-
-@kernel("panel_gram_triton", trial=_tried)
+@kernel("panel_gram_triton")
 def panel_gram(a: torch.Tensor) -> PanelGram:
     """Inner products of the columns of a panel (m, n), float16, column-major and of up to 256 columns, as
     accurate as in float32, on a GPU by a Triton kernel.
@@ -63,7 +55,7 @@ def panel_gram(a: torch.Tensor) -> PanelGram:
     return PanelGram(left.mT @ left, left.mT @ right, right.mT @ right)
 
 
-@kernel("eliminate_triton", trial=_tried)
+@kernel("eliminate_triton")
 def eliminate(
     inverse: torch.Tensor, across: torch.Tensor, second: torch.Tensor, r: torch.Tensor
 ) -> torch.Tensor:
@@ -79,7 +71,7 @@ def eliminate(
     return rest
 
 
-@kernel("multiply_panel_triton", trial=_tried)
+@kernel("multiply_panel_triton")
 def multiply_half_panel(a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor) -> None:
     """``A W`` in place of A, float16, column-major and of at most 128 columns, as accurate as a float32
     product and rounded once, on a GPU by a Triton kernel.

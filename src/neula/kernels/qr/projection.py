@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
 from neula.kernels.products.gemm import RUN, Total
@@ -21,19 +21,13 @@ MAX_COLUMNS = 512
 """Up to how many columns on either side the kernels are better than products of whole matrices."""
 
 
-@trial("The kernels of projections", "library calls take their place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, dtype=torch.float32, device=device)
-    project_out.kernel(one, one.clone(), one.clone())
-
-
 def _narrow(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> bool:
     """Few columns, all of them contiguous, in float32."""
     narrow = max(q.shape[1], a.shape[1]) <= MAX_COLUMNS and q.stride(0) == a.stride(0) == 1
     return narrow and q.dtype == a.dtype == torch.float32
 
 
-@kernel("project_out_triton", trial=_tried, when=_narrow)
+@kernel("project_out_triton", when=_narrow)
 def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total | None = None) -> None:
     """``R = Q^H A``, then ``A = A - Q R``, on a GPU by Triton kernels in fp16 with error correction.
 

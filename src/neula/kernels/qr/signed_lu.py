@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
 from neula.kernels.triton_source import jit, tl
 
@@ -17,12 +17,7 @@ WIDTH = 32
 """Order of the largest block that the kernel takes: three of them fill the registers of a warp."""
 
 
-@trial("The kernel of blocks less signs", "plain torch takes its place, many times slower")
-def _tried(device: torch.device) -> None:
-    signed_lu.kernel(torch.zeros(1, WIDTH, WIDTH, dtype=torch.float32, device=device))
-
-
-@kernel("signed_lu_triton", trial=_tried, when=lambda block: block.shape[-1] <= WIDTH)
+@kernel("signed_lu_triton", when=lambda block: block.shape[-1] <= WIDTH)
 def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Overwrite square blocks B (batch, n, n) with the factors of ``B - S = L U``, S diagonal with elements 1
     and -1.

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, next_power_of_2, share
 from neula.kernels.products.parts_triton import (
     exponents_of,
@@ -42,21 +42,11 @@ _CHUNK = 1 << 22
 """Elements that are converted to float64 at a time."""
 
 
-@trial("The kernels for tall matrices", "products in float64 take their place")
-def _tried(device: torch.device, columns: int) -> None:
-    a = torch.eye(columns, dtype=torch.float32, device=device)
-    tall_product.kernel(a, tall_gram.kernel(a), a[0].double())
-
-
 def _fits(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
     return a.dtype == torch.float32 and a.shape[1] <= COLUMNS[-1]
 
 
-def _width(a: torch.Tensor, *_: torch.Tensor | None) -> int:
-    return next(columns for columns in COLUMNS if a.shape[1] <= columns)
-
-
-@kernel("tall_gram_triton", trial=_tried, when=_fits, variant=_width)
+@kernel("tall_gram_triton", when=_fits)
 def tall_gram(a: torch.Tensor) -> torch.Tensor:
     """``A^H A``, float64, as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in
     float64.
@@ -77,7 +67,7 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
     return gram
 
 
-@kernel("tall_product_triton", trial=_tried, when=_fits, variant=_width)
+@kernel("tall_product_triton", when=_fits)
 def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """``A W``, float32, as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in float64.
 
@@ -89,7 +79,7 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
 
 
-@kernel("tall_half_gram_triton", trial=_tried, when=_fits, variant=_width)
+@kernel("tall_half_gram_triton", when=_fits)
 def half_gram(a: torch.Tensor) -> torch.Tensor:
     """A matrix whose symmetric part is :func:`tall_gram`, all that a Cholesky factorization needs."""
     return tall_gram.reference(a)
@@ -97,9 +87,7 @@ def half_gram(a: torch.Tensor) -> torch.Tensor:
 
 @kernel(
     "multiply_panel_triton",
-    trial=_tried,
     when=lambda a, *_: _fits(a) and a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1,
-    variant=_width,
 )
 def multiply_panel(
     a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None

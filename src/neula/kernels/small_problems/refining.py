@@ -11,21 +11,10 @@ from typing import Any
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 
 Two = tuple[torch.Tensor, torch.Tensor]
 Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-@trial("The kernels of steps of refinement", "a launch for each operation takes their place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    active = torch.ones(1, 1, dtype=torch.bool, device=device)
-    added.kernel(one, one, one, active)
-    progress.kernel(active, one[0], one[0], one[0], one[0], 0.5, 0.5, 2.0)
-    relative_error.kernel(one[0], one[0], one[0], one[0], 0.5, 1.0)
-    perturbations.kernel(one[0], one[0], one[0], one[0], one[0], one[0])
-    uncertainty.kernel((one[0], one[0], one[0], one[0]), one[0], one[0], one[0], 0.5)
 
 
 def _alike(first: torch.Tensor, *others: object) -> bool:
@@ -62,7 +51,7 @@ def _of_batch(*norms: torch.Tensor | float) -> bool:
     return _alike(first, *norms[1:-1]) and _alike(first[:, :1], norms[-1])
 
 
-@kernel("added_cuda", trial=_tried, when=_adds)
+@kernel("added_cuda", when=_adds)
 def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: torch.Tensor) -> Three:
     """``high + low + update`` (batch, n, k) as an unevaluated sum, and the update: zero where a column is not
     active.
@@ -83,7 +72,7 @@ def added(high: torch.Tensor, low: torch.Tensor, update: torch.Tensor, active: t
     return total, (high - (total - of_rest)) + (rest - of_rest), update
 
 
-@kernel("progress_cuda", trial=_tried, when=_goes_on)
+@kernel("progress_cuda", when=_goes_on)
 def progress(
     active: torch.Tensor,
     left: torch.Tensor,
@@ -106,7 +95,7 @@ def progress(
     return left, active & goes_on
 
 
-@kernel("uncertainty_cuda", trial=_tried, when=_is_uncertain)
+@kernel("uncertainty_cuda", when=_is_uncertain)
 def uncertainty(
     norms: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     rate: torch.Tensor,
@@ -126,7 +115,7 @@ def uncertainty(
     return inverse_norm * wrong, inverse_norm * floor
 
 
-@kernel("relative_error_cuda", trial=_tried, when=_is_relative)
+@kernel("relative_error_cuda", when=_is_relative)
 def relative_error(
     left: torch.Tensor,
     size: torch.Tensor,
@@ -147,7 +136,7 @@ def relative_error(
     return torch.where(trusted, error, torch.inf)
 
 
-@kernel("perturbations_cuda", trial=_tried, when=_of_batch)
+@kernel("perturbations_cuda", when=_of_batch)
 def perturbations(
     gradient: torch.Tensor,
     residual: torch.Tensor,

@@ -1,36 +1,63 @@
 """Small least-squares problems in one launch, from the matrix to the evidence.
 
 In plain torch, the same steps (:mod:`neula.problems.least_squares.together` with R of a Gram matrix) is
-hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself: it keeps
-the Gram matrix, and then the inverse of its Cholesky factor, where it computes, and A near it. There are two
-kernels, in Triton and, for more than 32 columns, in CUDA C++, where threads have rows to themselves where
-residuals are added up, columns where gradients are, and read either from shared memory; NVRTC takes a third
-of the time of Triton's compiler, which a program with one problem pays for. Where they do not run, nothing
-takes their place but those steps.
+hundreds of launches, each far longer than its arithmetic. Here one program has a problem to itself, or a few:
+registers hold matrices of the size of the Gram matrix, and blocks of rows of A pass through them a dozen
+times, from a cache. The sums of residuals and gradients carry their rounding errors along
+(:mod:`neula.kernels.doubled.doubled_triton`). Where the kernel does not run, nothing takes its place but
+those steps.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import astuple, dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import torch
 
-from neula.kernels.cuda_source import compiled
 from neula.kernels.dispatch import trial
-from neula.kernels.launch import multiprocessors, shared_memory
+from neula.kernels.doubled.doubled_triton import add_pairs, product_error, two_sum
+from neula.kernels.launch import ceil_div
 from neula.kernels.magnitudes import MODERATE
+from neula.kernels.small_problems.tiles_triton import (
+    block_of,
+    largest_of,
+    least_of,
+    length,
+    most_of,
+    product,
+    projection_of,
+    quotient,
+    residual_of,
+    rounded_to,
+    smallest_of,
+    solution_of,
+    sum_over_rows,
+    target_of,
+    total,
+)
+from neula.kernels.triton_source import jit, tl
 
 MAX_COLUMNS = 64
 """Columns of A at most: a Gram matrix of them takes half of the registers of a multiprocessor."""
 
-FEW = 8
-"""Problems for which nothing else is compiled than the kernel for the most columns."""
+ROWS = 16
+"""Rows of a block: the size of a product on matrix units, and four columns for each thread."""
 
-LEAST_COLUMNS = 8
-"""Columns of the narrowest Gram matrix in the kernel."""
+PER_WARP = 8
+"""Columns for each warp, and of the narrowest Gram matrix."""
+
+TOGETHER = 8
+"""Problems of the narrowest kind, which share a warp: on an H200 50000 of 16 x 6 take 0.20 ms, and 0.38 with
+a warp for each, where most of what it does are sums over its threads."""
+
+FEW_ROWS = 2
+"""Rows of a block for the narrowest problems."""
+
+REGISTERS = 128
+"""Most registers of a thread, so that sixteen warps run on a multiprocessor: 1000 problems of 200 x 50
+take 1.0 ms, and 1.25 with as many registers as the compiler likes."""
 
 NAMES = (
     "doubtful",
@@ -123,36 +150,22 @@ def _filled(numbers: tuple[float, ...], device: torch.device) -> torch.Tensor:
 
 
 def columns_of(n: int) -> int:
-    """Columns that matrices of n have in the kernel in Triton: a power of two, each compiled once."""
-    return max(LEAST_COLUMNS, 1 << (n - 1).bit_length())
-
-
-def in_cuda(n: int, count: int) -> bool:
-    """Whether so many problems of n columns are for the kernel in CUDA C++.
-
-    Of fewer columns the one in Triton takes a fourth of the time for thousands of problems, as long for a
-    few, and three times as long to compile. Of more it takes 1.1 ms for 1000 of 200 x 50 on an H200, the
-    other one 0.6.
-    """
-    best = count <= FEW or columns_of(n) == MAX_COLUMNS
-    return best and hasattr(torch.cuda, "_compile_kernel")
+    """Columns that matrices of n have in the kernel: a power of two, each compiled once."""
+    return max(PER_WARP, 1 << (n - 1).bit_length())
 
 
 @trial("The kernel of small problems", "dozens of launches take its place")
 def _tried(device: torch.device, columns: int, square: int, size: int) -> None:
     a = torch.eye(columns, dtype=torch.float64 if size == 8 else torch.float32, device=device)[None]
-    a = a if columns == MAX_COLUMNS else a.expand(FEW + 1, -1, -1)
     limits = RefinementLimits(2.0**-54, 1, 0.25, 8.0, 2.0**-104, 2.0, 0.5, 1.0)
     solved(a, a[..., :1], a.dtype, limits, SquareSystemLimits(2.0, 2.0, definite=True) if square else None)
 
 
 def takes(a: torch.Tensor, *, square: bool = False) -> bool:
-    """Whether the kernel runs on the device of some matrices, and has room for them."""
+    """Whether the kernel is for some matrices, and runs on their device."""
     m, n = a.shape[1:]
-    if not (0 < n <= min(m, MAX_COLUMNS) and a.is_cuda and a.dtype.is_floating_point):
-        return False
-    columns = MAX_COLUMNS if in_cuda(n, len(a)) else columns_of(n)
-    return _tried.passed(a.device, columns, int(square), a.dtype.itemsize)
+    few = 0 < n <= min(m, MAX_COLUMNS) and a.is_cuda and a.dtype.is_floating_point
+    return few and _tried.passed(a.device, columns_of(n), int(square), a.dtype.itemsize)
 
 
 def solved(
@@ -167,64 +180,296 @@ def solved(
 
     x is rounded to ``dtype``; ``square`` says that the problems are linear systems.
     """
-    if in_cuda(a.shape[2], len(a)):
-        return seminormal_cuda(a, b, dtype, limits, square)
-    from neula.kernels.small_problems.seminormal_triton import seminormal_triton
-
-    return seminormal_triton(a, b, dtype, limits, square)
-
-
-THREADS = 256
-
-SIDE = 16
-"""Columns of a tile: so many are read at a time, also behind the last row."""
-
-RESERVED = 1024
-"""Bytes of shared memory that each thread block takes besides."""
-
-BITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
-"""Bits of the significand of the dtype that solutions are rounded to."""
-
-
-def shared_bytes(n: int, itemsize: int, rows: int) -> int:
-    """Shared memory for so many rows of n elements at a time, as ``Place`` in the kernel says."""
-    square = MAX_COLUMNS * (MAX_COLUMNS + 1)
-    vectors = square + 7 * MAX_COLUMNS + 2 * (MAX_COLUMNS + 1) + THREADS // 32
-    return 8 * (vectors + max(square, 2 * THREADS, 2 * rows)) + itemsize * (rows * (n | 1) + SIDE)
-
-
-def rows_at_a_time(m: int, n: int, itemsize: int, room: int) -> int:
-    """Rows that fit into ``room`` bytes of shared memory at a time; all of them if possible."""
-    if shared_bytes(n, itemsize, m) <= room:
-        return m
-    return max(1, bisect_right(range(m), room, key=partial(shared_bytes, n, itemsize)) - 1)
-
-
-def seminormal_cuda(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    dtype: torch.dtype,
-    limits: RefinementLimits,
-    square: SquareSystemLimits | None = None,
-) -> SeminormalSolutions:
-    if a.dtype != b.dtype or a.dtype.itemsize < 4:
-        a, b = a.double(), b.double()
-    a, b = (x if max(x.stride()) < 1 << 31 else x.contiguous() for x in (a, b))
-    (count, m, n), k, size = a.shape, b.shape[2], a.element_size()
+    # Triton 3.6 cannot lower products in double precision of what was loaded in half precision.
+    a, b = (x.float() if x.dtype.itemsize < 4 else x for x in (a, b))
+    (count, m, n), k = a.shape, b.shape[2]
     found = SeminormalSolutions.empty(count, n, k, a.device)
-    most = shared_memory(a.device)
-    half = most // 2 - RESERVED  # two thread blocks hide one another's waits
-    halved = count > multiprocessors(a.device) and shared_bytes(n, size, min(m, MAX_COLUMNS)) <= half
-    chunk = rows_at_a_time(m, n, size, half if halved else most)
-    if square is not None and chunk < m:
-        raise RuntimeError(f"{most} bytes of shared memory are too few for a matrix of order {m}")
-    macros = f"#define REAL {'double' if size == 8 else 'float'}\n"
-    numbers = limits_on(a.device, limits, square)
-    kernel = compiled("seminormal", "seminormal", a.device, macros, shared_bytes=most)
-    arguments = [
+    columns = columns_of(n)
+    narrow = columns == PER_WARP
+    together, rows = (TOGETHER, FEW_ROWS) if narrow else (1, ROWS)
+    _seminormal[(ceil_div(count, together),)](
         *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
-        *(found.doubtful, numbers, m, n, k, *a.stride(), *b.stride()),
-        *(chunk, BITS[dtype], square is not None, square is not None and square.definite),
-    ]
-    kernel((count, 1, 1), (THREADS, 1, 1), arguments, shared_bytes(n, size, chunk))
+        *(found.doubtful.view(torch.uint8), limits_on(a.device, limits, square)),
+        *(m, n, k, count, *a.stride(), *b.stride(), 0 if square is None else int(square.definite)),
+        *(rows, columns, together, dtype, square is not None, a.is_cuda),
+        num_warps=columns // PER_WARP,
+        maxnreg=REGISTERS,
+        # Contracted to a multiply-add, a sum of rounded products has another rounding error.
+        enable_fp_fusion=False,
+    )
     return found
+
+
+UNIT = 2.0**-53
+
+SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_row", "b_column")
+TENSORS = ("a", "b", "to_x", "numbers", "to_forward", "to_residual", "to_rank", "to_doubtful", "limits")
+
+
+# Otherwise it would be compiled anew for sizes that are 1 or divisible by 16, and where memory begins at
+# multiples of 16 bytes.
+@jit(do_not_specialize=[*SIZES, "definite", *TENSORS])
+def _seminormal(
+    a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, limits, m, n, k, count,
+    a_batch, a_row, a_column, b_batch, b_row, b_column, definite,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, DTYPE: tl.constexpr,
+    SQUARE: tl.constexpr, FUSED: tl.constexpr,
+):  # fmt: skip
+    """Some problems: their matrices, and then one right-hand side after the other, of which the worst counts.
+
+    Every array has three dimensions, the first of which counts problems and the second columns. The last
+    program may have some that others have as well, and stores the same for them.
+    """
+    max_rate, rounding, computed = tl.load(limits + 2), tl.load(limits + 3), tl.load(limits + 7)
+    member = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)  # offsets may exceed 2^31
+    member = tl.minimum(member, count - 1)[:, None, None]
+    l = tl.arange(0, ROWS).to(tl.int64)[None, None, :]  # noqa: E741
+    j = tl.arange(0, COLUMNS)[None, :, None]
+    a += member * a_batch
+    b += member * b_batch
+    gram, size = _gram(a, m, n, l, a_row, a_column, COLUMNS, TOGETHER)
+    a += j.to(tl.int64) * a_column
+    inverse = _inverse(gram, n, COLUMNS)
+    norm, norm_bound, inverse_norm, rate = _worth(gram, inverse, size, m, n, rounding, COLUMNS)
+
+    zero = tl.zeros((TOGETHER, 1, 1), tl.float64)
+    shortened, refined, backward, forward = zero, zero, zero, zero
+    optimality, largest, rows = zero, zero, zero
+    good, vanished = zero == 0.0, zero > 0.0
+    if SQUARE:
+        near, alike = tl.load(limits + 9), tl.load(limits + 10)
+        rows, moderate = _rows_of(a, m, n, l, j, a_row, near, alike, TOGETHER)
+        good &= moderate
+        if definite != 0:
+            factor = _inverse(_whole(a, n, a_row, COLUMNS), n, COLUMNS)
+            good &= length(factor) < float("inf")  # no pivot is negative or NaN
+    for column in range(k):
+        target = b + column * b_column
+        high, low, left, b_norm, g, projected, r_norm, r_largest = _refined(
+            a, target, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row, limits, FUSED
+        )
+        rounded = rounded_to(high, DTYPE)
+        given_norm, b_largest = _given(a, target, rounded, m, n, l, j, a_row, b_row)
+        of_x, lost, error = _errors(
+            size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed
+        )
+        if SQUARE:
+            stewart = zero + 1.0
+            small = quotient(r_largest, rows * largest_of(tl.abs(high)) + b_largest)
+        else:
+            stewart, small = _backward(g / size, projected, r_norm, norm, norm * of_x, b_norm, rate)
+        shortened = most_of(shortened, quotient(given_norm, b_norm))
+        biggest = largest_of(tl.abs(rounded))
+        vanished |= (biggest == 0.0) & (error == 0.0)
+        refined, forward = most_of(refined, small), most_of(forward, error)
+        optimality = most_of(optimality, stewart)
+        backward, largest = most_of(backward, small + lost), most_of(largest, biggest)
+        tl.store(to_x + (member * n + j) * k + column, rounded, mask=j < n)
+        tl.store(to_forward + member * k + column, error)
+        tl.store(to_residual + member * k + column, given_norm)
+
+    tl.store(to_rank + member, n.to(tl.int64))
+    tl.store(to_doubtful + member, tl.where(good, 0, 1).to(tl.uint8))
+    numbers += member
+    tl.store(numbers, tl.where(good, 0.0, 1.0))
+    tl.store(numbers + count, shortened)
+    tl.store(numbers + 2 * count, refined)
+    tl.store(numbers + 3 * count, backward)
+    tl.store(numbers + 4 * count, forward)
+    tl.store(numbers + 5 * count, norm_bound * inverse_norm)
+    tl.store(numbers + 6 * count, norm * inverse_norm)
+    tl.store(numbers + 7 * count, largest)
+    tl.store(numbers + 8 * count, optimality)
+    tl.store(numbers + 9 * count, n.to(tl.float64))
+    tl.store(numbers + 10 * count, tl.where(vanished, 1.0, 0.0))
+
+
+@jit
+def _gram(a, m, n, l, row, column, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr):  # noqa: E741
+    """``A^T A``, an identity where A has no columns, and the norms of the columns, as a row."""
+    i, j = tl.arange(0, COLUMNS)[None, None, :], tl.arange(0, COLUMNS)[None, :, None]
+    gram = tl.zeros((TOGETHER, COLUMNS, COLUMNS), tl.float64)
+    down, right = a + i.to(tl.int64) * column, a + j.to(tl.int64) * column
+    if COLUMNS < 16:
+        for _ in range(m):
+            x = tl.load(down, mask=i < n, other=0.0).to(tl.float64)
+            gram = tl.fma(x, tl.load(right, mask=j < n, other=0.0).to(tl.float64), gram)
+            down += row
+            right += row
+    else:
+        for start in range(0, m, l.shape[2]):
+            block = block_of(right, start, m, n, l, j, row)
+            gram += product(tl.permute(block, 0, 2, 1), block)
+    gram = tl.where((i < n) | (i != j), gram, 1.0)
+    return gram, tl.sqrt(tl.sum(tl.where(i == j, gram, 0.0), axis=2, keep_dims=True))
+
+
+@jit
+def _inverse(gram, n, COLUMNS: tl.constexpr):
+    """``R^-T`` of the Cholesky factor of a Gram matrix: what elimination makes of an identity.
+
+    Columns that are eliminated make room for those of the inverse.
+    """
+    i, j = tl.arange(0, COLUMNS)[None, None, :], tl.arange(0, COLUMNS)[None, :, None]
+    pivots = tl.full((gram.shape[0], 1, COLUMNS), 1.0, tl.float64)
+    for step in range(n):
+        row = tl.sum(tl.where(i == step, gram, 0.0), axis=2, keep_dims=True)
+        pivot = tl.sum(tl.where(j == step, row, 0.0), axis=1, keep_dims=True)
+        # Of a symmetric matrix, whose other half is not read.
+        factor = tl.where(i > step, tl.permute(row, 0, 2, 1) / -pivot, 0.0)
+        gram = tl.where(j == step, factor, tl.fma(factor, row, gram))
+        pivots = tl.where(i == step, pivot, pivots)
+    inverse = tl.where(i > j, gram, tl.where((i == j) & (i < n), 1.0, 0.0))
+    return inverse * (1.0 / tl.sqrt(pivots))
+
+
+@jit
+def _worth(gram, inverse, size, m, n, of_solve, COLUMNS: tl.constexpr):
+    """Norms and condition of B, which is A with columns of norm 1, and the quality of its factor.
+
+    ``||B||_2`` from below and from above, by its norms of Frobenius and Schatten; ``||B^+||_2`` from above;
+    and ``||I - W^T W||_F`` for ``W = A R^-1``, from above: that with the computed Gram matrix, and what the
+    rounding errors of its inner products, and of this one, are at most.
+    """
+    i, j = tl.arange(0, COLUMNS)[None, None, :], tl.arange(0, COLUMNS)[None, :, None]
+    columns = n.to(tl.float64)
+    down = tl.sqrt(tl.sum(tl.where(i == j, gram, 0.0), axis=1, keep_dims=True))
+    inner = tl.where((i < n) & (j < n), gram, 0.0)
+    square = length(inner * (1.0 / down) * (1.0 / size))
+    scaled = inverse * size
+    of_inverse = tl.sqrt(length(product(tl.permute(scaled, 0, 2, 1), scaled)))
+    error = product(product(inverse, inner), tl.permute(inverse, 0, 2, 1))
+    error = tl.where((i == j) & (i < n), 1.0, 0.0) - error
+    sums = tl.sum(tl.abs(scaled), axis=1, keep_dims=True)
+    rounding = (m + 4 * n) * UNIT * total(sums * sums) + of_solve * UNIT * tl.sqrt(columns) * length(scaled)
+    return square / tl.sqrt(columns), tl.sqrt(square), of_inverse, length(error) + rounding
+
+
+@jit
+def _refined(
+    a, b, inverse, size, norm_bound, inverse_norm, rate, m, n, l, j, a_row, b_row,  # noqa: E741
+    limits, FUSED: tl.constexpr,
+):  # fmt: skip
+    """A solution as a sum of two numbers, the bound on its error, ``||b||``, and of its residual the
+    gradient, the projection, the norm and the largest element.
+
+    The last residual updates nothing.
+    """
+    tolerance, max_steps, noise = tl.load(limits), tl.load(limits + 1).to(tl.int32), tl.load(limits + 4)
+    at_least, stagnation = tl.load(limits + 5), tl.load(limits + 6)
+    high, b_norm = _start(a, b, inverse, m, n, l, j, a_row, b_row)
+    low = tl.zeros_like(high)
+    left = b_norm * 0.0 + float("inf")
+    g, r_norm, r_largest = low, left, left
+    projected = tl.zeros((inverse.shape[0], 1, inverse.shape[2]), tl.float64)
+    active, step, going = b_norm >= 0.0, 0, True
+    while going:
+        g, r_norm, r_largest = _gradient(a, b, high, low, m, n, l, j, a_row, b_row, FUSED)
+        going = (step < max_steps) & (tl.max(active.to(tl.int32)) > 0)
+        active = active & going
+        projected = projection_of(inverse, g)
+        bounds = norm_bound * length(size * high) + b_norm + norm_bound * inverse_norm * r_norm
+        floor = inverse_norm * noise * (m + n) * bounds
+        better, rest = two_sum(high, solution_of(inverse, projected) + low)
+        high, low = tl.where(active, better, high), tl.where(active, rest, low)
+        bound = inverse_norm * rate / (1.0 - rate) * length(projected) + floor
+        before, left = left, tl.where(active, bound, left)
+        active = active & (left > tolerance * length(size * high)) & (left < stagnation * before)
+        active = active & (left > at_least * floor)
+        step += 1
+    return high, low, left, b_norm, g, projected, r_norm, r_largest
+
+
+@jit
+def _errors(size, high, low, rounded, left, rate, b_norm, b_largest, max_rate, computed):
+    """``||D x||``, what of x is lost when it becomes one number and is rounded, and the forward error."""
+    of_x = length(size * high)
+    of_low = quotient(length(size * low), of_x)
+    of_rounding = quotient(length(size * (high - rounded)), of_x)
+    error = quotient(left, of_x) + of_low
+    error = computed * error / (1.0 - error)  # relative to the exact solution
+    known = (rate <= max_rate) & (error >= 0.0) & (error < float("inf"))
+    known &= (smallest_of(size) >= 1.0 / MODERATE) & (largest_of(size) <= MODERATE)
+    known &= (b_largest == 0.0) | ((b_norm >= 1.0 / MODERATE) & (b_norm <= MODERATE))  # squares underflow
+    return of_x, of_low + of_rounding, tl.where(known, error + of_rounding * (1 + error), float("inf"))
+
+
+@jit
+def _start(a, b, inverse, m, n, l, j, a_row, b_row):  # noqa: E741
+    """The solution of the normal equations, and ``||b||``."""
+    g = tl.zeros((inverse.shape[0], inverse.shape[1], l.shape[2]), tl.float64)
+    square = tl.zeros((inverse.shape[0], 1, l.shape[2]), tl.float64)
+    for start in range(0, m, l.shape[2]):
+        block, target = block_of(a, start, m, n, l, j, a_row), target_of(b, start, m, l, b_row)
+        g = tl.fma(block, target, g)
+        square += target * target
+    return solution_of(inverse, projection_of(inverse, sum_over_rows(g))), tl.sqrt(sum_over_rows(square))
+
+
+@jit
+def _gradient(a, b, high, low, m, n, l, j, a_row, b_row, FUSED: tl.constexpr):  # noqa: E741
+    """``A^T (b - A (high + low))`` in doubled precision, rounded once, and of the residual the norm and the
+    largest element.
+    """
+    g = tl.zeros((high.shape[0], high.shape[1], l.shape[2]), tl.float64)
+    square = tl.zeros((high.shape[0], 1, l.shape[2]), tl.float64)
+    g_low, largest = g, square
+    for start in range(0, m, l.shape[2]):
+        block, target = block_of(a, start, m, n, l, j, a_row), target_of(b, start, m, l, b_row)
+        r, r_low = residual_of(block, target, high, low, FUSED)
+        square += r * r
+        largest = most_of(largest, tl.abs(r))
+        terms = block * r
+        g, lost = two_sum(g, terms)
+        g_low += lost + (product_error(block, r, terms, FUSED) + block * r_low)
+    g, g_low = tl.reduce((g, g_low), 2, add_pairs, keep_dims=True)
+    return g + g_low, tl.sqrt(sum_over_rows(square)), largest_of(largest)
+
+
+@jit
+def _given(a, b, x, m, n, l, j, a_row, b_row):  # noqa: E741
+    """``||b - A x||`` of x as it is returned, and the largest element of b."""
+    square = tl.zeros((x.shape[0], 1, l.shape[2]), tl.float64)
+    largest = square
+    for start in range(0, m, l.shape[2]):
+        block, target = block_of(a, start, m, n, l, j, a_row), target_of(b, start, m, l, b_row)
+        r = target - tl.sum(block * x, axis=1, keep_dims=True)
+        square += r * r
+        largest = most_of(largest, tl.abs(target))
+    return tl.sqrt(sum_over_rows(square)), largest_of(largest)
+
+
+@jit
+def _backward(scaled, projected, r_norm, norm, image, b_norm, rate):
+    """Optimality, and the smallest of three perturbations that make the solution exact."""
+    optimality = quotient(length(scaled), norm * r_norm)
+    projection = quotient(length(projected), image * tl.where(rate < 1.0, 1.0 - rate, 0.0))
+    return optimality, least_of(least_of(optimality, quotient(r_norm, image + b_norm)), projection)
+
+
+@jit
+def _rows_of(a, m, n, l, j, row, near, alike, TOGETHER: tl.constexpr):  # noqa: E741
+    """The largest sum of magnitudes in a row, and whether rows and columns are of one size near 1."""
+    total = tl.zeros((TOGETHER, 1, 1), tl.float64)
+    most, least = total, total + float("inf")
+    columns = tl.zeros((TOGETHER, j.shape[1], 1), tl.float64)
+    for start in range(0, m, l.shape[2]):
+        block = tl.abs(block_of(a, start, m, n, l, j, row))
+        total = most_of(total, largest_of(tl.sum(block, axis=1, keep_dims=True)))
+        largest = tl.max(block, axis=1, keep_dims=True)
+        most, least = (
+            tl.maximum(most, largest_of(largest)),
+            tl.minimum(least, smallest_of(tl.where(start + l < m, largest, float("inf")))),
+        )
+        columns = tl.maximum(columns, tl.max(block, axis=2, keep_dims=True))
+    narrowest = smallest_of(tl.where(j < n, columns, float("inf")))
+    moderate = (tl.minimum(least, narrowest) >= 1.0 / near) & (most <= near / 2)
+    return total, moderate & (most <= alike * least) & (most <= alike * narrowest)
+
+
+@jit
+def _whole(a, n, row, COLUMNS: tl.constexpr):
+    """Square matrices, bordered by an identity."""
+    i, j = tl.arange(0, COLUMNS)[None, None, :], tl.arange(0, COLUMNS)[None, :, None]
+    found = tl.load(a + i.to(tl.int64) * row, mask=(i < n) & (j < n), other=0.0).to(tl.float64)
+    return tl.where((i < n) | (i != j), found, 1.0)

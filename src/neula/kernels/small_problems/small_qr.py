@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.cuda_source import compiled, ready
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.cuda_source import compiled
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import multiprocessors, shared_memory
 
 MAX_COLUMNS = 64
@@ -33,18 +33,7 @@ class SmallQR(NamedTuple):
     measures: torch.Tensor
 
 
-@trial("The kernel of small QR factorizations", "LAPACK on the host takes its place")
-def _tried(device: torch.device, itemsize: int) -> None:
-    a = torch.ones(1, 1, 1, dtype=torch.float64 if itemsize == 8 else torch.float32, device=device)
-    small_qr.kernel(a, 0.1)
-
-
-def _pays(a: torch.Tensor, enough: float) -> bool:
-    """Whether the kernel has room for the matrices, and is compiled, or to be waited for."""
-    return fits(a) and ready("small_qr", a.device, macros_of(a.dtype))
-
-
-@kernel("small_qr_cuda", trial=_tried, when=_pays, variant=lambda a, enough: a.dtype.itemsize)
+@kernel("small_qr_cuda", when=lambda a, enough: fits(a))
 def small_qr(a: torch.Tensor, enough: float) -> SmallQR:
     """Cholesky QR of A (batch, m, n), m >= n, in double precision, repeated until ``||I - Q^T Q||_F`` is
     ``enough``; factors are rounded to the dtype of A, float32 or float64.

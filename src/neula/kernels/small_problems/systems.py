@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.doubled.doubled_triton import two_sum
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.small_problems.refining import added, over, progress, relative_error
@@ -69,22 +69,6 @@ class MeasuredSystems(NamedTuple):
     numbers: torch.Tensor
 
 
-@trial("The kernels of the evidence of linear systems", "a launch for each operation takes their place")
-def _tried(device: torch.device) -> None:
-    vector = torch.ones(1, 65, 1, dtype=torch.float64, device=device)  # longer than the shortest
-    number = vector[:, 0]
-    one, active, margins = (
-        number[0],
-        torch.ones_like(number, dtype=torch.bool),
-        EvidenceMargins(0.25, 1.0, 3.0),
-    )
-    turned.kernel(vector, vector)
-    trusted.kernel(vector, one, one, one, one, Margins(3.0, 1.0, 1, 1.0))
-    trust = Trust(vector, number, number, number, number, 1.0)
-    stepped.kernel(vector, vector, vector, active, number, trust, 0.5, 0.5, 2.0)
-    measured_systems.kernel(*(vector,) * 5, number, active, number, number, one, one, margins)
-
-
 def _single(x: torch.Tensor) -> bool:
     return x.dtype == torch.float64 and x.numel() > 0
 
@@ -93,7 +77,7 @@ def _is_vector(x: torch.Tensor, sizes: torch.Tensor) -> bool:
     return _single(x) and x.shape == sizes.shape and x.shape[-1] == 1 and x.ndim == 3
 
 
-@kernel("turned_triton", trial=_tried, when=_is_vector)
+@kernel("turned_triton", when=_is_vector)
 def turned(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """``D y / ||y||`` for ``y = D x`` (..., n, 1) and a diagonal D: a step of the power method with ``D
     A^-1`` between solves.
@@ -113,7 +97,7 @@ class Margins:
     left: float  # by how much more than random vectors show a solve may leave
 
 
-@kernel("trusted_triton", trial=_tried, when=lambda sizes, *_: _single(sizes))
+@kernel("trusted_triton", when=lambda sizes, *_: _single(sizes))
 def trusted(
     sizes: torch.Tensor,
     norm: torch.Tensor,
@@ -139,7 +123,7 @@ def _steps(high: torch.Tensor, *_: object) -> bool:
     return _single(high) and high.shape[2] <= FEW
 
 
-@kernel("stepped_triton", trial=_tried, when=_steps)
+@kernel("stepped_triton", when=_steps)
 def stepped(
     high: torch.Tensor,
     low: torch.Tensor,
@@ -173,7 +157,7 @@ class EvidenceMargins:
     estimated: float  # factor between an estimate of a condition number and a bound
 
 
-@kernel("measured_systems_triton", trial=_tried, when=_steps)
+@kernel("measured_systems_triton", when=_steps)
 def measured_systems(
     high: torch.Tensor,
     low: torch.Tensor,

@@ -6,23 +6,14 @@ from __future__ import annotations
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
-from neula.kernels.polar.batched_product import place_of_tile
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
 
-@trial("The kernels that correct eigenvectors", "several passes of the library's take their place")
-def _tried(device: torch.device) -> None:
-    x = torch.ones(1, 16, 16, dtype=torch.float32, device=device)
-    turned.kernel(x, x[None], 0)
-    correction.kernel(x, x[0, :1], x[0, 0, :1], x[0, 0, :1])
-
-
 @kernel(
     "turned_triton",
-    trial=_tried,
     when=lambda x, turns, _: x.numel() > 0 and x.dtype == torch.float32 and turns.shape[-1] in (16, 32),
 )
 def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
@@ -44,7 +35,6 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-@kernel("correction_triton", trial=_tried, when=lambda s, *_: s.numel() > 0)
 def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
     """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
     S (batch, n, n).
@@ -71,16 +61,6 @@ def turned_triton(x, turns, offset, tile=64):
     return out
 
 
-def correction_triton(s, w, apart, noise, tile=64):
-    s, w, out = s.contiguous(), w.contiguous(), torch.empty_like(s)
-    count, n, _ = s.shape
-    across = ceil_div(n, tile)
-    _correction[(count * across * across,)](
-        s, w, apart.contiguous(), noise.contiguous(), out, n, across, tile
-    )
-    return out
-
-
 @jit(do_not_specialize=["m", "n", "down", "blocks", "before", "x_0"])
 def _turned(
     x, turns, out, m, n, down, blocks, before, x_0, x_1, x_2, ROWS: tl.constexpr, WIDTH: tl.constexpr
@@ -95,14 +75,3 @@ def _turned(
     k, l = tl.arange(0, WIDTH)[:, None], tl.arange(0, WIDTH)[None, :]  # noqa: E741
     turn = tl.load(turns + (batch * blocks + block) * WIDTH * WIDTH + k * WIDTH + l)
     tl.store(out + (batch * m + i) * n + j, tl.dot(found, turn, input_precision="ieee"), mask=inside)
-
-
-@jit(do_not_specialize=["n", "across"])
-def _correction(s, w, apart, noise, out, n, across, TILE: tl.constexpr):
-    batch, i, j, inside = place_of_tile(n, n, across, across, TILE, TILE)
-    at = (batch * n + i) * n + j
-    first = tl.load(w + batch * n + i, mask=i < n, other=0.0)
-    gap = tl.load(w + batch * n + j, mask=j < n, other=0.0) - first
-    x = tl.load(s + at, mask=inside, other=0.0)
-    clear = (tl.abs(gap) > tl.load(apart + batch)) & (tl.abs(x) > tl.load(noise + batch))
-    tl.store(out + at, tl.where(clear, x / tl.where(clear, gap, 1.0), 0.0), mask=inside)

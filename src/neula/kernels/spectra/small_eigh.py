@@ -7,17 +7,11 @@ from typing import Any
 import torch
 
 from neula.kernels.cuda_source import compiled
-from neula.kernels.dispatch import kernel, trial
+from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div
 
 MAX_ORDER = {torch.float32: 128, torch.float64: 64}
 """Largest order that registers hold; up to half of it a thread has two whole columns."""
-
-
-@trial("The kernel for small eigenvalue problems", "the library's takes its place")
-def _tried(device: torch.device, order: int) -> None:
-    dtype = torch.float32 if order > 0 else torch.float64
-    small_eigh.kernel(torch.eye(abs(order), dtype=dtype, device=device)[None])
 
 
 def order_for(n: int) -> int:
@@ -27,9 +21,7 @@ def order_for(n: int) -> int:
 
 @kernel(
     "small_eigh_cuda",
-    trial=_tried,
     when=lambda a: a.numel() > 0 and a.shape[-1] <= MAX_ORDER.get(a.dtype, 0),
-    variant=lambda a: order_for(a.shape[-1]) * (1 if a.dtype == torch.float32 else -1),
 )
 def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``A = V diag(w) V^T`` of symmetric matrices (..., n, n), w ascending; on a GPU by Jacobi rotations,

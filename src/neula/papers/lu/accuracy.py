@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,8 @@ from neula.engines import BF16
 from neula.io.matrices import no_pivoting_matrix
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, lines, log_log
-from neula.papers.figure import Figure, Setting, described
+from neula.papers.figure import Setting, described
+from neula.papers.lu import performance
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BUFFERED,
@@ -33,21 +33,19 @@ from neula.papers.lu.algorithms import (
     accuracy_row,
     units,
 )
-from neula.papers.lu.performance import SERIES, dominant, draw_rates, faster, times
-from neula.papers.verdicts import EVERY, HALF_AN_ORDER, MORE, Claim, ClaimCheck, Interval, about, within
+from neula.papers.lu.performance import SERIES, dominant, draw_rates, times
+from neula.papers.verdicts import EVERY, HALF_AN_ORDER, MORE, ClaimCheck, Interval, about, within
 
 BYTES = 60
 """Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
-CONDITION = 1e3
-"""Of the matrices of Figure 5."""
+CONDITION = 1e3  # of the matrices of Figure 5
 COARSER, COARSER_UP_TO = (HALF, BUFFERED), 4096
 """Algorithms that are compared in bf16, too, and up to which order: an eighth of what fp16 needs."""
 SAME = about(1.0, 3.0)
 """From and up to how many times the error of another algorithm an error counts as the same."""
 AN_ORDER, TWO_ORDERS = about(10.0, HALF_AN_ORDER), about(100.0, HALF_AN_ORDER)
 """How many times as large an error is that is about one or two orders of magnitude larger."""
-TIE = 1.01
-"""Errors that both come from the panels are equal up to the last digits."""
+TIE = 1.01  # errors that both come from the panels are equal up to the last digits
 ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
 
 
@@ -88,7 +86,7 @@ def _errors_on_units(a: torch.Tensor, name: str, setting: Setting) -> Iterator[R
 # --- drawing ----------------------------------------------------------------------------------------------
 
 
-def _draw_with_rates(names: Sequence[str], rows: Measurements, canvas: Canvas) -> None:
+def draw_with_rates(rows: Measurements, canvas: Canvas, names: Sequence[str]) -> None:
     """Errors with their bounds on the left, rates on the right."""
     left, right = canvas.subplots(1, 2)
     _draw_errors(left, rows, names)
@@ -98,7 +96,7 @@ def _draw_with_rates(names: Sequence[str], rows: Measurements, canvas: Canvas) -
     canvas.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=10)
 
 
-def _draw_tunable(rows: Measurements, canvas: Canvas) -> None:
+def draw_tunable(rows: Measurements, canvas: Canvas) -> None:
     axes = canvas.subplots()
     _draw_errors(axes, rows, COMPARED)
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
@@ -130,33 +128,29 @@ def _errors(rows: Measurements, name: str, *, format: str = "fp16", emulated: bo
 
 
 def _both_units(
-    text: str,
-    on_unit: Callable[[Measurements, bool], tuple[list[float], str]],
+    rows: Measurements,
+    on_unit: Callable[[bool], tuple[list[float], str]],
     claimed: Interval,
     *,
     format: str = "fp16",
-    **options: Any,
-) -> Claim:
-    """The claim about numbers and their text, on the paper's unit and on the machine's where measured."""
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        values, told = on_unit(rows, True)
-        if rows.where(unit=UNIT, format=format):
-            # Rows without a t are of neula 0.1.0, whose unit rounded to nearest.
-            t = rows.where(unit=EMULATED)[0].get("t")
-            unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
-            told = f"{unit}: {told}. Own unit: {on_unit(rows, False)[1]}"
-        return within(values, claimed, told, **options)
-
-    return Claim(text, judge)
+    tendency: Interval | None = None,
+) -> ClaimCheck:
+    """Compare numbers, with their text, on the paper's unit, and show those on the machine's."""
+    values, told = on_unit(True)
+    if rows.where(unit=UNIT, format=format):
+        # Rows without a t are of neula 0.1.0, whose unit rounded to nearest.
+        t = rows.where(unit=EMULATED)[0].get("t")
+        unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
+        told = f"{unit}: {told}. Own unit: {on_unit(False)[1]}"
+    return within(values, claimed, told, tendency=tendency)
 
 
-def _worse(
-    text: str, name: str, peer: str, claimed: Interval, *, format: str = "fp16", large: bool = False
-) -> Claim:
-    """The claim that the error of an algorithm is so many times that of another one, for all or large n."""
+def worse(
+    rows: Measurements, name: str, peer: str, claimed: Interval, *, format: str = "fp16", large: bool = False
+) -> ClaimCheck:
+    """How many times the error of an algorithm is that of another one, for all or large n."""
 
-    def ratios(rows: Measurements, emulated: bool) -> tuple[list[float], str]:
+    def ratios(emulated: bool) -> tuple[list[float], str]:
         ours, theirs = (
             {row["n"]: row for row in _errors(rows, x, format=format, emulated=emulated)}
             for x in (name, peer)
@@ -168,140 +162,45 @@ def _worse(
         told = f"{_short(found[n])} times at n = {n}; {smallest} to {largest} for all n"
         return [found[n]] if large else list(found.values()), told
 
-    return _both_units(text, ratios, claimed, format=format, tendency=MORE if claimed[0] >= 1.0 else None)
+    return _both_units(rows, ratios, claimed, format=format, tendency=MORE if claimed[0] >= 1.0 else None)
 
 
 def _short(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
-def _bounded(names: Sequence[str]) -> Claim:
-    """The claim that no error exceeds its bound, on any unit and in any format."""
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        shares = {}
-        for name in names:
-            # Where n u16 is 1 or more, theorems about sums in fp16 say nothing.
-            measured = Measurements(r for r in rows.where(algorithm=name) if r.get("bound") is not None)
-            # NumPy's maximum of NaN and anything is NaN, which holds no bound.
-            shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
-        told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
-        return within(shares.values(), (0.0, 1.0), f"at most so much of them: {told}")
-
-    return Claim("errors are below the bounds of the theorems", judge)
+def bounded(rows: Measurements, names: Sequence[str]) -> ClaimCheck:
+    """No error exceeds its bound, on any unit and in any format."""
+    shares = {}
+    for name in names:
+        # Where n u16 is 1 or more, theorems about sums in fp16 say nothing.
+        measured = Measurements(r for r in rows.where(algorithm=name) if r.get("bound") is not None)
+        # NumPy's maximum of NaN and anything is NaN, which holds no bound.
+        shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
+    told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
+    return within(shares.values(), (0.0, 1.0), f"at most so much of them: {told}")
 
 
-def _order(rows: Measurements, emulated: bool) -> tuple[list[float], str]:
-    """At the largest n; equal errors count as ordered."""
-    found = {x: _errors(rows, x, emulated=emulated) for group in ORDER for x in group}
-    last = {name: part.numbers("error")[-1] for name, part in found.items()}
-    groups = [[last[name] for name in group] for group in ORDER]
-    told = ", ".join(f"{name} {error:.1e}" for name, error in last.items())
-    return [float(max(low) <= TIE * min(high)) for low, high in itertools.pairwise(groups)], told
+def ordered(rows: Measurements) -> ClaimCheck:
+    """Errors of groups of algorithms are in order at the largest n; equal errors count as ordered."""
 
+    def order(emulated: bool) -> tuple[list[float], str]:
+        found = {x: _errors(rows, x, emulated=emulated) for group in ORDER for x in group}
+        last = {name: part.numbers("error")[-1] for name, part in found.items()}
+        groups = [[last[name] for name in group] for group in ORDER]
+        told = ", ".join(f"{name} {error:.1e}" for name, error in last.items())
+        return [float(max(low) <= TIE * min(high)) for low, high in itertools.pairwise(groups)], told
 
-_ordered = _both_units(
-    "errors in order: 3.1 fp32, then 5.1 and 5.2/5.1, then 4.1 and 5.2/4.1, then 3.1 fp16", _order, EVERY
-)
-
-
-def _figure(number: int, names: tuple[str, ...], *claims: Claim) -> Figure:
-    return described(
-        "lu-paper",
-        f"figure{number}",
-        measure=measure_dominant,
-        draw=partial(_draw_with_rates, names),
-        claims=(*claims, _bounded(names)),
-        size=(12, 5.5),
-    )
+    return _both_units(rows, order, EVERY)
 
 
 # item: L Figure 1
-FIGURE_1 = _figure(
-    1,
-    (STANDARD, HALF, SINGLE),
-    _worse("stored in fp16, Algorithm 3.1 errs about two orders of magnitude more", HALF, SINGLE, TWO_ORDERS),
-    _worse("stored in fp16, it errs as much as Algorithm 2.1 in plain fp16", HALF, STANDARD, SAME),
-)
+FIGURE_1 = described("lu-paper", "figure1", vars(performance) | globals())
 # item: L Figure 2
-FIGURE_2 = _figure(
-    2,
-    (HALF, SINGLE, BUFFERED),
-    _worse(
-        "4.1 errs about an order of magnitude less than 3.1 with an fp16 matrix, for large n",
-        HALF,
-        BUFFERED,
-        AN_ORDER,
-        large=True,
-    ),
-    _worse(
-        "4.1 errs about an order of magnitude more than 3.1 with an fp32 matrix", BUFFERED, SINGLE, AN_ORDER
-    ),
-    _worse(
-        "(neula) in bf16, which is eight times as coarse, 4.1 is ahead of 3.1 at an eighth of the order",
-        HALF,
-        BUFFERED,
-        (1.5, math.inf),
-        format="bf16",
-        large=True,
-    ),
-    faster("4.1 is faster than 3.1 with an fp16 matrix (46 and 40 TFLOP/s)", BUFFERED, HALF, paper=46 / 40),
-    faster("4.1 is faster than 3.1 with an fp32 matrix (46 and 26 TFLOP/s)", BUFFERED, SINGLE, paper=46 / 26),
-)
+FIGURE_2 = described("lu-paper", "figure2", vars(performance) | globals())
 # item: L Figure 3
-FIGURE_3 = _figure(
-    3,
-    (HALF, SINGLE, BUFFERED, WIDE_PANELS),
-    _worse("5.1 is more accurate than 4.1, up to an order", BUFFERED, WIDE_PANELS, (1.5, 10 * HALF_AN_ORDER)),
-    _worse(
-        "5.1 errs about three times as much as 3.1 with an fp32 matrix", WIDE_PANELS, SINGLE, about(3.0, 3.0)
-    ),
-    faster(
-        "panels in fp32 cost up to 20% of the speed: 4.1 is faster than 5.1",
-        BUFFERED,
-        WIDE_PANELS,
-        paper=46 / 43,
-    ),
-)
+FIGURE_3 = described("lu-paper", "figure3", vars(performance) | globals())
 # item: L Figure 4
-FIGURE_4 = _figure(
-    4,
-    (HALF, SINGLE, DOUBLY_LOW, DOUBLY_WIDE),
-    _ordered,
-    _worse("5.2/5.1 errs as 5.1 does", DOUBLY_WIDE, WIDE_PANELS, SAME),
-    _worse("5.2/4.1 errs as 4.1 does, though its bound is r/s times smaller", DOUBLY_LOW, BUFFERED, SAME),
-    _worse(
-        "3.1 with an fp16 matrix errs at least five times as much as 5.2/5.1",
-        HALF,
-        DOUBLY_WIDE,
-        (5.0, math.inf),
-    ),
-    faster("5.2/5.1 is faster than 5.1 (47 and 43 TFLOP/s)", DOUBLY_WIDE, WIDE_PANELS, paper=47 / 43),
-    faster(
-        "5.2/5.1 is almost twice as fast as 3.1 with an fp32 matrix (47 and 26)",
-        DOUBLY_WIDE,
-        SINGLE,
-        paper=47 / 26,
-    ),
-    faster(
-        "5.2/4.1 is the fastest of all (56)",
-        DOUBLY_LOW,
-        *(name for name in ALGORITHMS if name not in (STANDARD, DOUBLY_LOW)),
-    ),
-)
+FIGURE_4 = described("lu-paper", "figure4", vars(performance) | globals())
 # item: L Figure 5
-FIGURE_5 = described(
-    "lu-paper",
-    "figure5",
-    measure=measure_tunable,
-    draw=_draw_tunable,
-    claims=(
-        _worse(
-            "3.1 with an fp16 matrix errs much more than with an fp32 one", HALF, SINGLE, (10.0, math.inf)
-        ),
-        _worse("5.2/4.1 errs less than 3.1 with an fp16 matrix", HALF, DOUBLY_LOW, (1.5, math.inf)),
-        _worse("5.2/5.1 errs less than 5.2/4.1", DOUBLY_LOW, DOUBLY_WIDE, (1.1, math.inf)),
-        _bounded(COMPARED),
-    ),
-    size=(8.5, 5),
-)
+FIGURE_5 = described("lu-paper", "figure5", vars(performance) | globals())

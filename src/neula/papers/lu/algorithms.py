@@ -21,23 +21,16 @@ BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE = "4.1", "5.1", "5.2/4.1", "5.2/5
 ALGORITHMS = (STANDARD, HALF, SINGLE, BUFFERED, WIDE_PANELS, DOUBLY_LOW, DOUBLY_WIDE)
 """The number in the paper, for Algorithm 5.2 with that of its panels, and the format of the matrix where
 there is a choice. Where times are taken in another low format, it takes the place of fp16."""
-COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)
-"""Algorithms of section 6 of the paper."""
+COMPARED = (SINGLE, HALF, DOUBLY_LOW, DOUBLY_WIDE)  # algorithms of section 6 of the paper
 
 # item: L widths
-PANEL, INNER_PANEL = 256, 8
-"""The paper's widths r and s."""
-PAPERS_UNIT = UNITS["v100"]
-"""The paper's unit, which adds t = 4 products at a time."""
-
-Widths = tuple[int | None, int | None]
-"""Widths r and s of panels."""
-BEST: Widths = (None, None)
-"""The widths that suit the engine."""
+PANEL, INNER_PANEL = 256, 8  # the paper's widths r and s
+PAPERS_UNIT = UNITS["v100"]  # the paper's unit, which adds t = 4 products at a time
+Widths = tuple[int | None, int | None]  # widths r and s of panels
+BEST: Widths = (None, None)  # the widths that suit the engine
 
 UNIT, EMULATED = "tensor cores", "emulated"
-EMULATED_UP_TO = 16384
-"""Orders up to which the paper's unit is emulated on a GPU, in a minute."""
+EMULATED_UP_TO = 16384  # orders up to which the paper's unit is emulated on a GPU, in a minute
 
 
 def units(setting: Setting) -> dict[str, Engine]:
@@ -130,7 +123,6 @@ def accuracy_row(a: torch.Tensor, name: str, unit: str, engine: Engine) -> Row:
 
 
 def _storage(name: str, low: Format) -> Format:
-    """Format of the matrix."""
     return FP32 if name == SINGLE else low
 
 

@@ -9,7 +9,7 @@ buffer of ``m r`` numbers, and nothing is rounded but A and Q, once each.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,11 +22,10 @@ from neula.papers.errors import backward_error, orthogonality_defect
 from neula.papers.figure import ExperimentScale, Setting, described
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import dominant
-from neula.papers.verdicts import MORE, Claim, ClaimCheck, Interval, about, claim, within
+from neula.papers.verdicts import ClaimCheck, Interval, about, within
 from neula.pipeline.result import LUFactors
 
-BLOCKS = 128
-"""q = n / r: the model is of the order ``q n^2``, and what it leaves out of the order ``n^2``."""
+BLOCKS = 128  # q = n / r: the model is of the order ``q n^2``, and what it leaves out of the order ``n^2``
 
 LEFT_OUT = 7
 """Bytes an element of A that the model leaves out, at most. Algorithm 4.1: 4 for the buffer, 2 for the L and
@@ -86,12 +85,10 @@ def modelled_bytes(n: int, name: str) -> float:
     return sum((q - k) ** 2 for k in steps) * r**2 * (4 if name == lu.SINGLE else 2)
 
 
-BYTES = 80
-"""Memory of an entry: L, U, their product and its bound in float64."""
+BYTES = 80  # memory of an entry: L, U, their product and its bound in float64
 LOST = 2.0**-25
 """Largest error of an element that is below the normal range of fp16: half of its smallest number."""
-AS_GOOD = 3.0
-"""How many times the error of another algorithm counts as the same."""
+AS_GOOD = 3.0  # how many times the error of another algorithm counts as the same
 
 
 class Constant(NamedTuple):
@@ -201,8 +198,7 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-@claim("errors are within the constants")
-def _within(rows: Measurements) -> ClaimCheck:
+def within_constants(rows: Measurements) -> ClaimCheck:
     """The constant, and a unit roundoff for the rounding of A."""
     found = [
         (row.get("panels by", row.get("algorithm")), row["measured in u16"], row["f in u16"] + 1)
@@ -214,86 +210,47 @@ def _within(rows: Measurements) -> ClaimCheck:
     return within(shares, (0.0, 1.0), f"in u16, with one for the rounding of A: {told}")
 
 
-def _ratio_to_single(text: str, field: str, interval: Callable[[int], Interval], other: str = "") -> Claim:
-    """The claim about a field of 4.1 over that of 3.1 with an fp32 matrix; another one if it is empty."""
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        field_of = other if other and None in rows.column(field) else field
-        ours, theirs = (rows.where(algorithm=name)[0].get(field_of) for name in (lu.BUFFERED, lu.SINGLE))
-        if ours is None or theirs is None:
-            return within([], interval(1), f"0 {field} counted")
-        text = f"{field_of}: {ours:.3g} with 4.1, {theirs:.3g} with 3.1 and an fp32 matrix"
-        return within([ours / theirs], interval(rows[0]["n"]), text, tendency=(0.0, 1.0))
-
-    return Claim(text, judge)
+def half_the_memory(rows: Measurements) -> ClaimCheck:
+    """By the megabytes that were allocated, or those of the factors where these are not known."""
+    field = "MB of factors" if None in rows.column("MB at most") else "MB at most"
+    return _ratio_to_single(rows, field, (0.0, 0.5 + 1.1 * lu.PANEL / rows[0]["n"]))
 
 
-@claim("4.1 moves about half the data of 3.1 with an fp32 matrix: (4.4) and (4.5)")
-def _half_the_movement(rows: Measurements) -> ClaimCheck:
+def half_the_movement(rows: Measurements) -> ClaimCheck:
     """By the bytes that the engine counts, and by the model, where there are such."""
-    judges = [
-        _ratio_to_single("", field, lambda n: about(0.5, 1.2)) for field in ("MB moved", "MB by the model")
-    ]
-    checks = [claim.judge(rows) for claim in judges]
+    interval = about(0.5, 1.2)
+    checks = [_ratio_to_single(rows, field, interval) for field in ("MB moved", "MB by the model")]
     values = [value for check in checks for value in check.values]
-    return within(values, about(0.5, 1.2), "; ".join(check.measured for check in checks) + f" (q = {BLOCKS})")
+    return within(values, interval, "; ".join(check.measured for check in checks) + f" (q = {BLOCKS})")
 
 
-@claim("(neula) the model leaves out what is of the order n^2")
-def _model_is_right(rows: Measurements) -> ClaimCheck:
+def _ratio_to_single(rows: Measurements, field: str, interval: Interval) -> ClaimCheck:
+    """A field of 4.1 over that of 3.1 with an fp32 matrix."""
+    ours, theirs = (rows.where(algorithm=name)[0].get(field) for name in (lu.BUFFERED, lu.SINGLE))
+    if ours is None or theirs is None:
+        return within([], interval, f"0 {field} counted")
+    text = f"{field}: {ours:.3g} with 4.1, {theirs:.3g} with 3.1 and an fp32 matrix"
+    return within([ours / theirs], interval, text, tendency=(0.0, 1.0))
+
+
+def model_is_right(rows: Measurements) -> ClaimCheck:
     """Bytes an element of A beside the model's."""
     counted = [row for row in rows if row.get("MB moved")]
     beside = [1e6 * (row["MB moved"] - row["MB by the model"]) / row["n"] ** 2 for row in counted]
     return within(beside, (0.0, LEFT_OUT), f"bytes an element of A: {span(beside, '.1f') if beside else 0}")
 
 
-def _panels(text: str, ours: str, *others: str, claimed: Interval) -> Claim:
-    """The claim about the error of panels by an algorithm over those by others."""
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        first, *rest = (rows.where(**{"panels by": x}).numbers("measured in u16")[0] for x in (ours, *others))
-        text = f"{first:.2g} u16 with panels by {ours}, at most {max(rest):.2g} u16 with {', '.join(others)}"
-        return within([first / other for other in rest], claimed, text)
-
-    return Claim(text, judge)
+def panels(rows: Measurements, ours: str, others: Sequence[str], claimed: Interval) -> ClaimCheck:
+    """The error of panels by an algorithm over those by others."""
+    first, *rest = (rows.where(**{"panels by": x}).numbers("measured in u16")[0] for x in (ours, *others))
+    text = f"{first:.2g} u16 with panels by {ours}, at most {max(rest):.2g} u16 with {', '.join(others)}"
+    return within([first / other for other in rest], claimed, text)
 
 
 # item: L Table 1
-TABLE_1 = described(
-    "lu-paper",
-    "table1",
-    measure=measure_storage,
-    claims=(
-        _within,
-        _ratio_to_single(
-            "4.1 takes half the memory of 3.1 with an fp32 matrix, and a buffer of n r",
-            "MB at most",
-            lambda n: (0.0, 0.5 + 1.1 * lu.PANEL / n),
-            "MB of factors",
-        ),
-        _half_the_movement,
-        _model_is_right,
-    ),
-)
+TABLE_1 = described("lu-paper", "table1", globals())
 # item: L Table 2; L harmless
-TABLE_2 = described(
-    "lu-paper",
-    "table2",
-    measure=measure_panels,
-    claims=(
-        _within,
-        _panels(
-            "panels in plain fp16 are the least accurate ones",
-            *("2.1 fp16", "2.1 fp32", "4.1", "5.1"),
-            claimed=MORE,
-        ),
-        _panels(
-            "tensor cores inside the panels are numerically harmless",
-            *("5.1", "2.1 fp32"),
-            claimed=(0.0, AS_GOOD),
-        ),
-    ),
-)
+TABLE_2 = described("lu-paper", "table2", globals())
 
 
 SINGLE, ROUNDED, BUFFERED = "fp32 storage", "fp16 storage", "fp16 storage, fp32 buffer"
@@ -376,16 +333,14 @@ def _root_mean_square(row: Row) -> float:
     return math.sqrt(2 + sum(rounded) / (n * t))
 
 
-@claim("with a buffer, storing the matrix in fp16 loses little (two roundings instead of one: sqrt 2 times)")
-def _buffer_is_enough(rows: Measurements) -> ClaimCheck:
+def buffer_is_enough(rows: Measurements) -> ClaimCheck:
     pairs = list(zip(_residuals(rows, BUFFERED), _residuals(rows, SINGLE), strict=True))
     told = ", ".join(f"{ours:.1e} and {theirs:.1e}" for ours, theirs in pairs)
     roundings = math.hypot(1, SPREAD[1] / SPREAD[0])  # of A and of R, of R alone
     return within([ours / theirs for ours, theirs in pairs], (0.0, roundings), f"for each t {told}")
 
 
-@claim("(neula) without one the error is that of a rounding after every t products: sqrt(n / t) u16")
-def _roundings_add_up(rows: Measurements) -> ClaimCheck:
+def roundings_add_up(rows: Measurements) -> ClaimCheck:
     part = rows.where(storage=ROUNDED)
     ratios = [row["residual"] / (_root_mean_square(row) * FP16.u) for row in part]
     told = ", ".join(f"t = {row['t']} {row['residual']:.1e}" for row in part)
@@ -393,6 +348,4 @@ def _roundings_add_up(rows: Measurements) -> ClaimCheck:
 
 
 # item: L QR in fp16
-STORAGE_OF_QR = described(
-    "lu-paper", "table-qr", measure=measure_storages, claims=(_buffer_is_enough, _roundings_add_up)
-)
+STORAGE_OF_QR = described("lu-paper", "table-qr", globals())

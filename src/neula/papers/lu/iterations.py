@@ -24,7 +24,7 @@ from neula.papers.errors import norm_of_defect
 from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.performance import SERIES
-from neula.papers.verdicts import ClaimCheck, cases, claim, within
+from neula.papers.verdicts import ClaimCheck, cases, within
 
 NAMES = tuple(name for name in lu.ALGORITHMS if name != lu.STANDARD)
 """Without Algorithm 2.1, whose factors are those of 3.1 with an fp16 matrix on hardware."""
@@ -33,8 +33,7 @@ KINDS = {TUNABLE: "Fasi and Higham, no pivoting", GEOMETRIC: "geometric spectrum
 CONDITIONS = [10.0**k for k in range(1, 10)]
 MAX_ITERATIONS = 100
 SOLVERS = CLASSICAL, GMRES = "classical", "gmres"
-ALIKE = 1.5
-"""How many times as many iterations count as about as many."""
+ALIKE = 1.5  # how many times as many iterations count as about as many
 
 
 def measure_iterations(setting: Setting, order: int | None = None) -> Iterator[Row]:
@@ -190,8 +189,7 @@ def _converged(rows: Measurements, solver: str) -> int:
     return sum(value is not None for value in rows.column(solver))
 
 
-@claim("(neula) classical refinement takes at most the iterations that theory allows")
-def _within_theory(rows: Measurements) -> ClaimCheck:
+def within_theory(rows: Measurements) -> ClaimCheck:
     """Where the contraction is below 1/2: nearer to 1, its estimate decides more than the factors."""
     bounded = [
         (row["classical"], bound)
@@ -204,8 +202,7 @@ def _within_theory(rows: Measurements) -> ClaimCheck:
     return cases(kept, f"{sum(kept)} of {len(bounded)}")
 
 
-@claim("(neula) GMRES converges wherever classical refinement does, and beyond")
-def _gmres_goes_further(rows: Measurements) -> ClaimCheck:
+def gmres_goes_further(rows: Measurements) -> ClaimCheck:
     """For every algorithm and kind of matrix."""
     parts = [rows.where(matrix=kind, algorithm=name) for kind in rows.by("matrix") for name in NAMES]
     gained = [_converged(part, GMRES) - _converged(part, CLASSICAL) for part in parts]
@@ -228,8 +225,7 @@ def _told(ratios: dict[str, list[float]]) -> str:
     return f"times as many: {parts}"
 
 
-@claim("(neula) the fp16 factors of 5.2/5.1 take about as many iterations as those of 3.1 in fp32")
-def _half_the_memory_for_free(rows: Measurements) -> ClaimCheck:
+def half_the_memory_for_free(rows: Measurements) -> ClaimCheck:
     """Fewer iterations with half the memory are none the worse."""
     ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.SINGLE, SOLVERS)
     # A solver that converges for no matrix has no ratio, and fails.
@@ -237,8 +233,7 @@ def _half_the_memory_for_free(rows: Measurements) -> ClaimCheck:
     return within(worst, (0.0, ALIKE), _told(ratios))
 
 
-@claim("(neula) with 5.2/5.1 no more iterations than with 3.1 in fp16, and convergence more often")
-def _accuracy_pays(rows: Measurements) -> ClaimCheck:
+def accuracy_pays(rows: Measurements) -> ClaimCheck:
     """No more iterations wherever both converge, and convergence for more systems."""
     ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.HALF, SOLVERS)
     ours, theirs = (
@@ -249,8 +244,7 @@ def _accuracy_pays(rows: Measurements) -> ClaimCheck:
     return cases([*fewer, ours > theirs], f"{_told(ratios)}; converge: {ours} and {theirs}")
 
 
-@claim("(neula) of random matrices, with pivoting, 5.2/5.1 has better factors than 3.1 in fp32")
-def _consistent_factors(rows: Measurements) -> ClaimCheck:
+def consistent_factors(rows: Measurements) -> ClaimCheck:
     """Where factors are good enough for classical refinement; beyond, errors are anything."""
     usable = Measurements(
         row if (row["contraction"] or math.inf) < 1 else row | {"contraction": None}
@@ -260,17 +254,4 @@ def _consistent_factors(rows: Measurements) -> ClaimCheck:
     return within(itertools.chain(*ratios.values()), (0.0, 1.0), f"contractions, {_told(ratios)}")
 
 
-ITERATIONS = described(
-    "lu-paper",
-    "iterations",
-    measure=measure_iterations,
-    draw=draw_iterations,
-    claims=(
-        _within_theory,
-        _gmres_goes_further,
-        _half_the_memory_for_free,
-        _accuracy_pays,
-        _consistent_factors,
-    ),
-    size=(14, 8),
-)
+ITERATIONS = described("lu-paper", "iterations", globals())

@@ -22,7 +22,7 @@ from neula.papers.drawing import Axes, Canvas, lines, log_log
 from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
 from neula.papers.measuring import WARM, first_run, timed
-from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, within
+from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 
 LIBRARY, LIBRARY_UNPIVOTED = "library", "library, no pivoting"
 """fp32 LU of cuSOLVER on a GPU and of LAPACK on a CPU; only cuSOLVER has one without pivoting."""
@@ -67,19 +67,16 @@ def times(a: torch.Tensor, names: Sequence[str], setting: Setting) -> Iterator[R
 
 
 def operations(n: int) -> float:
-    """Operations of an LU factorization."""
     return 2 * n**3 / 3
 
 
 def draw_performance(rows: Measurements, canvas: Canvas) -> None:
-    """TFLOP/s against n."""
     axes = canvas.subplots()
     draw_rates(axes, rows, lu.COMPARED)
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
 
 
 def draw_rates(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
-    """Rates of algorithms and of the library."""
     shown = (*names, LIBRARY, LIBRARY_UNPIVOTED)
     part = Measurements(row for name in shown for row in rows.where(algorithm=name))
     lines(axes, part, "n", "tflops", "algorithm", SERIES)
@@ -96,77 +93,40 @@ def rates(rows: Measurements, name: str) -> dict[int, float]:
     return dict(zip(part.column("n"), part.numbers("tflops"), strict=True))
 
 
-def faster(text: str, name: str, *peers: str, paper: float | None = None) -> Claim:
-    """The claim that an algorithm is faster than others for the largest n, about as much as in the paper."""
-    claimed = MORE if paper is None else (max(1.0, paper / ALIKE), paper * ALIKE)
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        ours = rates(rows, name)
-        largest = max(ours)
-        found = {peer: {n: ours[n] / rate for n, rate in rates(rows, peer).items()} for peer in peers}
-        told = ", ".join(
-            f"{ratios[largest]:.2f} times {peer} (up to {max(ratios.values()):.2f} for all n)"
-            for peer, ratios in found.items()
-        )
-        return within(
-            [ratios[largest] for ratios in found.values()],
-            claimed,
-            f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}",
-            tendency=MORE,
-        )
-
-    return Claim(text, judge, timed=True)
+def faster(
+    rows: Measurements, name: str, peers: Sequence[str], paper: tuple[float, float] | None = None
+) -> ClaimCheck:
+    """An algorithm is faster than others for the largest n, about as much as the rates in the paper say."""
+    expected = 1.0 if paper is None else paper[0] / paper[1]
+    claimed = MORE if paper is None else (max(1.0, expected / ALIKE), expected * ALIKE)
+    ours = rates(rows, name)
+    largest = max(ours)
+    found = {peer: {n: ours[n] / rate for n, rate in rates(rows, peer).items()} for peer in peers}
+    told = ", ".join(
+        f"{ratios[largest]:.2f} times {peer} (up to {max(ratios.values()):.2f} for all n)"
+        for peer, ratios in found.items()
+    )
+    text = f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}"
+    return within([ratios[largest] for ratios in found.values()], claimed, text, tendency=MORE)
 
 
-@claim("(neula) 5.2/5.1, the default, is faster than the library's LU in fp32", timed=True)
-def _ours_beats_library(rows: Measurements) -> ClaimCheck:
+def ours_beats_library(rows: Measurements) -> ClaimCheck:
+    """The default is faster than the library, without pivoting where that can be had."""
     peer = LIBRARY_UNPIVOTED if rates(rows, LIBRARY_UNPIVOTED) else LIBRARY
-    return faster("", lu.DOUBLY_WIDE, peer).judge(rows)
+    return faster(rows, lu.DOUBLY_WIDE, [peer])
 
 
 # item: L Figure 6
-FIGURE_6 = described(
-    "lu-paper",
-    "figure6",
-    measure=measure_performance,
-    draw=draw_performance,
-    claims=(
-        faster(
-            "3.1 is faster with an fp16 matrix than with an fp32 one (92 and 52 TFLOP/s)",
-            lu.HALF,
-            lu.SINGLE,
-            paper=92 / 52,
-        ),
-        faster(
-            "5.2/5.1 is much faster than 3.1 with an fp32 matrix (140 and 52)",
-            lu.DOUBLY_WIDE,
-            lu.SINGLE,
-            paper=140 / 52,
-        ),
-        faster(
-            "5.2/5.1 is faster than 3.1 with an fp16 matrix (140 and 92)",
-            lu.DOUBLY_WIDE,
-            lu.HALF,
-            paper=140 / 92,
-        ),
-        faster("5.2/4.1 is the fastest (170)", lu.DOUBLY_LOW, lu.SINGLE, lu.HALF, lu.DOUBLY_WIDE),
-        _ours_beats_library,
-    ),
-    size=(8.5, 5),
-)
+FIGURE_6 = described("lu-paper", "figure6", globals())
 
 
 APPLICATION_BYTES = 30
 """Memory of an entry: A in float64, which is made from two more, and later A, L and U in float32."""
-LARGEST_SMALL = 2048
-"""Order of matrices for which two cores take seconds."""
+LARGEST_SMALL = 2048  # order of matrices for which two cores take seconds
 ENDINGS = (".mtx", ".mtx.gz")
-ENOUGH = 8
-"""More than half of the paper's matrices: fewer are too few for a verdict on what it says of all."""
-ORDER_OF_MAGNITUDE = 20.0
-"""In the paper's table the ratio of errors goes up to 17."""
-ABOUT = 1.25
-"""In the paper's table 5.2/5.1 is ahead of 3.1 fp32 once, by 23%: as accurate, up to this factor."""
+ENOUGH = 8  # more than half of the paper's matrices: fewer are too few for a verdict on what it says of all
+ORDER_OF_MAGNITUDE = 20.0  # in the paper's table the ratio of errors goes up to 17
+ABOUT = 1.25  # in the paper's table 5.2/5.1 is ahead of 3.1 fp32 once, by 23%: as accurate, up to this factor
 
 
 class SuiteSparseMatrix(NamedTuple):
@@ -292,24 +252,24 @@ def _formulas(setting: Setting) -> dict[str, tuple[int, Callable[[], torch.Tenso
 # --- claims: judged only if there are enough matrices for a statement about the paper's fifteen -----------
 
 
-def _ratios(
-    text: str, name: str, *peers: str, most: float = math.inf, field: str = "error_1e4", least: float = 0.0
-) -> Claim:
-    """The claim that a field of an algorithm is so many times that of others, for each matrix of both."""
+def ratios(
+    rows: Measurements,
+    name: str,
+    peers: Sequence[str],
+    most: float = math.inf,
+    field: str = "error_1e4",
+    least: float = 0.0,
+) -> ClaimCheck:
+    """How many times a field of an algorithm is that of others, for each matrix that both factorize."""
+    found = {peer: rows.ratios(field, name, peer, "algorithm") for peer in peers}
+    found = {peer: [x for x in part if not math.isnan(x)] for peer, part in found.items()}
+    told = "; ".join(f"{name} over {x} {span(part, '.2g') if part else ''}" for x, part in found.items())
+    values = [x for part in found.values() for x in part]
+    count = len(rows.by("matrix"))
+    return within(values if count >= ENOUGH else [], (least, most), f"{told}; {count} matrices")
 
-    def judge(rows: Measurements) -> ClaimCheck:
-        found = {peer: rows.ratios(field, name, peer, "algorithm") for peer in peers}
-        found = {peer: [x for x in part if not math.isnan(x)] for peer, part in found.items()}
-        told = "; ".join(f"{name} over {x} {span(part, '.2g') if part else ''}" for x, part in found.items())
-        values = [x for part in found.values() for x in part]
-        count = len(rows.by("matrix"))
-        return within(values if count >= ENOUGH else [], (least, most), f"{told}; {count} matrices")
 
-    return Claim(text, judge, timed=field == "tflops")
-
-
-@claim("5.2/5.1 factorizes what the others with an fp16 matrix do")
-def _failures(rows: Measurements) -> ClaimCheck:
+def failures(rows: Measurements) -> ClaimCheck:
     """Where the most accurate algorithm that stores the matrix in fp16 fails, so do the others."""
     failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in lu.COMPARED}
     text = ", ".join(f"{name} {len(matrices)}" for name, matrices in failed.items())
@@ -319,27 +279,5 @@ def _failures(rows: Measurements) -> ClaimCheck:
     return cases(kept if len(kept) >= ENOUGH else [], text)
 
 
-ORDER_MORE = "3.1 errs at most about an order of magnitude more with an fp16 matrix"
 # item: L Table 3
-TABLE_3 = described(
-    "lu-paper",
-    "table3",
-    measure=measure_applications,
-    claims=(
-        _ratios(
-            "3.1 with an fp32 matrix is the most accurate",
-            *(lu.SINGLE, lu.HALF, lu.DOUBLY_LOW, lu.DOUBLY_WIDE),
-            most=ABOUT,
-        ),
-        _ratios(ORDER_MORE, lu.HALF, lu.SINGLE, most=ORDER_OF_MAGNITUDE),
-        _ratios("5.2/5.1 is more accurate than 3.1 with an fp16 matrix", lu.DOUBLY_WIDE, lu.HALF, most=1.0),
-        _ratios("5.2/4.1 is no worse than 3.1 with an fp16 matrix", lu.DOUBLY_LOW, lu.HALF, most=ABOUT),
-        _failures,
-        _ratios(
-            "5.2/4.1 is faster than 3.1 with an fp16 matrix",
-            *(lu.DOUBLY_LOW, lu.HALF),
-            field="tflops",
-            least=1.0,
-        ),
-    ),
-)
+TABLE_3 = described("lu-paper", "table3", globals())

@@ -16,7 +16,7 @@ from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize, second_
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.bounds import orthogonality_bound, residual_bound
-from neula.engines import FP16, FP32, Engine, Format
+from neula.engines import FP16, Engine, Format
 from neula.io.matrices import SPECTRA
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, plain_ticks, shape_text
@@ -24,18 +24,15 @@ from neula.papers.errors import backward_error, growth, norm_of_defect, orthogon
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import householder_flops, steady_seconds
 from neula.papers.qr.householder import rhouqr
-from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, within
+from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 
 RGSQRF, REORTHO, RHOUQR, SGEQRF = "RGSQRF", "RGSQRF-Reortho", "RHOUQR", "SGEQRF"
 UNTIL = "RGSQRF until orthogonal"
 CONDITIONS = [10.0**k for k in range(8)]
-PAPERS = ("arithmetic",)
-"""The spectrum that the paper shows."""
+PAPERS = ("arithmetic",)  # the spectrum that the paper shows
 OTHERS = tuple(spectrum for spectrum in SPECTRA if spectrum not in PAPERS)
-FLAT = 0.2
-"""Exponents of the condition number below this are no growth."""
-COMPLETE = 0.3
-"""From here on Q is about as far from orthogonal as it can get."""
+FLAT = 0.2  # exponents of the condition number below this are no growth
+COMPLETE = 0.3  # from here on Q is about as far from orthogonal as it can get
 
 Factors = tuple[torch.Tensor, torch.Tensor]
 
@@ -89,7 +86,7 @@ def orthogonality(q: torch.Tensor) -> float:
     return norm_of_defect(orthogonality_defect(q))
 
 
-def _draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str) -> None:
+def draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str) -> None:
     """A picture for each spectrum, with one curve a method; crosses at the top: Inf or NaN."""
     axes = canvas.subplots(2, 2, sharex=True, sharey=True)
     for place, spectrum in zip(axes.flat, (*PAPERS, *OTHERS), strict=True):
@@ -103,84 +100,52 @@ def _draw_spectra(rows: Measurements, canvas: Canvas, quantity: str, label: str)
     canvas.legend(handles, names, loc="outside upper center", ncols=3, fontsize=10)
 
 
-def _flat(text: str, method: str, quantity: str, format: Format, spectra: tuple[str, ...] = PAPERS) -> Claim:
-    """The claim that an error does not grow with the condition number and is that of a format.
+def flat(
+    rows: Measurements, method: str, quantity: str, format: Format, spectra: Sequence[str] = PAPERS
+) -> ClaimCheck:
+    """An error does not grow with the condition number and is that of a format.
 
     A spectrum for which the error grows counts as one beyond the bound.
     """
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        bound_of = residual_bound if quantity == "backward_error" else orthogonality_bound
-        # The identity, which condition 1 gives up to rounding, is factorized exactly by some methods.
-        parts = [Measurements(rows.where(spectrum=spectrum, method=method)[1:]) for spectrum in spectra]
-        errors, shares, powers = [], [], []
-        for part in parts:
-            found = part.numbers(quantity)
-            bounds = [bound_of(format, row["n"]) for row in part]
-            lost = any(map(math.isnan, found))
-            powers.append(-math.inf if lost else growth(part, quantity, "cond"))
-            flat = powers[-1] < FLAT
-            shares += [x / y if flat else math.nan for x, y in zip(found, bounds, strict=True)]
-            errors += found
-        finite = [error for error in errors if not math.isnan(error)]
-        told = f"largest error {max(finite, default=math.nan):.1e}"
-        if max(powers) > -math.inf:
-            told += f", growing at most as cond^{max(powers):.2f} (to be flat, below {FLAT})"
-        told += f"; Inf or NaN for {len(errors) - len(finite)} of {len(errors)}"
-        return within(shares, (0.0, 1.0), told)
-
-    return Claim(text, judge)
+    bound_of = residual_bound if quantity == "backward_error" else orthogonality_bound
+    # The identity, which condition 1 gives up to rounding, is factorized exactly by some methods.
+    parts = [Measurements(rows.where(spectrum=spectrum, method=method)[1:]) for spectrum in spectra]
+    errors, shares, powers = [], [], []
+    for part in parts:
+        found = part.numbers(quantity)
+        bounds = [bound_of(format, row["n"]) for row in part]
+        lost = any(map(math.isnan, found))
+        powers.append(-math.inf if lost else growth(part, quantity, "cond"))
+        is_flat = powers[-1] < FLAT
+        shares += [x / y if is_flat else math.nan for x, y in zip(found, bounds, strict=True)]
+        errors += found
+    finite = [error for error in errors if not math.isnan(error)]
+    told = f"largest error {max(finite, default=math.nan):.1e}"
+    if max(powers) > -math.inf:
+        told += f", growing at most as cond^{max(powers):.2f} (to be flat, below {FLAT})"
+    told += f"; Inf or NaN for {len(errors) - len(finite)} of {len(errors)}"
+    return within(shares, (0.0, 1.0), told)
 
 
-def _deteriorates(text: str, spectra: tuple[str, ...], least: float, most: float) -> Claim:
-    """The claim about the exponent of the loss of orthogonality, from condition 10 until it is complete."""
+def deteriorates(rows: Measurements, spectra: Sequence[str], least: float, most: float) -> ClaimCheck:
+    """The exponent of the loss of orthogonality, from condition 10 until it is complete."""
 
     def power(part: list[Row]) -> float:
         growing = [row for row in part if row["orthogonality"] < COMPLETE]
         growing = part[: max(2, len(growing))]
         return growth(growing, "orthogonality", "cond") if len(growing) > 1 else math.nan
 
-    def judge(rows: Measurements) -> ClaimCheck:
-        parts = {spectrum: rows.where(spectrum=spectrum, method=RGSQRF)[1:] for spectrum in spectra}
-        powers = {x: power([row for row in part if row["orthogonality"]]) for x, part in parts.items()}
-        told = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
-        return within(powers.values(), (least, most), f"until it is lost: {told}")
-
-    return Claim(text, judge)
+    parts = {spectrum: rows.where(spectrum=spectrum, method=RGSQRF)[1:] for spectrum in spectra}
+    powers = {x: power([row for row in part if row["orthogonality"]]) for x, part in parts.items()}
+    told = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
+    return within(powers.values(), (least, most), f"until it is lost: {told}")
 
 
 # item: Q Figure 3; V Figure 2
-FIGURE_3 = described(
-    "qr-paper",
-    "figure3",
-    measure=measure_accuracy,
-    draw=partial(_draw_spectra, quantity="backward_error", label="||A - QR|| / ||A||"),
-    claims=(
-        _flat("RGSQRF: not affected by cond(A), half precision", RGSQRF, "backward_error", FP16),
-        _flat("SGEQRF: not affected by cond(A), single precision", SGEQRF, "backward_error", FP32),
-        _flat("(neula) RGSQRF: the same for the other spectra", RGSQRF, "backward_error", FP16, OTHERS),
-        _flat("(neula) RHOUQR: the same for all spectra", RHOUQR, "backward_error", FP16, SPECTRA),
-    ),
-    size=(10, 7),
-)
+FIGURE_3 = described("qr-paper", "figure3", globals())
 
 # item: Q Figure 4; V Figure 2
-FIGURE_4 = described(
-    "qr-paper",
-    "figure4",
-    measure=measure_accuracy,
-    draw=partial(_draw_spectra, quantity="orthogonality", label="||I - Q$^T$Q||"),
-    claims=(
-        _deteriorates("RGSQRF: deteriorates, closer to u cond(A) than to its square", PAPERS, 0.8, 1.5),
-        _deteriorates("(neula) RGSQRF: between the two for the other spectra", OTHERS, 0.8, 2.3),
-        _flat("RGSQRF-Reortho: full working precision (half)", REORTHO, "orthogonality", FP16),
-        _flat("SGEQRF: orthogonal to working precision (single)", SGEQRF, "orthogonality", FP32),
-        _flat("(neula) two passes for the other spectra", REORTHO, "orthogonality", FP16, OTHERS),
-        _flat("(neula) until orthogonal for all spectra", UNTIL, "orthogonality", FP16, SPECTRA),
-        _flat("(neula) RHOUQR: needs no second pass", RHOUQR, "orthogonality", FP16, SPECTRA),
-    ),
-    size=(10, 7),
-)
+FIGURE_4 = described("qr-paper", "figure4", globals())
 
 
 # --- section 3.5 ------------------------------------------------------------------------------------------
@@ -235,24 +200,21 @@ def draw_overflow(rows: Measurements, canvas: Canvas) -> None:
     axes[1].legend(title="scaling", loc="center right")
 
 
-@claim("without scaling, elements above 65504 overflow")
-def _overflows(rows: Measurements) -> ClaimCheck:
+def overflows(rows: Measurements) -> ClaimCheck:
     lost = [row["exponent"] for row in rows.where(scaling="without", finite=False) if row["exponent"] > 0]
     large = [row for row in rows.where(scaling="without") if 10.0 ** row["exponent"] > 10 * FP16.largest]
     text = f"Inf or NaN from columns of 1e{min(lost)} on" if lost else "never in columns of up to 1e30"
     return cases([not row["finite"] for row in large], text)
 
 
-@claim("without scaling, small columns suffer from underflow")
-def _underflows(rows: Measurements) -> ClaimCheck:
+def underflows(rows: Measurements) -> ClaimCheck:
     part = [row for row in rows.where(scaling="without") if row["exponent"] <= 0 and row["finite"]]
     worst, best = max(part, key=lambda row: row["backward_error"]), part[-1]["backward_error"]
     text = f"worst column {best:.1e}; with columns to 1e{worst['exponent']} {worst['backward_error']:.1e}"
     return within([worst["backward_error"] / best], (10.0, math.inf), text, tendency=(2.0, math.inf))
 
 
-@claim("with scaling there is neither overflow nor underflow")
-def _scaling_helps(rows: Measurements) -> ClaimCheck:
+def scaling_helps(rows: Measurements) -> ClaimCheck:
     part = rows.where(scaling="with")
     errors = [math.inf if error is None else error for error in part.column("backward_error")]
     bound = residual_bound(FP16, part[0]["n"])
@@ -262,21 +224,13 @@ def _scaling_helps(rows: Measurements) -> ClaimCheck:
     return cases([ok and error <= bound for ok, error in zip(finite, errors, strict=True)], text)
 
 
-OVERFLOW = described(
-    "qr-paper",
-    "overflow",
-    measure=measure_overflow,
-    draw=draw_overflow,
-    claims=(_overflows, _underflows, _scaling_helps),
-    size=(11, 5),
-)
+OVERFLOW = described("qr-paper", "overflow", globals())
 
 
 SQUARE_SHAPES = [(32768, 32768), (32768, 16384), (16384, 16384), (8192, 8192)]
 PAPER_SHAPES = [*SQUARE_SHAPES, (131072, 4096), (524288, 1024), (2097152, 256), (4194304, 128)]
 SMALL_SHAPES = [(1024, 1024), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
-BYTES = 40
-"""Memory of an entry: A, work, Q of two passes and the peer's copies."""
+BYTES = 40  # memory of an entry: A, work, Q of two passes and the peer's copies
 
 Shapes = Sequence[tuple[int, int]]
 
@@ -300,7 +254,7 @@ def _compare(
         yield head | {"method": name, "format": format} | rates | {"speedup": seconds[peer] / time}
 
 
-def _draw_bars(rows: Measurements, canvas: Canvas) -> None:
+def draw_bars(rows: Measurements, canvas: Canvas) -> None:
     """Bars of TFLOP/s on a logarithmic axis, labelled with time, rate and speedup."""
     axes = canvas.subplots()
     shapes = {shape_text(row["m"], row["n"]): (row["m"], row["n"]) for row in rows}
@@ -345,8 +299,7 @@ def _passes(a: torch.Tensor, engine: Engine, more: Callable[..., object]) -> Non
     more(*rgsqrf(a, engine), engine)
 
 
-@claim("faster than SGEQRF + SORMQR for all shapes (3.7 to 7.7 times)", timed=True)
-def _reortho_faster(rows: Measurements) -> ClaimCheck:
+def reortho_faster(rows: Measurements) -> ClaimCheck:
     part = rows.where(method=REORTHO)
     thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
     speedups = (rows.where(method=TWICE) or part).column("speedup")
@@ -355,9 +308,7 @@ def _reortho_faster(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Figure 5
-FIGURE_5 = described(
-    "qr-paper", "figure5", measure=measure_reortho, draw=_draw_bars, claims=(_reortho_faster,), size=(11, 6)
-)
+FIGURE_5 = described("qr-paper", "figure5", globals())
 
 
 # --- Figure 6 ---------------------------------------------------------------------------------------------
@@ -378,14 +329,12 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
         yield from _compare(setting, a, SGEQRF, methods)
 
 
-@claim("RGSQRF with the CAQR panel is faster than SGEQRF (3.0 to 14.6 times)", timed=True)
-def _rgsqrf_faster(rows: Measurements) -> ClaimCheck:
+def rgsqrf_faster(rows: Measurements) -> ClaimCheck:
     speedups = rows.where(method=CAQR_PANEL).column("speedup")
     return within(speedups, (3.0, 14.6), f"{span(speedups, '.1f')} times faster", tendency=MORE)
 
 
-@claim("the CAQR panel contributes more when the matrix is skinny", timed=True)
-def _panel_matters_when_skinny(rows: Measurements) -> ClaimCheck:
+def panel_matters_when_skinny(rows: Measurements) -> ClaimCheck:
     """Gain of the CAQR panel over the SGEQRF panel on the squarest, largest matrix and on the tallest."""
     shapes = dict.fromkeys((row["m"], row["n"]) for row in rows)
     gains = dict(zip(shapes, rows.ratios("speedup", CAQR_PANEL, SGEQRF_PANEL), strict=True))
@@ -395,22 +344,14 @@ def _panel_matters_when_skinny(rows: Measurements) -> ClaimCheck:
     return within([gains[tall] / max(gains[square], 1.0)], MORE, text)
 
 
-@claim("(neula) the default panel is the fastest", timed=True)
-def _default_panel_best(rows: Measurements) -> ClaimCheck:
+def default_panel_best(rows: Measurements) -> ClaimCheck:
     default = next(name for name in rows.column("method") if name not in (CAQR_PANEL, SGEQRF_PANEL, SGEQRF))
     ratios = list(map(min, *(rows.ratios("speedup", default, x) for x in (CAQR_PANEL, SGEQRF_PANEL))))
     return within(ratios, MORE, f"{span(ratios)} times the speed of the better one")
 
 
 # item: Q Figure 6; Q 36.6 TFLOP/s; V Figure 1
-FIGURE_6 = described(
-    "qr-paper",
-    "figure6",
-    measure=measure_panels,
-    draw=_draw_bars,
-    claims=(_rgsqrf_faster, _panel_matters_when_skinny, _default_panel_best),
-    size=(12, 6),
-)
+FIGURE_6 = described("qr-paper", "figure6", globals())
 
 
 # --- Figure 7 ---------------------------------------------------------------------------------------------
@@ -443,9 +384,9 @@ def _low_format_accuracy(setting: Setting) -> Iterator[Row]:
         yield {"m": m, "n": n, "method": variant, "format": setting.numerics.format.name} | errors
 
 
-def _draw_low_format(rows: Measurements, canvas: Canvas) -> None:
+def draw_low_format(rows: Measurements, canvas: Canvas) -> None:
     """The rows with times; the legend explains the pairs."""
-    _draw_bars(_timed(rows), canvas)
+    draw_bars(_timed(rows), canvas)
     canvas.legends[0].set_title("low format in (panel, update)")
 
 
@@ -453,8 +394,7 @@ def _timed(rows: Measurements) -> Measurements:
     return Measurements(row for row in rows if row.get("ms") is not None)
 
 
-@claim("the low format in the update is critical for large matrices", timed=True)
-def _update_matters(rows: Measurements) -> ClaimCheck:
+def update_matters(rows: Measurements) -> ClaimCheck:
     """On the matrix with the most operations, where products are most of the work."""
     part = _timed(rows).where(method=OFF_ON)
     largest = max(part, key=lambda row: row["m"] * row["n"] ** 2)
@@ -466,14 +406,12 @@ def _update_matters(rows: Measurements) -> ClaimCheck:
     return within([largest["speedup"]], (WORTH, math.inf), text, tendency=MORE)
 
 
-@claim("the low format does not help much in the panel", timed=True)
-def _panel_does_not(rows: Measurements) -> ClaimCheck:
+def panel_does_not(rows: Measurements) -> ClaimCheck:
     gains = _timed(rows).ratios("speedup", ON_ON, OFF_ON)
     return within(gains, (0.0, 1.2), f"(on, on) is {span(gains)} times as fast as (off, on)")
 
 
-@claim("in the panel it costs accuracy")
-def _panel_costs_accuracy(rows: Measurements) -> ClaimCheck:
+def panel_costs_accuracy(rows: Measurements) -> ClaimCheck:
     """Backward error and orthogonality; an error that is not finite is infinite."""
     errors = Measurements(row for row in rows if row.get("ms") is None)
     lossy, best = (
@@ -487,11 +425,4 @@ def _panel_costs_accuracy(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Figure 7
-FIGURE_7 = described(
-    "qr-paper",
-    "figure7",
-    measure=measure_low_format,
-    draw=_draw_low_format,
-    claims=(_update_matters, _panel_does_not, _panel_costs_accuracy),
-    size=(11, 6),
-)
+FIGURE_7 = described("qr-paper", "figure7", globals())

@@ -97,7 +97,6 @@ def apply_wy(
 def _subtract(
     y: torch.Tensor, t: torch.Tensor, w: torch.Tensor, c: torch.Tensor, engine: Engine
 ) -> torch.Tensor:
-    """``C - Y (T W)``, in place."""
     tw = engine.gemm(t, engine.operand(w))
     return engine.gemm(y, engine.operand(tw), c, alpha=-1.0, beta=1.0)
 

@@ -29,7 +29,7 @@ from neula.papers.figure import Setting, described
 from neula.papers.measuring import first_run
 from neula.papers.qr import least_squares as ls
 from neula.papers.qr.least_squares import gradient_norm, right_hand_side
-from neula.papers.verdicts import MORE, ClaimCheck, about, cases, claim, within
+from neula.papers.verdicts import MORE, ClaimCheck, about, cases, within
 
 TOLERANCE = 1e-10
 MAX_ITERATIONS = 400
@@ -43,8 +43,7 @@ SPECTRA = ("arithmetic", "geometric", "cluster_small")
 CONDITIONS = [10.0 ** (k / 2) for k in range(11)]
 SLACK = 0.1
 MOST = 0.9
-SLOW = 1.1
-"""Below this condition number of A R^-1 a handful of iterations suffices for any spectrum."""
+SLOW = 1.1  # below this condition number of A R^-1 a handful of iterations suffices for any spectrum
 MEASURABLE = 1e-13
 """Eigenvalues of a Gram matrix that are smaller, relative to the largest, are rounding errors."""
 
@@ -159,8 +158,7 @@ def _alike(first: int, second: int) -> bool:
     return abs(first - second) <= max(1, SLACK * max(first, second))
 
 
-@claim("the number of iterations is within the bound of the theory")
-def _within_theory(rows: Measurements) -> ClaimCheck:
+def within_theory(rows: Measurements) -> ClaimCheck:
     """Where CGLS has finished, or should have: what may take more iterations than it got decides nothing."""
     known = [row for row in rows if row["cond_preconditioned"] is not None]
     bounds = [iteration_bound(row["cond_preconditioned"]) for row in known]
@@ -179,8 +177,7 @@ def _within_theory(rows: Measurements) -> ClaimCheck:
     )
 
 
-@claim("LSQR takes as many iterations as CGLS")
-def _lsqr_alike(rows: Measurements) -> ClaimCheck:
+def lsqr_alike(rows: Measurements) -> ClaimCheck:
     """Where one of them finishes."""
     finished = [row for row in rows if row["cgls"] is not None or row["lsqr"] is not None]
     pairs = [(_count(row, "cgls"), _count(row, "lsqr")) for row in finished]
@@ -189,8 +186,7 @@ def _lsqr_alike(rows: Measurements) -> ClaimCheck:
     return cases(alike, f"equal in {equal} of {len(pairs)}, within {SLACK:.0%} in {sum(alike)}")
 
 
-@claim("bits decide: bf16 (8) takes more iterations than fp16 (11), tf32 (11) as many")
-def _bits_decide(rows: Measurements) -> ClaimCheck:
+def bits_decide(rows: Measurements) -> ClaimCheck:
     """Formats on equal matrices, where one of those with 11 bits finishes."""
     by_format = (rows.where(format=name) for name in ("fp16", "tf32", "bf16"))
     counts = [[_count(row, "cgls") for row in three] for three in zip(*by_format, strict=True)]
@@ -202,24 +198,15 @@ def _bits_decide(rows: Measurements) -> ClaimCheck:
     return cases(both, text, least=MOST)
 
 
-ITERATIONS = described(
-    "qr-paper",
-    "iterations",
-    measure=measure_iterations,
-    draw=draw_iterations,
-    claims=(_within_theory, _lsqr_alike, _bits_decide),
-    size=(13, 6),
-)
+ITERATIONS = described("qr-paper", "iterations", globals())
 
 
-MOST_ITERATIONS = 200
-"""Most iterations that the paper tolerates."""
+MOST_ITERATIONS = 200  # most iterations that the paper tolerates
 LOOSE, TIGHT = 1e-6, 1e-12
 """Reductions of ``||R^-T A^T r||``: what the paper reaches after 200 iterations, and double precision."""
 SOLVERS = {"cgls": cgls, "lsqr": lsqr}
 SINGLE = "RGSQRF + CGLS, single"
-ONLY_EASIER = 30
-"""Iterations for condition 1e3: a stress case takes more."""
+ONLY_EASIER = 30  # iterations for condition 1e3: a stress case takes more
 
 
 def measure_stress(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:
@@ -248,7 +235,6 @@ def measure_stress(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> 
 
 
 def draw_stress(rows: Measurements, canvas: Canvas) -> None:
-    """Iterations on the left, times on the right."""
     left, right = canvas.subplots(1, 2)
     shapes = [shape_text(row["m"], row["n"]) for row in rows.where(solver=SINGLE)]
     counts = {
@@ -277,22 +263,19 @@ def _told(counts: Sequence[float]) -> str:
     return ", ".join(f"more than {MOST_ITERATIONS}" if math.isinf(x) else f"{x:.0f}" for x in counts)
 
 
-@claim("200 iterations to converge to 1e-6 (32768 x 16384)")
-def _slow(rows: Measurements) -> ClaimCheck:
+def slow_convergence(rows: Measurements) -> ClaimCheck:
     """At the size with the most columns."""
     n = max(rows.column("n"))
     counts, interval = _iterations(rows.where(n=n), "cgls", LOOSE)[:1], about(MOST_ITERATIONS, 1.25)
     return within(counts, interval, f"{_told(counts)} for n = {n}", tendency=(ONLY_EASIER, math.inf))
 
 
-@claim("double precision cannot be reached profitably (neula: within 200 iterations)")
-def _out_of_reach(rows: Measurements) -> ClaimCheck:
+def out_of_reach(rows: Measurements) -> ClaimCheck:
     counts = [count for solver in SOLVERS for count in _iterations(rows, solver, TIGHT)]
     return within(counts, (MOST_ITERATIONS + 1, math.inf), f"{_told(counts)} iterations to 1e-12")
 
 
-@claim("(neula) LSQR takes as many iterations as CGLS")
-def _lsqr_too(rows: Measurements) -> ClaimCheck:
+def lsqr_too(rows: Measurements) -> ClaimCheck:
     ours, theirs = (
         [count for tolerance in (LOOSE, TIGHT) for count in _iterations(rows, solver, tolerance)]
         for solver in ("lsqr", "cgls")
@@ -302,8 +285,7 @@ def _lsqr_too(rows: Measurements) -> ClaimCheck:
     return within(ratios, (1 - SLACK, 1 + SLACK), f"LSQR {_told(ours)}, CGLS {_told(theirs)}")
 
 
-@claim("single precision is reached, faster than by SGEQRF (around 2 times)", timed=True)
-def _single(rows: Measurements) -> ClaimCheck:
+def single_is_reached(rows: Measurements) -> ClaimCheck:
     """Of a solution at the level of SGEQRF's; a worse one counts as none."""
     pairs = list(zip(rows.where(solver=SINGLE), rows.where(solver=ls.SGEQRF), strict=True))
     accurate = [
@@ -318,14 +300,7 @@ def _single(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q stress case; V Figure 5
-STRESS_FIGURE = described(
-    "qr-paper",
-    "stress",
-    measure=measure_stress,
-    draw=draw_stress,
-    claims=(_slow, _out_of_reach, _lsqr_too, _single),
-    size=(12, 5),
-)
+STRESS_FIGURE = described("qr-paper", "stress", globals())
 
 
 STEPS = 40
@@ -398,21 +373,18 @@ def draw_errata(rows: Measurements, canvas: Canvas) -> None:
     axes[0].legend()
 
 
-@claim("(neula) as printed at HPDC, without R^-T in line 6, it diverges")
-def _diverges(rows: Measurements) -> ClaimCheck:
+def diverges(rows: Measurements) -> ClaimCheck:
     growth = rows.where(version=HPDC.name)[-1]["updated gradient"]
     text = f"the gradient has grown by {growth:.1e} after {STEPS} steps" if growth else "not finite, 0 digits"
     return within([growth], (DIVERGED, math.inf), text)
 
 
-@claim("(neula) as printed on arXiv, with alpha = gamma/gamma1, it has no first step")
-def _undefined(rows: Measurements) -> ClaimCheck:
+def undefined(rows: Measurements) -> ClaimCheck:
     lost = [row["updated gradient"] is None for row in rows.where(version=ARXIV.name)]
     return cases(lost, f"NaN after {sum(lost)} of {len(lost)} steps: gamma1 has no value before line 21")
 
 
-@claim("(neula) as meant, with R^-T in line 6, alpha = gamma/delta and x = R^-1 x at the end, it converges")
-def _converges(rows: Measurements) -> ClaimCheck:
+def converges(rows: Measurements) -> ClaimCheck:
     left = [math.inf if x is None else x for x in rows.where(version=MEANT.name).column("gradient of x")]
     best = left.index(min(left))
     return within(
@@ -420,11 +392,4 @@ def _converges(rows: Measurements) -> ClaimCheck:
     )
 
 
-ERRATA = described(
-    "qr-paper",
-    "errata",
-    measure=measure_errata,
-    draw=draw_errata,
-    claims=(_diverges, _undefined, _converges),
-    size=(11, 5),
-)
+ERRATA = described("qr-paper", "errata", globals())

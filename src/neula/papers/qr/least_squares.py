@@ -22,7 +22,7 @@ from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import first_run, steady_seconds
-from neula.papers.verdicts import MORE, MOST, ClaimCheck, about, claim, ratio, within
+from neula.papers.verdicts import MORE, MOST, ClaimCheck, about, within
 from neula.pipeline.result import AccuracyWarning
 
 SAME_LEVEL = 10.0
@@ -63,12 +63,9 @@ PAPER_SHAPES = [(16384, 8192), (32768, 16384), (65536, 8192), (131072, 4096), (2
 BYTES_AN_ENTRY = 48
 """A and its factor in double precision, what makes the matrix or the solver's copies, and room to spare."""
 
-ROUNDING = 10 * FP64.u
-"""Optimality that is nothing but rounding errors."""
-ALMOST_ALL = 0.85
-"""Seven of the eight matrices, say."""
-TENDENCY = 0.5
-"""Correlation from which on there is a tendency."""
+ROUNDING = 10 * FP64.u  # optimality that is nothing but rounding errors
+ALMOST_ALL = 0.85  # seven of the eight matrices, say
+TENDENCY = 0.5  # correlation from which on there is a tendency
 
 
 def measure_solvers(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:
@@ -143,8 +140,6 @@ def _bar_label(row: Row) -> str:
 
 @dataclass(frozen=True)
 class _SolverComparison:
-    """The three solvers on one matrix."""
-
     refined: Row
     single: Row
     double: Row
@@ -176,12 +171,7 @@ def _cases(rows: Measurements) -> list[_SolverComparison]:
     return [_SolverComparison(*three) for three in zip(*solvers, strict=True)]
 
 
-@claim(
-    "in almost all cases faster than the direct solvers in single and double precision (up to "
-    "8.9x/13.5x), with the accuracy of the double one",
-    timed=True,
-)
-def _faster(rows: Measurements) -> ClaimCheck:
+def faster(rows: Measurements) -> ClaimCheck:
     """Both at once: a wrong answer counts as slow."""
     cases = _cases(rows)
     speedups = [case.speedup if case.accurate else math.nan for case in cases]
@@ -192,8 +182,7 @@ def _faster(rows: Measurements) -> ClaimCheck:
     return within(speedups, MORE, text, least=ALMOST_ALL)
 
 
-@claim("taller and thinner matrices tend to do better")
-def _taller(rows: Measurements) -> ClaimCheck:
+def taller(rows: Measurements) -> ClaimCheck:
     """Correlation of height per width with the median speedup of accurate solutions, both as logarithms."""
     speedups: dict[tuple[int, int], list[float]] = {}
     for case in _cases(rows):
@@ -218,14 +207,12 @@ def _median_iterations(rows: Measurements) -> dict[tuple[str, float | None], flo
     return found
 
 
-@claim("geometric spectrum of condition 1e3: 20 to 30 iterations")
-def _slow_spectrum(rows: Measurements) -> ClaimCheck:
+def slow_spectrum(rows: Measurements) -> ClaimCheck:
     count = _median_iterations(rows)[GEOMETRIC]
     return within([count], (20.0, 30.0), f"median of the sizes {count:.3g}", tendency=(10.0, 100.0))
 
 
-@claim("other matrices typically take fewer than 10 iterations")
-def _few_iterations(rows: Measurements) -> ClaimCheck:
+def few_iterations(rows: Measurements) -> ClaimCheck:
     """At most 9 for more than half of them; in part if fewer than for a geometric spectrum."""
     counts = {kind: count for kind, count in _median_iterations(rows).items() if kind != GEOMETRIC}
     told = (f"{kind} {'none' if math.isnan(x) else f'{x:.3g}'}" for (kind, _), x in counts.items())
@@ -233,8 +220,7 @@ def _few_iterations(rows: Measurements) -> ClaimCheck:
     return within(counts.values(), (0.0, 9.0), text, tendency=(0.0, 20.0), least=0.6)
 
 
-@claim("geometric spectrum of condition 1e4: double accuracy cannot be reached profitably", timed=True)
-def _unprofitable(rows: Measurements) -> ClaimCheck:
+def unprofitable(rows: Measurements) -> ClaimCheck:
     """A statement that there is none: one size that is solved faster refutes it."""
     cases = [case for case in _cases(rows) if case.stress]
     speedups = [case.double["speedup"] if case.accurate else 0.0 for case in cases]
@@ -244,14 +230,7 @@ def _unprofitable(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Figure 8; Q iterations; V Figure 3
-FIGURE_8 = described(
-    "qr-paper",
-    "figure8",
-    measure=measure_solvers,
-    draw=draw_solvers,
-    claims=(_faster, _taller, _slow_spectrum, _few_iterations, _unprofitable),
-    size=(17, 9),
-)
+FIGURE_8 = described("qr-paper", "figure8", globals())
 
 
 # --- Figure 9 ---------------------------------------------------------------------------------------------
@@ -314,16 +293,14 @@ def _ratios(rows: Measurements, solver: str, reference: str) -> list[float]:
     return [math.inf if math.isnan(ratio) else ratio for ratio in ratios]
 
 
-@claim("RGSQRF direct: in most cases around two orders worse than SGEQRF direct")
-def _two_orders(rows: Measurements) -> ClaimCheck:
+def two_orders(rows: Measurements) -> ClaimCheck:
     """Two orders, give or take 0.7 of one, for most condition numbers."""
     ratios = _ratios(rows, LOW_DIRECT, S_DIRECT)
     listed = ", ".join(f"{ratio:.2g}" for ratio in ratios)
     return within(ratios, TWO_ORDERS, f"{listed} times (roundoffs: 2^13 = 8192)", tendency=MORE, least=MOST)
 
 
-@claim("RGSQRF + CGLS: at least the level of DGEQRF with a small number of iterations")
-def _reaches_double(rows: Measurements) -> ClaimCheck:
+def reaches_double(rows: Measurements) -> ClaimCheck:
     ratios = _ratios(rows, LOW_REFINED, D_DIRECT)
     refined = rows.where(solver=LOW_REFINED)
     iterations = [math.inf if count is None else count for count in refined.column("iterations")]
@@ -337,13 +314,7 @@ def _reaches_double(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Figure 9; V Figure 4
-FIGURE_9 = described(
-    "qr-paper",
-    "figure9",
-    measure=measure_refinement,
-    draw=draw_refinement,
-    claims=(_two_orders, _reaches_double),
-)
+FIGURE_9 = described("qr-paper", "figure9", globals())
 
 
 RANKS = [16, 64, 128, 256, 512]
@@ -391,8 +362,7 @@ def approximation_error(a: torch.Tensor, factors: LowRank) -> float:
     return float(torch.linalg.matrix_norm(a - (u * s) @ vh) / torch.linalg.matrix_norm(a))
 
 
-@claim("the same quality as single-precision QR-SVD, since truncation dominates rounding")
-def _optimal(rows: Measurements) -> ClaimCheck:
+def optimal(rows: Measurements) -> ClaimCheck:
     """Whether three digits, which the paper prints, are those of the best approximation."""
     part = rows.where(method=RGSQRF_SVD)
     ratios = [math.inf if row["error"] is None else row["error"] / row["smallest"] for row in part]
@@ -401,17 +371,4 @@ def _optimal(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Table 4
-TABLE_4 = described(
-    "qr-paper",
-    "table4",
-    measure=measure_low_rank,
-    claims=(
-        _optimal,
-        ratio(
-            "faster than SGEQRF-SVD (6.4 times)",
-            *("ms", SGEQRF_SVD, RGSQRF_SVD, about(6.4)),
-            tendency=MORE,
-            timed=True,
-        ),
-    ),
-)
+TABLE_4 = described("qr-paper", "table4", globals())

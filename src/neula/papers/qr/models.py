@@ -18,11 +18,10 @@ from neula.papers.drawing import Canvas, plain_ticks
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import householder_flops, sustained_seconds
 from neula.papers.qr.householder import blocked_householder, householder_wy, rhouqr
-from neula.papers.verdicts import HALF_AN_ORDER, MORE, Claim, ClaimCheck, about, claim, within
+from neula.papers.verdicts import HALF_AN_ORDER, MORE, ClaimCheck, about, within
 
 Shape = tuple[int, int]
-Rates = dict[int, float]
-"""TFLOP/s for each width."""
+Rates = dict[int, float]  # TFLOP/s for each width
 
 V100_SHAPE, V100_CAQR, V100_LIBRARY = (32768, 16384), 0.33, 6.67
 """Of the paper: the matrix, and TFLOP/s of the CAQR panel of 128 columns and of SGEQRF of all columns."""
@@ -59,12 +58,10 @@ def rate_at(rates: Rates, width: int) -> float:
 
 SGEQRF, WY_PANEL = "SGEQRF", "WY panel"
 LOW, FP32 = "low", "fp32"
-WIDEST_PANEL = 4096
-"""Wider ones are most of a matrix."""
+WIDEST_PANEL = 4096  # wider ones are most of a matrix
 
 
 def matrix(setting: Setting, shape: Shape | None) -> torch.Tensor:
-    """The matrix of Table 3 and Figures 1 and 2."""
     shape = shape or setting.shape(small=(4096, 1024), paper=(32768, 16384), bytes_an_entry=24)
     return setting.column_major_normal(*shape)
 
@@ -76,17 +73,14 @@ def widths(setting: Setting, small: range, paper: range, most: int) -> list[int]
 
 
 def engines(setting: Setting) -> dict[str, Engine]:
-    """Engines in the cheapest format and in fp32."""
     return {LOW: setting.speed, FP32: setting.speed.using("fp32")}
 
 
 def tflops(flops: float, run: Callable[[], object]) -> float:
-    """TFLOP/s of a run of so many operations."""
     return 1e-12 * flops / sustained_seconds(run)
 
 
 def best_recursion(engine: Engine) -> Recursion:
-    """How the recursion ends by default."""
     return engine.tuning.recursion(engine.storage)
 
 
@@ -117,7 +111,6 @@ def _rates(setting: Setting, shape: Shape | None) -> Iterator[Row]:
 
 
 def panel_column(panel: str) -> str:
-    """The column of Table 3 for a panel."""
     return {"householder": "SGEQRF panel", "caqr": "CAQR panel"}.get(panel, f"{panel} panel")
 
 
@@ -163,8 +156,7 @@ def _panel_rate(a: torch.Tensor, k: int, engine: Engine, panel: str) -> float:
     return tflops(2 * m * k * k, run)
 
 
-@claim("products in the low format need a larger k for their full rate (2048) than fp32 (1024)", timed=True)
-def _low_needs_wider(rows: Measurements) -> ClaimCheck:
+def low_needs_wider(rows: Measurements) -> ClaimCheck:
     """The first width at 90% of the best rate, in both formats."""
     first = {}
     for name in (LOW, FP32):
@@ -174,16 +166,14 @@ def _low_needs_wider(rows: Measurements) -> ClaimCheck:
     return within([first[LOW] / first[FP32]], about(2.0), text, tendency=(1.5, MORE[1]))
 
 
-@claim("a Householder panel runs at a thousandth of the product rate (0.10 of 98)", timed=True)
-def _panel_is_slow(rows: Measurements) -> ClaimCheck:
+def panel_is_slow(rows: Measurements) -> ClaimCheck:
     narrow = next(row for row in rows if row["k"] >= 128)
     part = narrow[SGEQRF] / max(rows.column(f"{LOW} TN"))
     text = f"SGEQRF at k = {narrow['k']}: {100 * part:.2g}% of the best"
     return within([part], about(0.001, HALF_AN_ORDER), text, tendency=(0.0, 0.01))
 
 
-@claim("the CAQR panel is 3.3 times faster than SGEQRF (0.33 TFLOP/s)", timed=True)
-def _caqr_is_faster(rows: Measurements) -> ClaimCheck:
+def caqr_is_faster(rows: Measurements) -> ClaimCheck:
     row = rows.where(k=128)[0]
     ratio = row["CAQR panel"] / row[SGEQRF]
     text = f"at k = 128 {row['CAQR panel']:.2g} TFLOP/s with Q, SGEQRF {row[SGEQRF]:.2g} without"
@@ -191,12 +181,7 @@ def _caqr_is_faster(rows: Measurements) -> ClaimCheck:
 
 
 # item: Q Table 3; Q CAQR rate
-TABLE_3 = described(
-    "qr-paper",
-    "table3",
-    measure=measure_rates,
-    claims=(_low_needs_wider, _panel_is_slow, _caqr_is_faster),
-)
+TABLE_3 = described("qr-paper", "table3", globals())
 
 
 def rate_table(setting: Setting, shape: Shape | None) -> dict[str, Rates]:
@@ -205,8 +190,7 @@ def rate_table(setting: Setting, shape: Shape | None) -> dict[str, Rates]:
     return {column: {row["k"]: row[column] for row in rows if column in row} for column in rows.fields}
 
 
-AIM = 0.25
-"""How far a measurement may be from the model to count as predicted."""
+AIM = 0.25  # how far a measurement may be from the model to count as predicted
 
 
 # item: Q (4)
@@ -323,7 +307,7 @@ def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[
         yield from study.rows(RECURSIVE, LOW, block, partial(rhouqr, study.a, setting.speed, cutoff=block))
 
 
-def _draw(rows: Measurements, canvas: Canvas) -> None:
+def draw(rows: Measurements, canvas: Canvas) -> None:
     """Predictions as lines, measurements as markers of the same colour."""
     axes = canvas.subplots()
     variants = list(dict.fromkeys((row["method"], row["format"]) for row in rows))
@@ -358,60 +342,50 @@ def _compared(rows: Measurements, ours: tuple[str, str], theirs: tuple[str, str]
     return peer_ms / ms, f"{text}, {peer_text}: {peer_ms / ms:.2f} times as fast"
 
 
-@claim("the low format makes blocked Householder QR around 30% faster, no more", timed=True)
-def _low_gains_little(rows: Measurements) -> ClaimCheck:
+def low_gains_little(rows: Measurements) -> ClaimCheck:
     gain, text = _compared(rows, (BLOCKED, LOW), (BLOCKED, FP32))
     return within([gain], (1.15, 1.45), text, tendency=(1.0, 1.15))
 
 
-@claim("even then it is no better than SGEQRF", timed=True)
-def _no_better_than_library(rows: Measurements) -> ClaimCheck:
+def no_better_than_library(rows: Measurements) -> ClaimCheck:
     gain, text = _compared(rows, (BLOCKED, LOW), (LIBRARY, FP32))
     return within([gain], (0.0, 1.0), text)
 
 
-@claim("RGSQRF gains significantly from the low format and surpasses SGEQRF (by about 37%)", timed=True)
-def _recursion_gains(rows: Measurements) -> ClaimCheck:
+def recursion_gains(rows: Measurements) -> ClaimCheck:
     gain, text = _compared(rows, (RGSQRF, LOW), (LIBRARY, FP32))
     from_format, more = _compared(rows, (RGSQRF, LOW), (RGSQRF, FP32))
     found = gain if from_format > 1.3 else math.nan
     return within([found], about(1.37, 1.25), f"{text}; {more}", tendency=MORE)
 
 
-@claim("a small cutoff (128) is as good as any", timed=True)
-def _small_cutoff_is_best(rows: Measurements) -> ClaimCheck:
+def small_cutoff_is_best(rows: Measurements) -> ClaimCheck:
     part = rows.where(method=RGSQRF_DEFAULT, kind=MEASURED)
     at_128, best = part.where(B=128)[0]["tflops"], max(part.column("tflops"))
     text = f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff"
     return within([at_128 / best], (0.9, math.inf), text, tendency=(0.75, math.inf))
 
 
-@claim("Gram-Schmidt beats Householder in the same recursion", timed=True)
-def _beats_recursive_householder(rows: Measurements) -> ClaimCheck:
+def beats_recursive_householder(rows: Measurements) -> ClaimCheck:
     gain, text = _compared(rows, (RGSQRF, LOW), (RECURSIVE, LOW))
     return within([gain], MORE, f"{text}; the same panel, RHOUQR without Q")
 
 
-def _predicted(text: str, method: str, by: str = PREDICTED) -> Claim:
+def predicted(rows: Measurements, method: str, by: str = PREDICTED) -> ClaimCheck:
     """Measured against predicted at the default block size; 128, as the paper, for its own panels."""
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        part = rows.where(method=method, format=LOW)
-        part = part.where(B=128) if method == RGSQRF_CAQR else part.where(default=True)
-        measured, predicted = (part.where(kind=kind)[0]["tflops"] for kind in (MEASURED, by))
-        ratio = measured / predicted
-        told = f"B = {part[0]['B']}: {measured:.3g} TFLOP/s measured, {predicted:.3g} predicted, "
-        return within([ratio], (1 - AIM, 1 + AIM), f"{told}ratio {ratio:.2f}", tendency=about(1.0, 2.0))
-
-    return Claim(text, judge, timed=True)
+    part = rows.where(method=method, format=LOW)
+    part = part.where(B=128) if method == RGSQRF_CAQR else part.where(default=True)
+    measured, expected = (part.where(kind=kind)[0]["tflops"] for kind in (MEASURED, by))
+    ratio = measured / expected
+    told = f"B = {part[0]['B']}: {measured:.3g} TFLOP/s measured, {expected:.3g} predicted, "
+    return within([ratio], (1 - AIM, 1 + AIM), f"{told}ratio {ratio:.2f}", tendency=about(1.0, 2.0))
 
 
 _V100_BLOCKS = (128, 256, 512, 1024)
 """Widths for which formula (4) is a model: in wider ones most of the operations are in the panel."""
 
 
-@claim("formula (4) with the paper's own rates: low format gains around 30%, and stays below SGEQRF (6.67)")
-def _v100_householder(rows: Measurements) -> ClaimCheck:
+def v100_householder(rows: Measurements) -> ClaimCheck:
     predict = partial(predicted_householder, V100_SHAPE[1], panel=v100_rates("SGEQRF"))
     low, fp32 = (
         max(predict(block, product=v100_rates(f"{format} NN")) for block in _V100_BLOCKS)
@@ -421,50 +395,18 @@ def _v100_householder(rows: Measurements) -> ClaimCheck:
     return within([low / fp32 if low < V100_LIBRARY else math.nan], (1.15, 1.45), text)
 
 
-@claim("formula (7) with the paper's own rates and the CAQR panel: 27 TFLOP/s")
-def _v100_rgsqrf(rows: Measurements) -> ClaimCheck:
+def v100_rgsqrf(rows: Measurements) -> ClaimCheck:
     rate = predicted_rgsqrf(V100_SHAPE[1], 128, {128: V100_CAQR}, v100_rates(LOW))
     return within([rate], about(27.0, 1.1), f"{rate:.1f} TFLOP/s")
 
 
-@claim("with the SGEQRF panel over 80% of the time is in the panel (first version, by the paper's own rates)")
-def _v100_panel(rows: Measurements) -> ClaimCheck:
+def v100_panel(rows: Measurements) -> ClaimCheck:
     share = panel_share(*V100_SHAPE, 128, v100_rates("SGEQRF"), v100_rates(LOW))
     return within([share], (0.8, 1.0), f"{share:.0%} at B = 128")
 
 
 # item: Q Figure 1
-FIGURE_1 = described(
-    "qr-paper",
-    "figure1",
-    measure=measure_householder,
-    draw=_draw,
-    claims=(
-        _low_gains_little,
-        _no_better_than_library,
-        _predicted("(neula) formula (4) is within 25% at the default width", BLOCKED),
-        _predicted("(neula) corrected for wide products and panels it is", BLOCKED, WIDE),
-        _v100_householder,
-    ),
-    size=(11, 7),
-)
+FIGURE_1 = described("qr-paper", "figure1", globals())
 
 # item: Q Figure 2; Q 27 TFLOP/s; V 1.4 times
-FIGURE_2 = described(
-    "qr-paper",
-    "figure2",
-    measure=measure_recursion,
-    draw=_draw,
-    claims=(
-        _recursion_gains,
-        _small_cutoff_is_best,
-        _predicted(
-            "with the CAQR panel formula (7) predicts the speed (27 TFLOP/s, 26.2 measured)", RGSQRF_CAQR
-        ),
-        _beats_recursive_householder,
-        _predicted("(neula) formula (7) is within 25% at the default cutoff", RGSQRF_DEFAULT),
-        _v100_rgsqrf,
-        _v100_panel,
-    ),
-    size=(12, 8),
-)
+FIGURE_2 = described("qr-paper", "figure2", globals())

@@ -19,7 +19,7 @@ from neula.papers.drawing import Canvas, curves
 from neula.papers.errors import backward_error, orthogonality_defect
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import householder_flops, steady_seconds
-from neula.papers.verdicts import MORE, Claim, ClaimCheck, cases, claim, ratio, within
+from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 
 CORRECTED = FP16_COR, TF32_COR = "fp16_cor", "tf32_cor"
 UNCORRECTED = FP16_NOCOR, TF32_NOCOR = "fp16_nocor", "tf32_nocor"
@@ -27,15 +27,11 @@ FP32_NOTC = "fp32_notc"
 # item: T modes
 MODES = (FP16_COR, FP16_NOCOR, TF32_COR, TF32_NOCOR, FP32_NOTC)
 ACCURATE = (*CORRECTED, FP32_NOTC)
-AUTO = "auto"
-"""The default of ``neula.tsqr``."""
-
-HOUSEHOLDER = "torch.linalg.qr"
-"""Householder QR of cuSOLVER on a GPU, of LAPACK on a CPU."""
+AUTO = "auto"  # the default of ``neula.tsqr``
+HOUSEHOLDER = "torch.linalg.qr"  # householder QR of cuSOLVER on a GPU, of LAPACK on a CPU
 
 COLUMNS = 128
-BYTES = 40
-"""Memory of an entry: A, Q, and the copies that they are made from."""
+BYTES = 40  # memory of an entry: A, Q, and the copies that they are made from
 
 TRUNCATING, NEAREST, SLIDES = "emulated", "to nearest", "as in the slides"
 """Emulated units: one that truncates as an A100 does, one that rounds to nearest, and the former with tiles,
@@ -56,12 +52,9 @@ def emulated(a: torch.Tensor, mode: str) -> Iterator[tuple[str, torch.Tensor, to
 
 QUANTITIES = {"residual": "||A - QR||$_F$ / ||A||$_F$", "orthogonality": "||Q$^T$Q - I||$_F$ / $\\sqrt{n}$"}
 BOUNDS = {"residual": residual_bound, "orthogonality": orthogonality_bound}
-MESSAGE = 1.5
-"""How many times the error of rounding to nearest shows that truncation is what costs accuracy."""
-AS_GOOD = 3.0
-"""How many times the error of another mode counts as the same level."""
-APART = 30.0
-"""The levels of fp16 and fp32 are a factor of 8192 apart."""
+MESSAGE = 1.5  # how many times the error of rounding to nearest shows that truncation is what costs accuracy
+AS_GOOD = 3.0  # how many times the error of another mode counts as the same level
+APART = 30.0  # the levels of fp16 and fp32 are a factor of 8192 apart
 
 
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
@@ -87,7 +80,6 @@ def _row(a: torch.Tensor, method: str, q: torch.Tensor, r: torch.Tensor) -> Row:
 
 
 def draw_accuracy(rows: Measurements, canvas: Canvas) -> None:
-    """Both errors against m, one line a mode."""
     labels = {quantity: (label, quantity) for quantity, label in QUANTITIES.items()}
     curves(rows, canvas, "m", "m", labels, "method", ncols=3, sharey=True)
 
@@ -101,18 +93,13 @@ def _told(ratios: dict[str, list[float]], peer: str) -> str:
     return f"times {peer}: " + ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
-def _at_most(text: str, methods: tuple[str, ...], peer: str) -> Claim:
-    """The claim that the errors of methods are of the level of another one, for every m."""
-
-    def judge(rows: Measurements) -> ClaimCheck:
-        found = _ratios(rows, methods, peer)
-        return within(chain(*found.values()), (0.0, AS_GOOD), _told(found, peer))
-
-    return Claim(text, judge)
+def at_most(rows: Measurements, methods: tuple[str, ...], peer: str) -> ClaimCheck:
+    """The errors of methods are of the level of another one, for every m."""
+    found = _ratios(rows, methods, peer)
+    return within(chain(*found.values()), (0.0, AS_GOOD), _told(found, peer))
 
 
-@claim("without correction, the errors are those of the low format")
-def _level_of_format(rows: Measurements) -> ClaimCheck:
+def level_of_format(rows: Measurements) -> ClaimCheck:
     """Within the bounds of fp16, and far from those of fp32."""
     gaps = list(chain(*_ratios(rows, UNCORRECTED, FP32_NOTC).values()))
     shares = [
@@ -125,8 +112,7 @@ def _level_of_format(rows: Measurements) -> ClaimCheck:
     return cases([share <= 1.0 for share in shares] + [gap > APART for gap in gaps], text)
 
 
-@claim("(neula) in fp32 no level of the tree errs more than Householder QR")
-def _an_error_a_level(rows: Measurements) -> ClaimCheck:
+def an_error_a_level(rows: Measurements) -> ClaimCheck:
     """A tree of ``log2(m / n)`` levels above its leaves, each of which multiplies Q by orthogonal tiles."""
     allowed = [1 + math.log2(row["m"] / row["n"]) for row in rows.where(method=FP32_NOTC)]
     ratios = _ratios(rows, (FP32_NOTC,), HOUSEHOLDER)
@@ -135,16 +121,14 @@ def _an_error_a_level(rows: Measurements) -> ClaimCheck:
     return cases(kept, f"{_told(ratios, HOUSEHOLDER)} ({levels})")
 
 
-@claim("with correction there is some loss, compared to FP32_NoTC")
-def _some_loss(rows: Measurements) -> ClaimCheck:
+def some_loss(rows: Measurements) -> ClaimCheck:
     """On average over m, the geometric mean."""
     ratios = _ratios(rows, CORRECTED, FP32_NOTC)
     means = [statistics.geometric_mean(part) for part in ratios.values()]
     return within(means, MORE, f"on average {span(means)}; {_told(ratios, FP32_NOTC)}")
 
 
-@claim("the unit's truncation is why: rounded to nearest, corrected modes are as good as FP32_NoTC")
-def _truncation_is_why(rows: Measurements) -> ClaimCheck:
+def truncation_is_why(rows: Measurements) -> ClaimCheck:
     """For each m that is emulated, on the unit of an A100 and on one that rounds to nearest."""
     found: list[bool] = []
     texts = []
@@ -164,41 +148,20 @@ def _truncation_is_why(rows: Measurements) -> ClaimCheck:
 
 
 # item: T residual and orthogonality; T with correction; T 22 bits
-ACCURACY = described(
-    "tsqr-paper",
-    "accuracy",
-    measure=measure_accuracy,
-    draw=draw_accuracy,
-    claims=(
-        _level_of_format,
-        _at_most(
-            "with correction there is not much loss of accuracy (neula: three times at most)",
-            CORRECTED,
-            FP32_NOTC,
-        ),
-        _some_loss,
-        _an_error_a_level,
-        _at_most("(neula) the default is as accurate as Householder QR", (AUTO,), HOUSEHOLDER),
-        _truncation_is_why,
-    ),
-    size=(11, 6),
-)
+ACCURACY = described("tsqr-paper", "accuracy", globals())
 
 
 GEQRF = "torch.geqrf"
 """Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
-COPY = "copy of A"
-"""Reads one matrix and writes another: no QR with Q is faster."""
+COPY = "copy of A"  # reads one matrix and writes another: no QR with Q is faster
 
 BATCH_ROWS = 256
 RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
-EXTRA_OPERATIONS = 3.0
-"""Products that a corrected product is made of."""
+EXTRA_OPERATIONS = 3.0  # products that a corrected product is made of
 
 
 def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
-    """Times for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 12), paper=range(10, 23))
     shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
     for m, n in setting.track(shapes, lambda shape: f"{shape[0]} rows"):
@@ -235,23 +198,14 @@ def _flops(shape: torch.Size, *, forms_q: bool) -> float:
     return shape[:-2].numel() * householder_flops(*shape[-2:]) * (2 if forms_q else 1)
 
 
-_cost_of_correction = ratio(
-    "error correction needs three times the operations: at most three times as long",
-    *("ms", FP16_COR, FP16_NOCOR, (0.0, EXTRA_OPERATIONS)),
-    timed=True,
-)
-
-
-@claim("(neula) the default is faster than the modes that are as accurate", timed=True)
-def _default_fastest(rows: Measurements) -> ClaimCheck:
+def default_fastest(rows: Measurements) -> ClaimCheck:
     """For the largest size, among the modes of the same accuracy."""
     speedups = {mode: rows.ratios("ms", mode, AUTO)[-1] for mode in ACCURATE}
     text = ", ".join(f"{speedup:.2f} times as fast as {mode}" for mode, speedup in speedups.items())
     return within(speedups.values(), MORE, f"for the largest {text}")
 
 
-@claim(f"(neula) {WANTED_BATCH} matrices take at most {WANTED_MS:g} ms, in single precision", timed=True)
-def _thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
+def thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
     """The time of so many is extrapolated from fewer, where fewer are measured."""
     batch = min(WANTED_BATCH, max(rows.column("batch")))
     times: dict[str, float] = {
@@ -264,49 +218,7 @@ def _thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
 
 
 # item: T one matrix; T 3x operations
-PERFORMANCE = described(
-    "tsqr-paper",
-    "performance",
-    measure=measure_performance,
-    draw=partial(curves, x="m", xlabel="m", quantities=RATES, series="method", ncols=4),
-    claims=(
-        ratio(
-            "TSQR with error correction is faster than cuSOLVER",
-            *("ms", HOUSEHOLDER, FP16_COR, MORE),
-            timed=True,
-        ),
-        ratio(
-            "for large m, corrected products on tensor cores are faster than products in fp32",
-            *("ms", FP32_NOTC, FP16_COR, MORE),
-            last=True,
-            timed=True,
-        ),
-        _cost_of_correction,
-        _default_fastest,
-    ),
-    size=(12, 6),
-    emulated_times=True,
-)
+PERFORMANCE = described("tsqr-paper", "performance", globals())
 
 # item: T batch
-BATCHED = described(
-    "tsqr-paper",
-    "batched",
-    measure=measure_batches,
-    draw=partial(
-        curves, x="batch", xlabel="matrices of 256 x 128", quantities=RATES, series="method", ncols=4
-    ),
-    claims=(
-        ratio(
-            "many matrices with Q are factorized faster than cublasSgeqrfBatched factorizes them without Q",
-            *("ms", GEQRF, FP16_COR, MORE),
-            last=True,
-            timed=True,
-        ),
-        _cost_of_correction,
-        _thousand_in_a_millisecond,
-        _default_fastest,
-    ),
-    size=(12, 6),
-    emulated_times=True,
-)
+BATCHED = described("tsqr-paper", "batched", globals())

@@ -15,16 +15,13 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.products.gemm import RUN, corrected_gemm
 from neula.kernels.products.parts import SCHEMES
 from neula.papers.data import Measurements, Row, span
-from neula.papers.drawing import Canvas, curves
+from neula.papers.drawing import Canvas
 from neula.papers.errors import growth, product_error
 from neula.papers.figure import Setting, described
-from neula.papers.verdicts import MORE, ClaimCheck, cases, claim, ratio, within
+from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 
-SMALLEST_NORMAL = -14
-"""Exponent of the smallest normal number of fp16."""
-
-SMALLEST = SMALLEST_NORMAL + 1 - FP16.significand
-"""Exponent of the smallest number of fp16."""
+SMALLEST_NORMAL = -14  # exponent of the smallest normal number of fp16
+SMALLEST = SMALLEST_NORMAL + 1 - FP16.significand  # exponent of the smallest number of fp16
 
 PAPERS_SHIFT = 10
 # item: T scale
@@ -35,8 +32,7 @@ EXPONENTS = range(-40, FP16.max_exponent)
 UNDERFLOW, SUBNORMAL = "underflow", "subnormal"
 LEGEND = {UNDERFLOW: "underflow", SUBNORMAL: "underflow or gradual underflow"}
 
-SIGMAS = 5
-"""Standard deviations that a measured frequency may be off its probability."""
+SIGMAS = 5  # standard deviations that a measured frequency may be off its probability
 
 
 # --- the formula ------------------------------------------------------------------------------------------
@@ -130,8 +126,7 @@ def draw_underflow(rows: Measurements, canvas: Canvas) -> None:
 # --- claims -----------------------------------------------------------------------------------------------
 
 
-@claim("without scaling, underflow can be observed")
-def _underflows(rows: Measurements) -> ClaimCheck:
+def underflows(rows: Measurements) -> ClaimCheck:
     """A number near 1 is no small one; all of its remainders should survive."""
     [one] = rows.where(shift=0, exponent=0)
     part = [row for row in rows.where(shift=0) if row["exponent"] <= 0]
@@ -140,8 +135,7 @@ def _underflows(rows: Measurements) -> ClaimCheck:
     return within([one[SUBNORMAL]], (0.01, 1.0), f"{text}, of those below 2^{always + 1} all")
 
 
-@claim("multiplying by 2^10 can prevent it")
-def _scaling_prevents(rows: Measurements) -> ClaimCheck:
+def scaling_prevents(rows: Measurements) -> ClaimCheck:
     """Wherever ``fp16(a)`` is a normal number; below, a itself has lost bits."""
     without, scaled = (
         max(row[UNDERFLOW] for row in rows.where(shift=shift) if row["exponent"] >= SMALLEST_NORMAL)
@@ -151,8 +145,7 @@ def _scaling_prevents(rows: Measurements) -> ClaimCheck:
     return cases([without > 0.5, scaled < 2.0**-9], text)
 
 
-@claim("(neula) measured frequencies are those of the formula")
-def _as_the_formula(rows: Measurements) -> ClaimCheck:
+def as_the_formula(rows: Measurements) -> ClaimCheck:
     worst = max(_deviation(row, quantity) for row in rows for quantity in LEGEND)
     text = f"off by at most {worst:.1f} standard deviations in {len(LEGEND) * len(rows)} frequencies"
     return within([worst], (0.0, SIGMAS), text)
@@ -164,8 +157,7 @@ def _deviation(row: Row, quantity: str) -> float:
     return abs(row[quantity] - p) / math.sqrt(max(p * (1 - p), 1 / count) / count)
 
 
-@claim("(neula) 2^11 leaves fewer subnormal than 2^10")
-def _one_more_bit(rows: Measurements) -> ClaimCheck:
+def one_more_bit(rows: Measurements) -> ClaimCheck:
     """Compares the scale of neula with that of the paper."""
     ours = max(rows.column("shift"))
     losses = [
@@ -177,18 +169,10 @@ def _one_more_bit(rows: Measurements) -> ClaimCheck:
     return within([better / worse if ours > PAPERS_SHIFT else math.nan], (0.0, 1.0), text)
 
 
-UNDERFLOW_FIGURE = described(
-    "tsqr-paper",
-    "underflow",
-    measure=measure_underflow,
-    draw=draw_underflow,
-    claims=(_underflows, _scaling_prevents, _as_the_formula, _one_more_bit),
-    size=(11, 5),
-)
+UNDERFLOW_FIGURE = described("tsqr-paper", "underflow", globals())
 
 
-UNIT = UNITS["h100"]
-"""The emulated unit that truncates: that of the GPU on which the figure was measured."""
+UNIT = UNITS["h100"]  # the emulated unit that truncates: that of the GPU on which the figure was measured
 BLOCK = UNIT.block
 
 FP32_PRODUCT = "fp32"
@@ -197,8 +181,7 @@ TOWARD_ZERO_RUNS = f"{TOWARD_ZERO}, runs of {RUN}"
 HARDWARE, HARDWARE_RUNS, UNCORRECTED = "hardware", f"hardware, runs of {RUN}", "hardware, uncorrected"
 EMULATED_UNCORRECTED = "emulated, uncorrected"
 
-AS_FP32 = 1.5
-"""How many times the error of the fp32 product counts as the same."""
+AS_FP32 = 1.5  # how many times the error of the fp32 product counts as the same
 
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -258,8 +241,7 @@ def _in_one_run(engine: Engine) -> Product:
     return lambda a, b: corrected_product(a, b, engine, run=a.shape[1])
 
 
-@claim("round-toward-zero on the unit is what limits the corrected product")
-def _limits(rows: Measurements) -> ClaimCheck:
+def limits(rows: Measurements) -> ClaimCheck:
     """On the unit that there is; on its emulation where there is none."""
     product = HARDWARE if rows.where(product=HARDWARE) else TOWARD_ZERO
     part = rows.where(product=product)
@@ -271,40 +253,11 @@ def _limits(rows: Measurements) -> ClaimCheck:
     return within([grows], (2 * AS_FP32, math.inf), f"{text}{part[-1]['k']}", tendency=MORE)
 
 
-@claim("(neula) uncorrected, the error is that of fp16 at any k")
-def _uncorrected(rows: Measurements) -> ClaimCheck:
+def uncorrected(rows: Measurements) -> ClaimCheck:
     product = UNCORRECTED if rows.where(product=UNCORRECTED) else EMULATED_UNCORRECTED
     errors = [error / FP16.u for error in rows.where(product=product).numbers("error")]
     return within(errors, (0.1, 2.0), f"{product}: {span(errors)} u of fp16")
 
 
-_over = partial(ratio, field="error", theirs=FP32_PRODUCT, claimed=(0.0, AS_FP32), by="product")
-
 # item: T RZ; T pseudo_TC
-PRODUCTS = described(
-    "tsqr-paper",
-    "products",
-    measure=measure_products,
-    draw=partial(
-        curves,
-        x="k",
-        xlabel="k",
-        quantities={"error": ("||C - AB|| / ||AB||", "")},
-        series="product",
-        legend="outside right center",
-        fontsize=None,
-    ),
-    claims=(
-        _over("with round-to-nearest, emulated, the corrected product is as good as fp32", ours=NEAREST),
-        _limits,
-        _uncorrected,
-        ratio(
-            "(neula) hardware errs as emulated round-toward-zero does",
-            *("error", HARDWARE, TOWARD_ZERO, (0.5, 2.0)),
-            by="product",
-        ),
-        _over(f"(neula) runs of {RUN} are as accurate as fp32, emulated", ours=TOWARD_ZERO_RUNS),
-        _over(f"(neula) runs of {RUN} are as accurate as fp32, on hardware", ours=HARDWARE_RUNS),
-    ),
-    size=(11, 6),
-)
+PRODUCTS = described("tsqr-paper", "products", globals())

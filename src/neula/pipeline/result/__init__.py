@@ -8,19 +8,27 @@ from neula.pipeline.result.attempts import (
     logged,
     report_missed,
 )
-from neula.pipeline.result.bounded import BoundedResult, LsqLinearResult, NNLSResult
-from neula.pipeline.result.certified import CertifiedResult
-from neula.pipeline.result.cholesky import CholeskyResult
-from neula.pipeline.result.eigh import EighResult, PowerResult
-from neula.pipeline.result.factored import Factored, FactorSolution, FactorValue, SlogdetResult
-from neula.pipeline.result.least_squares import LstsqResult
-from neula.pipeline.result.lu import LUFactors
+from neula.pipeline.result.factorizations import (
+    CholeskyResult,
+    Factored,
+    FactorSolution,
+    FactorValue,
+    LUFactors,
+    QRResult,
+    SlogdetResult,
+)
 from neula.pipeline.result.nonlinear import CurveFitResult, LeastSquaresResult
-from neula.pipeline.result.polar import PolarResult
-from neula.pipeline.result.qr import QRResult
-from neula.pipeline.result.ridge import RidgePath
-from neula.pipeline.result.solution import SolutionResult, SolveResult
-from neula.pipeline.result.svd import SVDResult
+from neula.pipeline.result.shown import CertifiedResult
+from neula.pipeline.result.solutions import (
+    BoundedResult,
+    LsqLinearResult,
+    LstsqResult,
+    NNLSResult,
+    RidgePath,
+    SolutionResult,
+    SolveResult,
+)
+from neula.pipeline.result.spectra import EighResult, PolarResult, PowerResult, SVDResult
 
 __all__ = [
     "AccuracyError",

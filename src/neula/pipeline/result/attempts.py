@@ -12,8 +12,7 @@ from neula.pipeline.result.deferred import Deferrable, Deferring
 
 _log = logging.getLogger("neula")
 
-NAMED = 5
-"""Matrices of a batch, columns, or keys, that a message names; it counts the others."""
+NAMED = 5  # matrices of a batch, columns, or keys, that a message names; it counts the others
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,11 @@ for _one in (AccuracyWarning, IllConditionedWarning, AccuracyError):
     _one.__module__ = "neula"  # the name that users know, in tracebacks and warnings
 
 
+def listed(names: Sequence[str], count: int) -> str:
+    """Some names, the first of so many, and how many others there are."""
+    return ", ".join([*names[:NAMED], *([f"{count - NAMED} more"] if count > NAMED else [])])
+
+
 def report_missed(
     what: str,
     why: str,
@@ -97,8 +101,7 @@ def report_missed(
         If ``strict``.
     """
     named = [f"{name}[{', '.join(map(str, index))}]" for index in indices[:NAMED] if index]
-    more = [f"{len(indices) - NAMED} more"] if len(indices) > NAMED else []
-    message = f"{what}{' for ' * bool(named)}{', '.join(named + more)}: {why}"
+    message = f"{what}{' for ' * bool(named)}{listed(named, len(indices))}: {why}"
     if strict:
         raise AccuracyError(message, result, indices)
     warn(message, IllConditionedWarning if unsure else AccuracyWarning)

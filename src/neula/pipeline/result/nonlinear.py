@@ -11,13 +11,11 @@ import numpy as np
 import torch
 
 from neula.engines.formats import double_of
-from neula.kernels import scipy_linalg
 from neula.pipeline.result import shown
 from neula.pipeline.result.named import Named, as_numpy
 from neula.pipeline.result.shown import ArrayT
 
-ROWS = 1 << 16
-"""Rows of the Jacobian that leverages are computed for at a time."""
+ROWS = 1 << 16  # rows of the Jacobian that leverages are computed for at a time
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -157,10 +155,6 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
         array
             Inf where J is not of full rank, or ``s`` cannot be estimated.
         """
-        given: Any = self.R
-        if _is_one_of_numpy(given):
-            alone: Any = self._inverse_of_one(given, absolute)
-            return alone @ alone.T
         inverse, give = self._inverse(absolute)
         return give(_product(inverse))
 
@@ -216,12 +210,9 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
 
     def _inverse(self, absolute: bool) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
         """``s R^-1`` in double precision, and the way back to the caller's library."""
-        given: Any = self.R
-        if _is_one_of_numpy(given):
-            return torch.from_numpy(self._inverse_of_one(given, absolute)), torch.Tensor.numpy
         from neula.pipeline.inputs import take
 
-        taken = take(given, "R")
+        taken = take(self.R, "R")
         r = taken.tensor.double()
         identity = torch.eye(r.shape[-1], dtype=r.dtype, device=r.device)
         inverse = torch.linalg.solve_triangular(r, identity.expand_as(r), upper=True)
@@ -231,12 +222,6 @@ class LeastSquaresResult(shown.Shown, Named, Generic[ArrayT]):
         inverse = inverse * variance.sqrt()[..., None, None]
         lost = ~torch.as_tensor(self.determined, device=r.device) | variance.isinf()
         return torch.where(lost[..., None, None], math.inf, inverse), taken.wrap
-
-    def _inverse_of_one(self, r: np.ndarray, absolute: bool) -> np.ndarray:
-        variance = 1.0 if absolute else self.residual_variance
-        if not self.determined or math.isinf(variance):
-            return np.full(r.shape, math.inf)
-        return scipy_linalg.lapack.dtrtri(r)[0] * math.sqrt(variance)
 
     def _headline(self) -> str:
         verdict = "certified" if self.converged else "NOT certified"
@@ -278,7 +263,7 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
         pickling, which few models survive.
     """
 
-    _arrays: ClassVar[str] = ".popt"
+    _answers: ClassVar[tuple[str, ...]] = ("popt",)
     _axis = -1
     _facts = ("absolute_sigma",)
 
@@ -409,11 +394,6 @@ def quantile(level: float, dof: float) -> float:
     if dof <= 0:
         return math.inf
     return float(ndtri((1 + level) / 2) if math.isinf(dof) else stdtrit(dof, (1 + level) / 2))
-
-
-def _is_one_of_numpy(x: Any) -> bool:
-    """Whether there is one matrix in an array: of a small one tensors take longer than all the rest."""
-    return type(x) is np.ndarray and x.ndim == 2
 
 
 def _product(inverse: torch.Tensor) -> torch.Tensor:

@@ -6,20 +6,17 @@ import html
 import math
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from neula.errors import counted
-from neula.pipeline.result.deferred import Deferring
+from neula.pipeline.result.deferred import Deferrable, Deferring
 
-ArrayT = TypeVar("ArrayT")
-"""The type of the arrays in a result: that of the input."""
+ArrayT = TypeVar("ArrayT")  # the type of the arrays in a result: that of the input
 
-NUMBERS = 6
-"""Numbers of a vector that are shown."""
-
-COLUMNS = 100
-"""Width of a screen."""
+NUMBERS = 6  # numbers of a vector that are shown
+COLUMNS = 100  # width of a screen
 
 Rows = Iterable[tuple[str, str]]
 
@@ -32,7 +29,7 @@ class Shown(Deferring, ABC):
     equal ones, and comparing them would wait for a GPU.
     """
 
-    _arrays: ClassVar[str] = ".x"
+    _answers: ClassVar[tuple[str, ...]] = ("x",)
     """Attributes with what was computed."""
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
@@ -42,7 +39,9 @@ class Shown(Deferring, ABC):
         ------
         TypeError
         """
-        raise TypeError(f"{type(self).__name__} is not an array: take its {self._arrays}")
+        *others, last = (f".{name}" for name in self._answers)
+        answers = f"{', '.join(others)} and {last}" if others else last
+        raise TypeError(f"{type(self).__name__} is not an array: take its {answers}")
 
     @classmethod
     def _from_fields(cls, fields: Mapping[str, Any]) -> Self:
@@ -78,6 +77,73 @@ class Shown(Deferring, ABC):
         )
         caption = html.escape(f"{type(self).__name__}: {self._headline()}")
         return f'<table><caption style="text-align:left">{caption}</caption>{rows}</table>'
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class CertifiedResult(Shown):
+    """A result with its measured errors, by which it was accepted or rejected.
+
+    Attributes
+    ----------
+    attempts : tuple of Attempt
+        Attempts of the chain, in order; the last one is accepted if any is.
+    engine : str
+        The engine that multiplied.
+    accuracy : str
+        The requested accuracy.
+    seconds : float
+        Time of the call.
+    """
+
+    attempts: Any = Deferrable(())  # noqa: RUF009
+    engine: str = ""
+    accuracy: str = ""
+    seconds: float = math.nan
+    _pending: Callable[[], Any] | None = None
+
+    def _headline(self) -> str:
+        return verdict(self.accuracy, converged=self.converged) + members(self.accepted)  # type: ignore[attr-defined]
+
+    def _lines(
+        self,
+        before: Mapping[str, str],
+        after: Mapping[str, str],
+        method: str = "",
+        answers: Sequence[str] | None = None,
+    ) -> Rows:
+        """The answers, other rows before and after that of the method, and the time."""
+        rows = {name: array(getattr(self, name)) for name in answers or self._answers}
+        rows |= {**before, "method": attempted(self.attempts, method), **after}
+        return {**rows, "time": f"{duration(self.seconds)}, engine {self.engine}"}.items()
+
+    def _bounded(self, *names: str) -> dict[str, str]:
+        """Rows of measured numbers beside their bounds."""
+        pairs = {name: (getattr(self, name), getattr(self, f"{name}_bound")) for name in names}
+        return {name: f"{found:.1e} (bound {bound:.1e})" for name, (found, bound) in pairs.items()}
+
+    def _one_of(self, place: int, arrays: Sequence[str], **scalars: str) -> Self:
+        """The result of one matrix of a batch: its part of each array, from which scalars follow."""
+        known = {name: getattr(self, name) for name in arrays}
+        of_one: dict[str, Any] = {name: None if x is None else x[place] for name, x in known.items()}
+        numbers = {name: type(getattr(self, name))(of_one[array]) for name, array in scalars.items()}
+        return replace(self, **of_one, **numbers)
+
+
+class Unpacked:
+    """A result that is taken apart as a tuple."""
+
+    @abstractmethod
+    def _parts(self) -> tuple[Any, ...]:
+        """The elements of the tuple."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._parts())
+
+    def __getitem__(self, index: int) -> Any:
+        return self._parts()[index]
+
+    def __len__(self) -> int:
+        return len(self._parts())
 
 
 def array(x: Any) -> str:

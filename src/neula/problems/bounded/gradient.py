@@ -14,8 +14,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.pipeline.call import Call
-from neula.pipeline.derivatives import changed_residual
-from neula.pipeline.functions import Answerer, Attached, Tensors, Wanted
+from neula.pipeline.derivatives import Answerer, Attached, Tensors, Wanted, changed_residual
 from neula.pipeline.gradients import known
 from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.pipeline.shapes import BatchedProblem

@@ -90,8 +90,8 @@ class CoreBoundedSolution:
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
         told = LABEL, lambda: in_words(bound, *errors)
-        known = fields, self.x[:, None], [errors.forward_error]
-        return attached(call, shapes, accepted_solution(kind, given, options, *told, *known))
+        x, worst = self.x[:, None], [errors.forward_error]
+        return attached(call, shapes, accepted_solution(kind, given, options, *told, fields, x, worst))
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""
@@ -237,7 +237,8 @@ class BoundedSolution:
 
         Scalars describe the worst problem.
         """
-        call, run, values = self.call, self.run, self.values
+        call, values = self.call, self.values
+        run: Run[BoundedValues] = self.run
         accepted = torch.from_numpy(run.accepted).to(values.x.device)
         measured = zip(BoundedValues.names, values.measured().cpu(), strict=True)
         worst = {name: float(of.max()) if len(of) else 0.0 for name, of in measured}

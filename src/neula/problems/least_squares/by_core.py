@@ -44,6 +44,10 @@ RIGHT = 1 << 20
 """Elements of a matrix, times right-hand sides, up to which these are refined one by one. More of them a
 library multiplies by together, in less time unless products are in twice the precision."""
 
+DOUBLED = 1 << 15
+"""Elements of a matrix up to which products in twice the precision take less time here than in a library,
+which cuts the matrix into slices."""
+
 FEW = 16
 """Right-hand sides of one problem that are refined one by one, whatever its size."""
 
@@ -80,8 +84,8 @@ def suits(m: int, n: int, dtype: torch.dtype) -> bool:
 
 def takes_right(k: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
     """Whether k right-hand sides are refined one by one."""
-    size = options.rows(m, n) * n
-    return k <= FEW or k * size <= RIGHT or (size <= 2 * NEAR and options.refines_doubled(m, n))
+    size = options.rows(m, n) * n * (4 if options.dtype.is_complex else 1)  # of real parts, embedded
+    return k <= FEW or k * size <= RIGHT or (size <= DOUBLED and options.refines_doubled(m, n))
 
 
 def by_core(

@@ -18,8 +18,7 @@ from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import enlarged
 from neula.certificates.orthogonality import PROBES, gaussian_probes
-from neula.certificates.residuals import residual_noise
-from neula.certificates.stagnation import settled
+from neula.certificates.residuals import residual_noise, settled
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, squares
 from neula.kernels.shift import shift

@@ -186,7 +186,8 @@ class LeastSquaresCase(Case):
         few = self.rows * self.n <= tuning.batched_elements and self.count > 1
         tall = tuning.lapack and self.rows >= self.n and not self.spread
         exact = options.forward and exotic
-        low = self.work <= tuning[LeastSquaresTuning].together
+        sliced = tuning.lapack and options.is_wide(self.m, self.n) and self.m * self.n > by_core.DOUBLED
+        low = self.work <= tuning[LeastSquaresTuning].together and not sliced
         return not options.named and bool(few or low or tall or exact)
 
     @cached_property

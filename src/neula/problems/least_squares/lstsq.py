@@ -222,7 +222,7 @@ def lstsq(
 
     If A, b or the weights are torch tensors that require gradients, x is differentiable, to any order. The
     backward pass factorizes A in double precision, and raises a ValueError where A lacks full rank
-    (:func:`neula.pipeline.gradients.attach_solution`).
+    (:class:`neula.pipeline.derivatives.Solution`).
 
     Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
     right-hand sides and column scaling. Damping and weights are applied in a copy of A in double precision.

@@ -176,7 +176,7 @@ def plan_for(
     if here and (one := shape_of_one(a, b)) and (found := core_plan(*one, options, fit_of)):
         return found
     launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
-    if not launches or shapes.shares or 0 in (a.numel(), b.numel()):
+    if not launches or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
         return None
     if not (links := chain_together(len(shapes.matrices), m, n, options)):
         return None

@@ -75,7 +75,12 @@ class LeastSquaresOptions(solutions.SolutionOptions):
     ) -> Self:
         """Options for matrices of a shape that were given in a dtype."""
         unit = format_of(dtype).u
-        known = {"engine": call.engine, "target": call.target, "dtype": call.dtype, "unit": unit}
+        known: dict[str, Any] = {
+            "engine": call.engine,
+            "target": call.target,
+            "dtype": call.dtype,
+            "unit": unit,
+        }
         return cls(**known, rcond=default_rcond(shape, unit) if rcond is None else rcond, **given)
 
     def certain_rcond(self, shape: Sequence[int]) -> float:

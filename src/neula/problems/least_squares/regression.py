@@ -17,7 +17,7 @@ from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares
 from neula.kernels.shift import shift
 from neula.pipeline.gradients import stacked_problem
-from neula.pipeline.result.statistics import Robust
+from neula.pipeline.result.regression import Robust
 from neula.problems.least_squares.fit import FitNumbers, LinearFit
 from neula.problems.orthogonal.certified import certified_qr
 from neula.problems.orthogonal.factors import QRFactors

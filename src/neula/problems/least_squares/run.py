@@ -294,7 +294,7 @@ def solve_system(
 
 def _spoilt(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:
     """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
-    if not shapes.shares:
+    if shapes.copies <= 1:
         return None
     spoilt = ~shapes.finite.to(columns.device)
     return spoilt if bool(spoilt.any()) else None

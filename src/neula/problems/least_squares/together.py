@@ -55,14 +55,13 @@ from neula.certificates.forward_error import (
 from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.engines.graphs import Tensors, made
-from neula.kernels.dispatch import try_together
-from neula.kernels.doubled.doubled import cuts, doubled_product
+from neula.kernels.doubled.doubled import cuts
 from neula.kernels.few_vectors.one_pass_host import pays
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
-from neula.kernels.small_problems.refining import added, over
+from neula.kernels.small_problems.refining import over
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
@@ -263,8 +262,6 @@ def solve_together(
     report = stage(options.progress, label)
     if source.factor is cholesky_r and in_reach(problems.a, k, options):
         return in_one_launch(problems, label, pace)
-    trials = (doubled_product.tried, shift.tried, added.tried)
-    try_together(trials, options.engine.device)
     m, n = problems.a.shape[1:]
     size = max(1, options.engine.tuning.chunk_elements // (options.rows(m, n) * max(n, k)))
     weights = () if options.weights is None else (options.weights,)

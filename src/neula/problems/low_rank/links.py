@@ -1,8 +1,7 @@
 """The table of links for leading singular triplets.
 
 A part of the singular values comes from iterations where these cost less than the Gram matrix and its
-eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of R,
-or for small matrices, unless their rows are distributed over processes, from the library's SVD.
+eigenvectors, from the Gram matrix otherwise; all of them, and what neither finds, from QR and the SVD of R.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ import numpy as np
 import torch
 
 from neula.algorithms.spectra.gram_svd import gram_svd
-from neula.algorithms.spectra.qr_svd import loss_of, refined_svd, svd_of_r, truncate
+from neula.algorithms.spectra.qr_svd import loss_of, svd_of_r
 from neula.algorithms.spectra.ritz import Ritz
 from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
 from neula.certificates.bounds import measurement_error
-from neula.certificates.low_rank import largest_beyond, random_vectors, upper_bounds
+from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
-from neula.engines.formats import in_double
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer, Link, answered
+from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
@@ -55,10 +53,7 @@ def by_iteration(
     operator = MixedPrecisionOperator.from_matrix(
         a, problems.norm, options.exact, options.exact.using(options.low)
     )
-    # Elsewhere a kernel multiplies so many vectors while it reads A once.
-    together = options.engine.tuning.lapack and operator.low is a and not options.engine.over_rows.spread
-    others = random_vectors(a.shape[1], a.dtype, a.device) if together else None
-    found, products = subspace_iteration(operator, rank, width, evidence.excess, most, others)
+    found, products = subspace_iteration(operator, rank, width, evidence.excess, most)
     u, s, v = found.u[:, :rank], found.s[:rank], found.v[:, :rank]
     values = _values(u, s, v, evidence.measures, evidence.errors, evidence.remainder)
     return replace(answered(values, label, options.progress), iterations=products)
@@ -104,8 +99,8 @@ class _TripletMeasurements:
         s, k, margin = found.s.numpy(), self.rank, float(most[-1])
         last, edge = float(s[k - 1]), float(s[-1])
         wanted = max(CLEAR * (last + margin), (last + margin + edge) / 2)
-        a, exact, carried = self.problems.a[0], self.problems.options.exact, found.carried
-        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most, carried=carried)
+        a, exact = self.problems.a[0], self.problems.options.exact
+        beyond = largest_beyond(a, found.u, found.v, edge, wanted, exact, most=self.most)
         left = float(np.square(s[k:]).sum() + found.rest.numpy().trace().real)
         self.remainder = math.hypot(math.sqrt(left), beyond.size)
         bounds = upper_bounds(s, found.rest.numpy(), k, beyond.bound, margin, most / LESS)
@@ -120,54 +115,20 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
     options, a, norm = problems.options, problems.a[0], problems.norm
     rank = options.rank
     assert rank is not None
-    engine = options.exact.using(compute)
-    shape = options.shape_of(problems.a.shape)
-    found = gram_svd(a, rank, engine, options.rounding(*shape), norm)
-    s = found.s.double().cpu()
+    low, shape = options.exact.using(compute), options.shape_of(problems.a.shape)
+    triplets = gram_svd(a, rank, low, options.exact, options.rounding(*shape) * norm)
+    if triplets is None:
+        raise Declined("the Gram matrix overflows")
+    found, beyond = triplets
+    s, left = found.s, found.residual + problems.rounded
     # Up to rounding errors of A^T A, which are relative to its norm, that is the largest beyond.
-    beyond = (found.beyond**2 + engine.arithmetic.u * norm**2) ** 0.5
-    errors = torch.full_like(s, found.residual * norm)
-    errors[-1] = torch.maximum(errors[-1], beyond - s[-1])
-    weights = options.weights(s, norm, *shape)
-    errors = errors + problems.rounded
-    residual = (found.residual * norm + problems.rounded) / float(weights.min())
-    missed = float((errors / weights).max())
-    measures = [residual, found.orthogonality, missed]
-    errors = errors + found.orthogonality * rank**0.5 * s
+    beyond = (beyond**2 + low.arithmetic.u * norm**2) ** 0.5
+    weights, errors = options.weights(s, norm, *shape), torch.full_like(s, left)
+    errors[-1] = torch.maximum(errors[-1], beyond - s[-1] + problems.rounded)
+    measures = [left / float(weights.min()), found.loss, float((errors / weights).max())]
+    errors = errors + found.loss * rank**0.5 * s
     values = _values(found.u, s, found.v, measures, errors)
     return answered(values, f"gram-svd {compute}", options.progress)
-
-
-def by_svd(problems: TallMatrix, before: Solution | None) -> Solution:
-    """The library's SVD, truncated."""
-    options, a, norm = problems.options, problems.a[0], problems.norm
-    u, s, vh = refined_svd(a)
-    errors = _errors_of_all(a, u, s, vh)
-    k = truncate(s, options.rank, options.tol)
-    u, s, v = u[:, :k], s[:k], vh[:k].mH
-    gaps = torch.linalg.vector_norm(exact_matmul(a.mH, u) - v * s, dim=0)
-    numbers = torch.cat([torch.stack([s, gaps]), torch.stack([loss_of(u), loss_of(v)])[:, None].to(s)], 1)
-    numbers = numbers.double().cpu()
-    found, gaps, losses = numbers[0, :k], numbers[1, :k], numbers[:, k]
-    weights = options.weights(found, norm, *a.shape)
-    residual = float(torch.linalg.vector_norm(gaps / weights))
-    residual += problems.rounded / float(weights.min()) if k else 0.0
-    errors = errors[:k].cpu() + problems.rounded
-    measures = [residual, float(losses.max()), residual]
-    values = _values(u, found, v, measures, errors)
-    return answered(values, f"svd {options.work.name}", options.progress)
-
-
-def _errors_of_all(a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
-    """Bounds on the errors of all singular values of a tall matrix, in double precision.
-
-    Those of ``A V`` and ``U diag(s)`` differ by no more than the norm of the difference, and by so much from
-    those of A, and from s, as V and U lack of orthogonality.
-    """
-    n, (a, u, s, v) = a.shape[1], map(in_double, (a, u, s, vh.mH))
-    left = torch.linalg.matrix_norm(a @ v - u * s)
-    noise = measurement_error(n, torch.float64) * torch.linalg.matrix_norm(a)
-    return left + noise + (loss_of(u) + loss_of(v)) * n**0.5 * s
 
 
 def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
@@ -189,6 +150,8 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     residual += (left + problems.rounded) / smallest if smallest > 0 else 0.0
     orthogonality = certificate.orthogonality / certificate.orthogonality_bound
     orthogonality = orthogonality * options.orthogonality_bound(*shape) + lost
+    if orthogonality > options.orthogonality_bound(*shape):  # a sum of two, of which U has lost less
+        orthogonality = max(lost, float(over_rows.agree(loss_of(u, over_rows))))
     n, work = shape[1], options.work.dtype
     errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left + problems.rounded
     # Norms differ by half of what the squares of U and of V lack.
@@ -233,7 +196,6 @@ class SVDTuning:
     eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
     iteration: float  # price of a product by A^T A beside its operations, in operations in float32
     block: float  # price of that product for each element of A and column of the block, in the same unit
-    direct_svd: int  # m n^2 up to which the library's SVD takes no longer
 
 
 @dataclass(frozen=True)
@@ -250,17 +212,11 @@ class SVDCase(Case):
         return self.n if self.options.rank is None else self.options.rank
 
     @property
-    def small(self) -> bool:
-        """Whether the library's SVD takes no longer than what looks for a part of it."""
-        engine = self.options.engine
-        return self.m * self.n * self.n <= self.tuning[SVDTuning].direct_svd and not engine.over_rows.spread
-
-    @property
     def partial(self) -> bool:
         """Whether the leading triplets are computed by themselves."""
         options = self.options
         few = options.rank is not None and self.rank <= self.tuning[SVDTuning].gram_part * self.n
-        return options.algorithm is None and few and not self.small
+        return options.algorithm is None and few
 
 
 def chain(m: int, n: int, options: SVDOptions) -> Sequence[SVDLink]:
@@ -306,8 +262,6 @@ def _gram_arithmetic(options: SVDOptions) -> str:
 _when = Rule[SVDCase, bool]
 _formats = Rule[SVDCase, Sequence[str]]
 
-_small = _when("small matrices on a CPU", lambda case: case.options.algorithm is None and case.small)
-
 _iterates = _when(
     "a rank up to n / 4 where six products by A^T A cost less than its eigenvectors, and by name",
     lambda case: case.options.algorithm == "iteration" or (case.partial and _worth(case) >= FEWEST),
@@ -319,14 +273,11 @@ _part = _when(
 
 _default = _when("by default, and by name", lambda case: case.options.algorithm in (None, "qr-svd"))
 
-_work = _formats("fp32, fp64", lambda case: [case.options.work.name])
-
 _low = _formats("that of products by A", lambda case: [str(case.options.low)])
 
 _of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
 
 TABLE: Table[SVDCase] = (
-    Row("svd {}", way(by_svd), (_small,), arithmetics=_work),
     Row("subspace iteration {}", _iteration, (_iterates,), arithmetics=_low),
     Row("gram-svd {}", _gram, (_part,), arithmetics=_of_gram),
     Row("qr-svd", way(by_qr), (_default,)),

@@ -13,7 +13,7 @@ import torch
 
 from neula.algorithms.krylov.streamed_lstsq import GramSums, HouseholderSums
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
-from neula.algorithms.spectra.qr_svd import refined_svd, truncate
+from neula.algorithms.spectra.qr_svd import loss_of, refined_svd, truncate
 from neula.algorithms.spectra.ritz import orthonormal
 from neula.certificates.orthogonality import PROBES
 from neula.engines import FP64
@@ -60,7 +60,7 @@ class StreamedMatrix(SingleProblem):
         image = self._image(u)
         gaps = torch.linalg.vector_norm(image - v_k * found.to(image.device), dim=0).cpu()
         weights = options.weights(found, norm, m, n)
-        lost = max(_loss(u), _loss(v_k))
+        lost = float(torch.maximum(loss_of(u), loss_of(v_k)))
         residual = float(torch.linalg.vector_norm(gaps / weights))
         missed = float((errors / weights).max()) if k else 0.0
         numbers = torch.tensor(
@@ -163,10 +163,3 @@ class _SingularValueBounds:
             # |sigma - s| = |sigma^2 - s^2| / (sigma + s), and sigma is at least 0.
             found = torch.minimum(found, torch.minimum(change / s, change.sqrt()))
         return found
-
-
-def _loss(b: torch.Tensor) -> float:
-    """``||B^H B - I||_F / sqrt(k)``."""
-    gram = b.mH @ b
-    gram.diagonal().sub_(1)
-    return float(torch.linalg.matrix_norm(gram)) / max(1, b.shape[1]) ** 0.5

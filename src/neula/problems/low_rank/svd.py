@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import SAFE_NORMS
-from neula.algorithms.spectra.gram_svd import frobenius_norm
 from neula.certificates.bounds import Accuracy, measurement_error, target_format
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
 from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
@@ -381,8 +380,12 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
 
 
 def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
-    """``||A||_F``, of which there may be other rows elsewhere."""
-    norm = frobenius_norm(a)
+    """``||A||_F``, of which there may be other rows elsewhere, in the precision of A where squares are in its
+    range: torch would copy A to sum in a wider one.
+    """
+    norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
+    low, high = SAFE_NORMS[a.dtype.to_real()]
+    norm = norm if low < norm < high else float(torch.linalg.matrix_norm(in_double(a)))
     if not over_rows.spread:
         return norm
     square = torch.tensor([norm], dtype=torch.float64, device=a.device).square()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from neula.errors import check_name
-from neula.pipeline import functions
+from neula.pipeline import derivatives
 from neula.pipeline.gradients import symmetric_part
 from neula.pipeline.operators import Operator
 from neula.pipeline.result import CholeskyResult, PolarResult, QRResult
@@ -44,7 +44,7 @@ def _shapes_of_qr(A: torch.Tensor) -> Shapes:
 QR = Operator(
     f"qr(Tensor A, {COMMON}, str? algorithm=None, str? compute=None, str? panel=None, int? cutoff=None)"
     " -> (Tensor Q, Tensor R, Tensor residual, Tensor orthogonality, Tensor accepted)",
-    functions.QRFunction,
+    derivatives.QRFunction,
     _qr,
     _shapes_of_qr,
 )
@@ -83,7 +83,7 @@ def _shapes_of_orth(A: torch.Tensor) -> Shapes:
 ORTH = Operator(
     f"orth(Tensor A, {COMMON})"
     " -> (Tensor Q, Tensor R, Tensor residual, Tensor orthogonality, Tensor rank, Tensor accepted)",
-    functions.QRFunction,
+    derivatives.QRFunction,
     _orth,
     _shapes_of_orth,
 )
@@ -112,7 +112,7 @@ def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
 
 CHOLESKY = Operator(
     f"cholesky(Tensor A, {COMMON}) -> (Tensor L, Tensor residual, Tensor accepted)",
-    functions.CholeskyFunction,
+    derivatives.CholeskyFunction,
     fields_of("definite.cholesky:cholesky", "L", "residuals", "accepted"),
     _shapes_of_cholesky,
 )
@@ -145,7 +145,7 @@ def _shapes_of_polar(A: torch.Tensor) -> Shapes:
 POLAR = Operator(
     f"polar(Tensor A, {COMMON}, float? rcond=None, bool completion=False)"
     " -> (Tensor U, Tensor rank, Tensor residual, Tensor orthogonality, Tensor accepted)",
-    functions.Polar,
+    derivatives.Polar,
     fields_of("polar.polar:polar", "U", "ranks", "residuals", "orthogonalities", "accepted"),
     _shapes_of_polar,
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from neula.pipeline import functions
+from neula.pipeline import derivatives
 from neula.pipeline.operators import Operator, refuse_variable
 from neula.problems.operators.arguments import Shapes, Tensors, are_simple, common_dtype
 
@@ -28,7 +28,7 @@ def _multiply(**options: Any) -> Any:
 
 MATMUL = Operator(
     'matmul(Tensor A, Tensor B, str? compute=None, float alpha=1.0, str engine="auto") -> Tensor',
-    functions.ProductFunction,
+    derivatives.ProductFunction,
     _matmul,
     _shapes_of_product,
     _multiply,

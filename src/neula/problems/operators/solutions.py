@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from neula.errors import part_of_one
-from neula.pipeline import functions
+from neula.pipeline import derivatives
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.operators import Operator, name_of, refuse_variable
 from neula.pipeline.result import LstsqResult, SolveResult
@@ -43,7 +43,7 @@ LSTSQ = Operator(
     f"lstsq(Tensor A, Tensor b, {COMMON}, str? algorithm=None, str? compute=None, float? rcond=None, "
     'int max_iterations=60, str certify="backward")'
     " -> (Tensor x, Tensor rank, Tensor backward_error, Tensor forward_error, Tensor accepted)",
-    functions.Solution,
+    derivatives.Solution,
     fields_of("least_squares.lstsq:lstsq", "x", "ranks", *EVIDENCE),
     _shapes_of_lstsq,
     _factorize,
@@ -116,7 +116,7 @@ SOLVE = Operator(
     f'solve(Tensor A, Tensor b, {COMMON}, str assume_a="gen", str? pivot=None, str? compute=None, '
     'int max_iterations=100, str certify="backward")'
     " -> (Tensor x, Tensor backward_error, Tensor forward_error, Tensor accepted)",
-    functions.LinearSystem,
+    derivatives.LinearSystem,
     fields_of("systems.solve:solve", "x", *EVIDENCE),
     _shapes_of_solve,
     _solve_again,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from neula.pipeline import functions
+from neula.pipeline import spectral_derivatives
 from neula.pipeline.operators import Operator
 from neula.pipeline.result import EighResult, SVDResult
 from neula.problems.operators.arguments import (
@@ -34,7 +34,7 @@ def _shapes_of_eigh(A: torch.Tensor) -> Shapes:
 EIGH = Operator(
     f"eigh(Tensor A, {COMMON})"
     " -> (Tensor w, Tensor V, Tensor errors, Tensor residual, Tensor orthogonality, Tensor accepted)",
-    functions.EigenvectorsFunction,
+    spectral_derivatives.EigenvectorsFunction,
     fields_of(
         *("spectra.eigh:eigh", "eigenvalues", "eigenvectors"),
         *("errors", "residuals", "orthogonalities", "accepted"),
@@ -96,7 +96,7 @@ def _shapes_of_svd(A: torch.Tensor) -> Shapes:
 SVD = Operator(
     f"svd(Tensor A, {COMMON}) -> (Tensor U, Tensor s, Tensor Vh, Tensor errors, Tensor residual, "
     "Tensor orthogonality, Tensor accepted)",
-    functions.SVDFunction,
+    spectral_derivatives.SVDFunction,
     _svd,
     _shapes_of_svd,
 )

@@ -22,6 +22,7 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.mgs import TILE_COLUMNS
 from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
+from neula.pipeline.chain import Link
 from neula.pipeline.table import (
     CORE,
     KERNEL,
@@ -34,7 +35,6 @@ from neula.pipeline.table import (
     Table,
     labelled,
     ruled,
-    way,
 )
 from neula.problems.orthogonal import launched, ways
 from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
@@ -69,7 +69,6 @@ class Stage(Enum):
     TOGETHER = "small matrices of a batch together"
     TALL = "tall matrices of a few columns, ``tsqr``"
     ALONE = "one matrix"
-    IN_PLACE = "one matrix, ``overwrite_a=True``"
 
 
 @dataclass(frozen=True)
@@ -126,13 +125,14 @@ class QRCase(Case):
     @cached_property
     def lapack(self) -> bool:
         """Whether LAPACK's reflections come first."""
-        return not self.options.named and self.tuning.lapack_first(self.m, self.n)
+        free = not (self.options.named or self.options.in_place)
+        return free and self.tuning.lapack_first(self.m, self.n)
 
     @cached_property
     def queued(self) -> bool:
         """Whether first links may be launched as a whole, before anything is known about the numbers."""
         options, tuning = self.options, self.tuning
-        named = options.algorithm not in (None, "rgsqrf") or options.progress is not None
+        named = options.algorithm not in (None, "rgsqrf") or options.progress is not None or options.in_place
         panel = options.panel or tuning.recursion(options.low.format.storage).panel
         waits = panel not in ("cholesky", "cholesky32")
         return tuning.replayed_bytes > 0 and self.m >= self.n and not named and not waits
@@ -186,8 +186,7 @@ def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
 
 def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
     """Links for one matrix; the first one synchronizes only if it may."""
-    stage = Stage.IN_PLACE if options.in_place else Stage.ALONE
-    return Chain(TABLE, QRCase(layout, options, stage, wait))
+    return Chain(TABLE, QRCase(layout, options, Stage.ALONE, wait))
 
 
 # ---------------------------------------------------------------- conditions
@@ -204,7 +203,7 @@ def _by_name(words: str, *names: str | None) -> Rule[QRCase, bool]:
     return _when(words, lambda case: case.options.algorithm in names)
 
 
-_together, _tall_stage, _alone, _in_place = map(_in, Stage)
+_together, _tall_stage, _alone = map(_in, Stage)
 
 _lapack = _when(
     "on a CPU, batches, and matrices that are nearly square or small",
@@ -226,7 +225,7 @@ _small_kernel = _when(
 
 @ruled("on a CPU, from 3 rows a column and more than 128 columns on, of complex numbers 64")
 def _by_products(case: QRCase) -> bool:
-    allowed = not (case.options.named or case.options.over_rows.spread)
+    allowed = not (case.options.named or case.options.in_place or case.options.over_rows.spread)
     # A kernel does the same for fewer real ones.
     many = case.n > ways.COLUMNS or (case.complex and 2 * case.n >= ways.COLUMNS)
     return allowed and many and case.m >= case.tuning[QRTuning].cholesky_qr_ratio * case.n
@@ -276,40 +275,37 @@ def _two_passes(case: QRCase) -> bool:
 def _after_panels(case: QRCase) -> bool:
     m, n, options, tuning = case.m, case.n, case.options, case.tuning[QRTuning]
     most, small = tuning.gram_passes, m * n <= tuning.widened_elements
-    wanted = not options.named and case.target is FP32 and not options.over_rows.spread
+    wanted = not (options.named or options.in_place or options.over_rows.spread) and case.target is FP32
     return wanted and most / 32 < m * n**2 <= most and small and m >= n
 
 
-@ruled("fp32, rows over processes with wide panels")
-def _spread(case: QRCase) -> bool:
+@ruled("fp32, rows over processes with wide panels, or ``overwrite_a=True``")
+def _corrected_after(case: QRCase) -> bool:
     # A correction has fewer operations than a second pass, most of them in half precision.
-    wide = case.options.over_rows.spread and case.tuning.spread is not None
-    return wide and not case.options.named and case.target is FP32
+    options = case.options
+    wide = options.over_rows.spread and case.tuning.spread is not None
+    return case.target is FP32 and (
+        (options.in_place and options.algorithm is None) or (wide and not options.named)
+    )
 
 
-@ruled("fp64 by default, and ``algorithm='cholesky-qr'``")
-def _fp64(case: QRCase) -> bool:
+@ruled("fp64 by default, except with ``overwrite_a=True``, and ``algorithm='cholesky-qr'``")
+def _preconditioned(case: QRCase) -> bool:
     named = case.options.algorithm
-    return named == "cholesky-qr" or (named is None and case.target is FP64)
+    return named == "cholesky-qr" or (named is None and case.target is FP64 and not case.options.in_place)
 
 
-@ruled("other accuracies by default, and ``algorithm='rgsqrf-reortho'``")
-def _not_fp64(case: QRCase) -> bool:
+@ruled("otherwise by default, and ``algorithm='rgsqrf-reortho'``")
+def _second(case: QRCase) -> bool:
     named = case.options.algorithm
-    return named == "rgsqrf-reortho" or (named is None and case.target is not FP64)
+    return named == "rgsqrf-reortho" or (named is None and not _preconditioned(case))
 
 
 _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
 
-_second = _by_name("by default, and ``algorithm='rgsqrf-reortho'``", None, "rgsqrf-reortho")
-
 _exactly_two = _by_name("only ``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
 
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
-
-_default = _by_name("by default", None)
-
-_fp32_in_place = _when("fp32 by default", lambda case: case.options.algorithm is None and case.target is FP32)
 
 # ---------------------------------------------------------------- arithmetics that depend on the case
 _formats = Rule[QRCase, Sequence[str]]
@@ -425,7 +421,15 @@ def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
     return lambda case, label, name: launched.launching(label, method)
 
 
-_after = partial(way, inherits=True)
+def _after(answer: Callable[..., ways.Solution], *, inherits: bool = True) -> Make:
+    """A link that continues from the one before, in the memory of A where Q is to take that."""
+
+    def make(case: QRCase, label: str, name: str) -> QRLink:
+        in_place = case.options.in_place
+        return Link(label, answer, inherits=inherits or in_place, overwrites=in_place)
+
+    return make
+
 
 REPEATED, ONCE, TWICE, SHIFTED = (
     "cholesky-qr {}, repeated",
@@ -465,21 +469,11 @@ TABLE: Table[QRCase] = (
     Row(
         TWICE, lambda case, label, _: launched.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)
     ),
-    Row(RGSQRF, _after(ways.correction), (*_ON_GPU, _spread), CORRECTION, _low),
-    Row(RGSQRF, _after(ways.preconditioned), (*_ON_GPU, _fp64), "cholesky-qr fp64", _low),
+    Row(RGSQRF, _after(ways.correction), (*_ON_GPU, _corrected_after), CORRECTION, _low),
+    Row(RGSQRF, _after(ways.preconditioned), (*_ON_GPU, _preconditioned), "cholesky-qr fp64", _low),
     Row(RGSQRF, _after(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),
-    Row(RGSQRF, _after(ways.second_pass), (*_ON_GPU, _not_fp64), REORTHO, _low),
-    Row(HOUSEHOLDER, way(ways.by_householder), (_alone, _last)),
+    Row(RGSQRF, _after(ways.second_pass), (*_ON_GPU, _second), REORTHO, _low),
+    Row(HOUSEHOLDER, _after(ways.by_householder, inherits=False), (_alone, _last)),
     Row(HOUSEHOLDER, _reflected_in_double, (_together,)),
-    Row(RGSQRF, way(ways.first_pass_in_place, overwrites=True), (_in_place, _first), "", _low),
-    Row(
-        RGSQRF,
-        _after(ways.correction_in_place, overwrites=True),
-        (_in_place, _fp32_in_place),
-        CORRECTION,
-        _low,
-    ),
-    Row(RGSQRF, _after(ways.second_pass_in_place, overwrites=True), (_in_place, _second), REORTHO, _low),
-    Row(HOUSEHOLDER, _after(ways.householder_of_q, overwrites=True), (_in_place, _default)),
 )
 """Cheapest first."""

@@ -148,7 +148,7 @@ def qr(
     orthogonality, in the Frobenius norm and in the 2-norm, are small enough.
 
     Q and R of a torch tensor are differentiable, to any order, if A has full rank, or its leading square
-    block if A is wide (:func:`neula.pipeline.gradients.attach_factors`).
+    block if A is wide (:class:`neula.pipeline.derivatives.QRFunction`).
 
     Recursive Gram-Schmidt is Algorithm 1 of [1]_, re-orthogonalization its section 3.3, column scaling its
     section 3.5. A wide matrix is factorized by its leading square block, as in LAPACK.

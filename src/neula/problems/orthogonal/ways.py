@@ -16,14 +16,12 @@ from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
 from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, solved_cholesky_qr
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import (
-    correct,
     correct_last,
     refine_qr,
     reorthogonalize,
     second_passes,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.algorithms.spectra.gram import gram_r
 from neula.certificates.bounds import orthogonality_bound
 from neula.certificates.qr import (
     certificates_of,
@@ -180,6 +178,8 @@ def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     R, and more often than not too ill-conditioned for anything but reflections.
     """
     looked_at = matrices.single  # which refuses NaN
+    if matrices.options.in_place:
+        return _answer(matrices, "", *_rgsqrf_in_place(looked_at))
     if matrices.options.algorithm is None and _is_triangular(matrices):
         return _triangular(matrices)
     if before is not None and looked_at.zero is None and not _is_spoiled(matrices, before):
@@ -205,11 +205,13 @@ def _triangular(matrices: QRMatrices) -> Solution:
 
 
 def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization: another pass over Q."""
-    options = matrices.options
-    start, engine = _first_factors(matrices, before), options.low_engine
-    factors = reorthogonalize(*start, engine, panel=options.panel, cutoff=options.cutoff)
-    return _answer(matrices, " + reortho", *factors)
+    """Re-orthogonalization: another pass over Q, in place by panels whose residual is small whatever the
+    rank.
+    """
+    options, in_place = matrices.options, matrices.options.in_place
+    start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
+    asked = {"panel": panel, "cutoff": options.cutoff, "overwrite_q": in_place}
+    return _answer(matrices, " + reortho", *reorthogonalize(*start, options.low_engine, **asked))
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -220,11 +222,16 @@ def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def correction(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Make a nearly orthonormal Q orthonormal, in a copy, since a second pass may continue from Q."""
-    q, r = _first_factors(matrices, before)
-    engine = matrices.options.low_engine
-    q = engine.empty(*q.shape).copy_(q)
-    factors = correct(q, engine.empty(*r.shape).copy_(r), engine, largest=SURELY_CORRECTED)
+    """Make a nearly orthonormal Q orthonormal: in place the columns that have lost, else all of them in a
+    copy, since a second pass may continue from Q.
+    """
+    (q, r), options, engine = _first_factors(matrices, before), matrices.options, matrices.options.low_engine
+    columns = q.shape[1]
+    if options.in_place:
+        columns = columns_lost(leading_losses(q, leading(columns)), columns, options.target)
+    else:
+        q, r = (engine.empty(*x.shape).copy_(x) for x in (q, r))
+    factors = correct_last(q, r, engine, columns, largest=SURELY_CORRECTED)
     return _answer(matrices, CORRECTED, *factors)
 
 
@@ -236,23 +243,14 @@ def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
     return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
 
 
-def refined_from_gram(compute: str) -> QRLink:
-    """R of a Gram matrix in some arithmetic, and Cholesky QR of ``A R^-1`` in double precision."""
-    label = f"cholesky {compute} + cholesky-qr fp64"
-
-    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
-        engine = matrices.options.engine.using(compute)
-        r = in_double(gram_r(engine.operand(matrices.single.leading.scaled(engine)), engine))
-        if not bool(torch.isfinite(r).all()):
-            raise Declined("the Gram matrix is not positive definite: A is too ill-conditioned for it")
-        return replace(_answer(matrices, "", *refine_qr(_in_double(matrices), r)), label=label)
-
-    return Link(label, answer)
-
-
 def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Householder reflections in double precision."""
-    factors = householder(_in_double(matrices), matrices.options.engine)
+    """Householder reflections in double precision, of Q where that has taken the place of A."""
+    if matrices.options.in_place:
+        q, r = _first_factors(matrices, before)
+        q, step = householder(in_double(q))
+        factors = q, (step @ in_double(r)).to(r.dtype)
+    else:
+        factors = householder(_in_double(matrices), matrices.options.engine)
     return replace(_answer(matrices, "", *factors), label="householder fp64")
 
 
@@ -261,8 +259,15 @@ def _in_double(matrices: QRMatrices) -> torch.Tensor:
 
 
 def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
-    """Q and R of the scaled matrix that a second pass starts from."""
+    """Q and R of the scaled matrix that a second pass starts from; in place there is nothing but these."""
     matrix = matrices.single.leading
+    if matrices.options.in_place:
+        if before is None:
+            return _rgsqrf_in_place(matrix)
+        q, r = before.values.q[0], before.values.r[0]
+        if not bool(torch.isfinite(r).all()):
+            raise Declined
+        return q, matrix.options.low_engine.fill(r, r, matrix.scales)
     if before is None:
         q, r = matrix.rgsqrf()
     else:
@@ -286,12 +291,17 @@ def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
 
 def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
     """Factors of the matrix as given, with what is measured of them."""
-    matrix, options = matrices.single, matrices.options
-    r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
-    q = _as_returned(q, matrix)
-    measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
-    measures = options.over_rows.agree(measures)
-    q = options.low_engine.widened(q)
+    matrix, options, engine = matrices.single, matrices.options, matrices.options.low_engine
+    if options.in_place:
+        r, q = engine.fill(r_scaled, r_scaled, matrix.scales.reciprocal()), _as_returned(q, matrix)
+        if matrix.zero is not None:
+            r[:, matrix.zero] = 0
+        measures = image_measures(matrix.image, q, r, matrix.scales)
+    else:
+        r = options.over_rows.agree_triangle(matrix.unscaled(q, r_scaled))
+        q = _as_returned(q, matrix)
+        measures = single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+        measures, q = options.over_rows.agree(measures), engine.widened(q)
     return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {options.low.format.name}{more}")
 
 
@@ -299,24 +309,6 @@ def _as_returned(q: torch.Tensor, matrix: Matrix) -> torch.Tensor:
     """Q in the dtype of the matrix where that is narrower: what is measured is what is returned."""
     kept = torch.promote_types(matrix.a.dtype, torch.float32)
     return q if torch.promote_types(q.dtype, kept) == kept else q.to(kept)
-
-
-# --- one matrix, in its own memory ---
-
-
-def first_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt whose Q takes the place of A."""
-    return _answer_in_place(matrices, "", *_rgsqrf_in_place(matrices.single))
-
-
-def correction_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Make a nearly orthonormal Q orthonormal, in place."""
-    q, r = _inherited(matrices.single, before)
-    options, over_rows = matrices.options, matrices.options.over_rows
-    losses = leading_losses(q, leading(q.shape[1]), over_rows)
-    columns = columns_lost(over_rows.agree(losses), q.shape[1], options.target)
-    factors = correct_last(q, r, options.low_engine, columns, largest=SURELY_CORRECTED)
-    return _answer_in_place(matrices, CORRECTED, *factors)
 
 
 def leading(n: int) -> list[int]:
@@ -338,23 +330,6 @@ def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
     return n - next((k for k, loss in found if loss <= most), 0)
 
 
-def second_pass_in_place(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization, by panels whose residual is small whatever the rank."""
-    options, matrix = matrices.options, matrices.single
-    q, r = _rgsqrf_in_place(matrix) if before is None else _inherited(matrix, before)
-    panel, engine = options.panel or "householder", options.low_engine
-    factors = reorthogonalize(q, r, engine, panel=panel, cutoff=options.cutoff, overwrite_q=True)
-    return _answer_in_place(matrices, " + reortho", *factors)
-
-
-def householder_of_q(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Householder reflections of Q in double precision."""
-    q, r = _inherited(matrices.single, before)
-    q, step = householder(in_double(q))
-    found = _answer_in_place(matrices, "", q, (step @ in_double(r)).to(r.dtype))
-    return replace(found, label="householder fp64")
-
-
 def _rgsqrf_in_place(matrix: Matrix) -> Factors:
     """The first pass, and before it what is to be known of A when it is gone.
 
@@ -371,27 +346,6 @@ def _rgsqrf_in_place(matrix: Matrix) -> Factors:
         overwrite_a=True,
         on_columns=options.report(matrix.a.shape[1]),
     )
-
-
-def _inherited(matrix: Matrix, before: Solution | None) -> Factors:
-    """Q, and in its place R of the scaled matrix."""
-    assert before is not None
-    q, r = before.values.q[0], before.values.r[0]
-    if not bool(torch.isfinite(r).all()):
-        raise Declined
-    return q, matrix.options.low_engine.fill(r, r, matrix.scales)
-
-
-def _answer_in_place(matrices: QRMatrices, more: str, q: torch.Tensor, r: torch.Tensor) -> Solution:
-    """Factors, R brought to the units of A in its place, with what is measured of them."""
-    matrix, options = matrices.single, matrices.options
-    engine = options.low_engine
-    engine.fill(r, r, matrix.scales.reciprocal())
-    if matrix.zero is not None:
-        r[:, matrix.zero] = 0
-    q = _as_returned(q, matrix)
-    measures = image_measures(matrix.image, q, r, matrix.scales)
-    return Answer(QRValues.of_one(q, r, measures), f"rgsqrf {engine.format.name}{more}")
 
 
 COLUMNS = 128

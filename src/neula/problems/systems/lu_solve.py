@@ -23,7 +23,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, is_variable
 from neula.pipeline.operators import eager
 from neula.pipeline.result import LUFactors
-from neula.pipeline.result.lu import KeptSolvers
+from neula.pipeline.result.factorizations import KeptSolvers
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import complex_columns, real_columns
 from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords

@@ -36,7 +36,7 @@ from neula.algorithms.krylov.iterative_refinement import (
 )
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.forward_error import ESTIMATED, rounded_error
-from neula.certificates.stagnation import SLOW, STAGNATION
+from neula.certificates.residuals import SLOW, STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
