@@ -30,6 +30,7 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
     LeastSquaresOptions,
     LeastSquaresProblems,
     LeastSquaresSolutions,
@@ -89,8 +90,8 @@ def takes_right(k: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
 
 
 def by_core(
-    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str, together: Way
-) -> Answer[LeastSquaresSolutions]:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, together: Way
+) -> LeastSquaresAnswer:
     """Solve all problems by the core; many right-hand sides are faster otherwise."""
     options = problems.options
     m, n = problems.a.shape[1:]

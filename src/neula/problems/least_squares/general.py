@@ -140,10 +140,7 @@ def _checked_factor(lower: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def solve_general(
-    call: Call,
-    shapes: BatchedProblem,
-    options: LeastSquaresOptions,
-    general: General,
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, general: General
 ) -> LeastSquaresOutcome:
     """Whiten, scale, eliminate the constraints, solve, and bound the digits lost by these steps."""
     a, b = (call.here(call.operands[name].graph).to(double_of(call.dtype)) for name in ("A", "b"))

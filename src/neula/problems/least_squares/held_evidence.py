@@ -25,7 +25,7 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions
 from neula.problems.least_squares.together import summed_members
 
 LONGEST = 8.0
@@ -51,9 +51,7 @@ class Held(SingleProblem, ScaledUnknowns):
         n = len(self.exponents)
         return lstsq_bound(self.options.target, n) + 4 * n * max(1, self.sums.updates) ** 0.5 * FP64.u
 
-    def solved(
-        self, problems: Held, before: Answer[LeastSquaresSolutions] | None
-    ) -> Answer[LeastSquaresSolutions]:
+    def solved(self, problems: Held, before: LeastSquaresAnswer | None) -> LeastSquaresAnswer:
         """The solution by R, updated where that helps, and how far ``R^H [R z]`` is from ``A^H [A b]``.
 
         R and ``Q^H b`` have the backward errors of one perturbed problem, R and the sums have not: an update

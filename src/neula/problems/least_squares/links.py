@@ -34,6 +34,7 @@ from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, labe
 from neula.problems.least_squares import by_core
 from neula.problems.least_squares.problem import (
     NO_GAP,
+    LeastSquaresAnswer,
     LeastSquaresOptions,
     LeastSquaresProblems,
     LeastSquaresSolutions,
@@ -44,8 +45,8 @@ from neula.problems.least_squares.together import SOURCES, RSource, certified, s
 
 
 def by_svd(
-    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str
-) -> Answer[LeastSquaresSolutions]:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str
+) -> LeastSquaresAnswer:
     """The minimum-norm solution of one problem, unless the best that was found before has more digits."""
     options = problems.options
     problems.cache.prepared = None  # which may be a copy
@@ -71,8 +72,8 @@ def by_svd(
 
 
 def by_complete_orthogonal(
-    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str
-) -> Answer[LeastSquaresSolutions]:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str
+) -> LeastSquaresAnswer:
     """The minimum-norm solution of one problem whose rank is certainly not full, without an SVD."""
     options, shape = problems.options, problems.a.shape[1:]
     certain = options.limits(shape).condition
@@ -153,7 +154,7 @@ class LeastSquaresCase(Case):
     options: LeastSquaresOptions
     together: bool  # whether all are solved at once; else it is one of them that is left
     # Solves problems on the host of a GPU, by_host(problems, before, passes=...).
-    by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None
+    by_host: Callable[..., LeastSquaresAnswer] | None = None
 
     @cached_property
     def rows(self) -> int:
@@ -264,7 +265,7 @@ def chain_together(
     m: int,
     n: int,
     options: LeastSquaresOptions,
-    by_host: Callable[..., Answer[LeastSquaresSolutions]] | None = None,
+    by_host: Callable[..., LeastSquaresAnswer] | None = None,
 ) -> Sequence[LeastSquaresLink]:
     """Links for all of ``count`` problems together; none if they are solved one by one."""
     return Chain(TABLE, LeastSquaresCase(count, m, n, options, True, by_host))
@@ -378,7 +379,7 @@ def _krylov(case: LeastSquaresCase) -> str:
 
 
 def _link(
-    answer: Callable[..., Answer[LeastSquaresSolutions]], label: str, *, improves: bool = False, **given: Any
+    answer: Callable[..., LeastSquaresAnswer], label: str, *, improves: bool = False, **given: Any
 ) -> LeastSquaresLink:
     return Link(label, partial(answer, label=label, **given), improves=improves)
 
@@ -386,9 +387,7 @@ def _link(
 def _core(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
     """Solve by the core; problems that it declines go to the link that would come first without it."""
 
-    def otherwise(
-        problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None
-    ) -> Answer[LeastSquaresSolutions]:
+    def otherwise(problems: LeastSquaresProblems, before: LeastSquaresAnswer | None) -> LeastSquaresAnswer:
         if not (case.together and case.small):
             raise Declined
         return _seminormal(case, by_core.LABEL, "fp64").answer(problems, before)

@@ -16,7 +16,6 @@ from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
-from neula.pipeline.chain import Answer
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
@@ -36,7 +35,7 @@ from neula.problems.least_squares.general import (
     with_intercept,
 )
 from neula.problems.least_squares.plan import core_plan, plan_for
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions, default_rcond
+from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions, default_rcond
 from neula.problems.least_squares.regression import RegressionFit
 from neula.problems.least_squares.run import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
@@ -417,7 +416,7 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
 
 
 def _gone_on(
-    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: Answer[LeastSquaresSolutions]
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: LeastSquaresAnswer
 ) -> LstsqResult[Any]:
     """The result where the first link has not solved all."""
     return solve_system(call, shapes, options, begun).reported(call)

@@ -24,6 +24,7 @@ from neula.pipeline.shapes import BatchedProblem, shape_of_one
 from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, takes, takes_right
 from neula.problems.least_squares.links import chain_together
 from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
     LeastSquaresJudge,
     LeastSquaresOptions,
     LeastSquaresProblems,
@@ -133,7 +134,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
     def problems(self, a: torch.Tensor, b: torch.Tensor) -> LeastSquaresProblems:
         return LeastSquaresProblems(a, b, self.options)
 
-    def begin(self, problems: LeastSquaresProblems) -> Answer[LeastSquaresSolutions] | None:
+    def begin(self, problems: LeastSquaresProblems) -> LeastSquaresAnswer | None:
         if not in_reach(problems.a, problems.b.shape[2], self.options):
             return super().begin(problems)
         # Needs none of the solvers, which take half a second to load.
@@ -144,7 +145,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
         return self.judge.reason(of["backward_error"][1], of["forward_error"][1], len(found.values))
 
     def fields(
-        self, given: Given, shapes: BatchedProblem, found: Answer[LeastSquaresSolutions], of: Extremes
+        self, given: Given, shapes: BatchedProblem, found: LeastSquaresAnswer, of: Extremes
     ) -> dict[str, Any]:
         values, layout = found.values, shapes.without_numbers()
         return {
@@ -186,7 +187,7 @@ def plan_for(
 
 def solved_by_plan(
     call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
-) -> LstsqResult[Any] | Answer[LeastSquaresSolutions] | None:
+) -> LstsqResult[Any] | LeastSquaresAnswer | None:
     """The result where all problems are accepted, else what the first link of a device has found, if any."""
 
     def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:

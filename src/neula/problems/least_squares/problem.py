@@ -148,6 +148,9 @@ class LeastSquaresSolutions(Solutions):
         return [*super().numbers(), self.optimality, self.rank.double(), self.zeros.any(1).double()]
 
 
+LeastSquaresAnswer = Answer[LeastSquaresSolutions]
+
+
 def norms_of(residual_norm: torch.Tensor, shapes: BatchedProblem) -> float | list[float]:
     """A number, or those of all right-hand sides."""
     norms: list[float] = shapes.of_columns(residual_norm).flatten().tolist()
@@ -176,7 +179,7 @@ class LeastSquaresJudge:
         enough = options.first_error(m, n) if together else SURE
         return cls(options.limits((m, n)), enough, together)
 
-    def measure(self, problems: object, answer: Answer[LeastSquaresSolutions]) -> torch.Tensor:
+    def measure(self, problems: object, answer: LeastSquaresAnswer) -> torch.Tensor:
         """The numbers called :attr:`LeastSquaresSolutions.names`, for each problem."""
         return answer.values.measured()
 
@@ -185,7 +188,7 @@ class LeastSquaresJudge:
         evidence, zero = Evidence.from_numbers(largest), largest[LeastSquaresSolutions.names.index("zero")]
         return bool(self.limits.accept(evidence) and evidence.forward_error <= self.enough and zero == 0)
 
-    def verdict(self, answer: Answer[LeastSquaresSolutions], numbers: np.ndarray) -> Verdict:
+    def verdict(self, answer: LeastSquaresAnswer, numbers: np.ndarray) -> Verdict:
         """Among solutions with a small enough backward error, prefer the one with the most digits.
 
         The SVD improves what was found before, and has the last word.
@@ -218,7 +221,7 @@ class LeastSquaresJudge:
         doubts = f"{doubtful} for doubts about their rank or digits"
         return f"{missed} of {count} problems rejected, {doubts}; the worst: {worst}"
 
-    def _of_one(self, of: dict[str, np.ndarray], answer: Answer[LeastSquaresSolutions]) -> str:
+    def _of_one(self, of: dict[str, np.ndarray], answer: LeastSquaresAnswer) -> str:
         forward = f"forward error {of['forward_error'][0]:.1e}"
         if answer.label == SVD:
             error, rank, condition = (of[name][0] for name in ("backward_error", "rank", "condition"))
@@ -330,7 +333,7 @@ class LeastSquaresProblems(Batch):
         check_finite(self.b[0].squeeze(-1), self.largest_seen[1], "b", self.options.over_rows)
 
 
-Way = Callable[[LeastSquaresProblems, Answer[LeastSquaresSolutions] | None], Answer[LeastSquaresSolutions]]
+Way = Callable[[LeastSquaresProblems, LeastSquaresAnswer | None], LeastSquaresAnswer]
 """Function of a link."""
 
 

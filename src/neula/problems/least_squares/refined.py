@@ -27,12 +27,7 @@ from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.certificates.backward_error import Measures, Scale, norms_of
-from neula.certificates.forward_error import (
-    ESTIMATED,
-    SURE,
-    least_squares_error,
-    residual_ratio,
-)
+from neula.certificates.forward_error import ESTIMATED, SURE, least_squares_error, residual_ratio
 from neula.certificates.verdict import Evidence
 from neula.engines import FP16
 from neula.engines.formats import in_double
@@ -41,8 +36,8 @@ from neula.engines.reduction import Reduction
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
     LeastSquaresProblems,
-    LeastSquaresSolutions,
     PreparedProblem,
     nonzero_norms,
 )
@@ -236,7 +231,7 @@ class LeastSquaresErrorBounds:
 
 def answer_of(
     problem: PreparedProblem, label: str, refined: Refined, evidence: LeastSquaresErrorBounds, doubt: str
-) -> Answer[LeastSquaresSolutions]:
+) -> LeastSquaresAnswer:
     """A solution in the user's units, with its evidence.
 
     A doubt concerns R or the rank: the singular values of R then say nothing about A.
@@ -277,7 +272,7 @@ def refined_with(
     inner: InnerSolver,
     limit: Limit | None = None,
     start: torch.Tensor | None = None,
-) -> Answer[LeastSquaresSolutions]:
+) -> LeastSquaresAnswer:
     """Refine with R as preconditioner, and find out whether A has full rank; declined if R is too poor."""
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
     iterations = _iterations(problem, largest, smallest, limit)
@@ -439,19 +434,16 @@ def _probe(
     return _Probed(error, smallest_of_all, found.x[:, 1:], found.iterations)
 
 
-Solution = Answer[LeastSquaresSolutions]
-
-
 def by_fast_r(
     problems: LeastSquaresProblems,
-    before: Solution | None,
+    before: LeastSquaresAnswer | None,
     *,
     label: str,
     method: str,
     compute: str,
     inner: InnerSolver,
     limit: Limit | None,
-) -> Solution:
+) -> LeastSquaresAnswer:
     """R by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``) in some arithmetic."""
     problem = problems.prepared
     return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
@@ -459,12 +451,12 @@ def by_fast_r(
 
 def by_gram(
     problems: LeastSquaresProblems,
-    before: Solution | None,
+    before: LeastSquaresAnswer | None,
     *,
     label: str,
     compute: str,
     plain_residuals: bool = False,
-) -> Solution:
+) -> LeastSquaresAnswer:
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
 
     Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and guarantees
@@ -487,8 +479,8 @@ def by_gram(
 
 
 def by_householder(
-    problems: LeastSquaresProblems, before: Solution | None, *, label: str, inner: InnerSolver
-) -> Solution:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, inner: InnerSolver
+) -> LeastSquaresAnswer:
     """R by the library's Householder reflections, and iterations that start from what they give."""
     problem = problems.prepared
     preconditioner, start = householder_r(problem)
@@ -496,8 +488,13 @@ def by_householder(
 
 
 def unrefined(
-    problems: LeastSquaresProblems, before: Solution | None, *, label: str, algorithm: str, compute: str
-) -> Solution:
+    problems: LeastSquaresProblems,
+    before: LeastSquaresAnswer | None,
+    *,
+    label: str,
+    algorithm: str,
+    compute: str,
+) -> LeastSquaresAnswer:
     """The comparators of the papers, which do not refine: ``"direct"`` or the normal equations."""
     problem, options = problems.prepared, problems.options
     if problem.wide:

@@ -136,13 +136,7 @@ def ridge_path(
     >>> path.x.shape, path.converged, bool(1e-6 < path.damps[path.best()] < 10)
     ((50, 12), True, True)
     """
-    call = Call.begin(
-        {"A": A, "b": b},
-        engine=engine,
-        accuracy=accuracy,
-        bound=lstsq_bound_of,
-        strict=strict,
-    )
+    call = Call.begin({"A": A, "b": b}, engine=engine, accuracy=accuracy, bound=lstsq_bound_of, strict=strict)
     shapes = broadcast_system(*call.tensors)
     if shapes.batch:
         raise ValueError(

@@ -38,6 +38,7 @@ from neula.problems.least_squares.fit import LinearFit, fit_spread
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
 from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
     LeastSquaresJudge,
     LeastSquaresOptions,
     LeastSquaresProblems,
@@ -54,7 +55,7 @@ def solve_problems(
     problems: LeastSquaresProblems,
     *,
     is_batch: bool,
-    begun: Answer[LeastSquaresSolutions] | None = None,
+    begun: LeastSquaresAnswer | None = None,
     together: Sequence[LeastSquaresLink] | None = None,
 ) -> Run[LeastSquaresSolutions]:
     """Solve small problems together, then each unsolved problem by itself.
@@ -83,12 +84,8 @@ def solve_problems(
 
 
 def _by_host(
-    problems: LeastSquaresProblems,
-    before: Answer[LeastSquaresSolutions] | None,
-    *,
-    is_batch: bool,
-    passes: float,
-) -> Answer[LeastSquaresSolutions]:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, is_batch: bool, passes: float
+) -> LeastSquaresAnswer:
     """Solve problems on the host by the whole chain, if so many passes over them are few enough."""
     options, here, (_, m, n) = problems.options, torch.device("cpu"), problems.a.shape
     work = m * n * (min(m, n) + problems.b.shape[2])
@@ -262,10 +259,7 @@ def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOption
 
 
 def solve_system(
-    call: Call,
-    shapes: BatchedProblem,
-    options: LeastSquaresOptions,
-    begun: Answer[LeastSquaresSolutions] | None = None,
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: LeastSquaresAnswer | None = None
 ) -> LeastSquaresOutcome:
     """Run or continue the chain, and attach the solution to the graphs of the operands and weights."""
     if begun is None:

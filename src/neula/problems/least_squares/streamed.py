@@ -37,7 +37,12 @@ from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
 from neula.problems.least_squares.fit import FitNumbers, LinearFit, from_triangle
-from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
+    LeastSquaresJudge,
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+)
 from neula.problems.least_squares.run import LeastSquaresOutcome, collect
 from neula.problems.least_squares.together import summed_members
 
@@ -272,9 +277,7 @@ class Streamed(SingleProblem, ScaledUnknowns):
             wanted = self.scales * power_of_two_scales(norms)
             self.change(wanted.clamp(1 / LARGEST_SCALE, LARGEST_SCALE), rescale)
 
-    def refine(
-        self, coordinates: Coordinates, start: torch.Tensor, label: str
-    ) -> Answer[LeastSquaresSolutions]:
+    def refine(self, coordinates: Coordinates, start: torch.Tensor, label: str) -> LeastSquaresAnswer:
         """Passes with updates from the coordinates ``start``, until x is accepted, or no pass is left."""
 
         def visited(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
@@ -307,9 +310,7 @@ class Streamed(SingleProblem, ScaledUnknowns):
         return 1 - binary_exponents(self.scales[self.n :])[None]
 
 
-def by_gram(
-    problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
-) -> Answer[LeastSquaresSolutions]:
+def by_gram(problem: Streamed, before: LeastSquaresAnswer | None, *, label: str) -> LeastSquaresAnswer:
     """R of the Gram matrix, which takes half the operations of a QR; for moderate condition numbers."""
     sums = GramSums.begin(problem.n, problem.k, problem.device, problem.dtype)
     problem.visit("Gram matrix", sums.add, sums.rescale)
@@ -326,9 +327,7 @@ def by_gram(
     return problem.refine(coordinates, coordinates.inverse.mH @ sums.products, label)
 
 
-def by_householder(
-    problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
-) -> Answer[LeastSquaresSolutions]:
+def by_householder(problem: Streamed, before: LeastSquaresAnswer | None, *, label: str) -> LeastSquaresAnswer:
     """R by Householder reflections, for any condition number; minimum-norm solutions below full rank."""
     if problem.reader.passes > MOST_PASSES - 2:
         raise Declined(f"it takes two passes, and {problem.reader.passes} of {MOST_PASSES} are made")

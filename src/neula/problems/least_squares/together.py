@@ -67,6 +67,7 @@ from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
 from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
     LeastSquaresOptions,
     LeastSquaresProblems,
     LeastSquaresSolutions,
@@ -251,12 +252,12 @@ def summed_members(
 
 def solve_together(
     problems: LeastSquaresProblems,
-    before: Answer[LeastSquaresSolutions] | None,
+    before: LeastSquaresAnswer | None,
     *,
     label: str,
     source: RSource,
     pace: Pace,
-) -> Answer[LeastSquaresSolutions]:
+) -> LeastSquaresAnswer:
     """Some problems with R from one source, as many at a time as fill the machine."""
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
@@ -313,7 +314,7 @@ def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
     return small and seminormal.takes(a)
 
 
-def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Answer[LeastSquaresSolutions]:
+def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> LeastSquaresAnswer:
     """Solve all problems by the kernel, except those with numbers near the ends of the range."""
     options = problems.options
     steps = pace.limit(min(MAX_STEPS, options.max_iterations))
