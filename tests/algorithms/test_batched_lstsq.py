@@ -15,7 +15,7 @@ from tests.matrices import normal
 
 from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, Underdetermined, lengths
-from neula.algorithms.krylov.doubled_refinement import DoubledSolution, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement
 from neula.algorithms.orthogonal.r_only import cholesky_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra import inverse_norm
@@ -50,7 +50,7 @@ def matrices(batch: int, m: int, n: int, kind: str = "normal", cond: float = 1.0
 
 
 def solve(system: Overdetermined | Underdetermined, b: torch.Tensor) -> DoubledSolution:
-    return refine_doubled(system, b, tolerance=TOLERANCE)
+    return Refinement(system, b, TOLERANCE).solved()
 
 
 def true_errors(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -144,7 +144,7 @@ def test_the_bound_is_relative_to_the_exact_solution() -> None:
     """A single step leaves an x of nothing but errors, a multiple of x*."""
     a = matrices(6, 24, 8, "geometric", 1e12)
     b = a @ noise(6, 8, 1)
-    found = refine_doubled(Overdetermined(a, householder_r(a)), b, tolerance=TOLERANCE, max_steps=1)
+    found = Refinement(Overdetermined(a, householder_r(a)), b, TOLERANCE).solved(1)
     assert (true_errors(a, b, found.x) <= found.forward_error).all()
 
 

@@ -7,7 +7,7 @@ import torch
 from tests.exact_solutions import error_of, least_squares
 
 from neula.algorithms.krylov.batched_lstsq import DampedProblems, Overdetermined
-from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement, refine_doubled
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.orthogonal.r_only import householder_r
 
 U = 2.0**-53
@@ -49,7 +49,7 @@ def test_evidence_is_that_of_stacked_matrices() -> None:
     stacks = torch.cat([a.expand(2, -1, -1), torch.diag_embed(damps[..., 0])], 1)
     right = torch.cat([b, b.new_zeros(4, 3)]).expand(2, -1, -1)
     shared, apart = DampedProblems(a, damps), Overdetermined(stacks, householder_r(stacks))
-    of_shared, of_apart = (refine_doubled(system, right, tolerance=U / 2) for system in (shared, apart))
+    of_shared, of_apart = (Refinement(system, right, U / 2).solved() for system in (shared, apart))
     assert torch.allclose(shared.columns, apart.columns, rtol=16 * U, atol=0.0)
     assert torch.allclose(shared.norm, apart.norm, rtol=1e-12, atol=0.0)
     assert bool((shared.rate <= 0.25).all())

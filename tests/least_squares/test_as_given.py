@@ -20,12 +20,10 @@ from neula.algorithms.krylov.doubled_refinement import (
     DoubledSolution,
     Pace,
     Refinement,
-    refine_doubled,
 )
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
-from neula.problems.least_squares import together
 
 GRAM, SHIFTED = "cholesky fp64 + seminormal", "shifted cholesky fp64 + seminormal"
 DEFICIENT = "complete orthogonal fp64"
@@ -198,11 +196,13 @@ def test_a_scaled_copy_is_refined_step_by_step(
     """Unless all steps are prelaunched: asynchronous steps are those of problems as they are given."""
     seen: list[Pace] = []
 
-    def recorded(*given: Any, pace: Pace, **keywords: Any) -> DoubledSolution:
-        seen.append(pace)
-        return refine_doubled(*given, pace=pace, **keywords)
+    solve = Refinement.solved
 
-    monkeypatch.setattr(together, "refine_doubled", recorded)
+    def recorded(self: Refinement, max_steps: int, pace: Pace) -> DoubledSolution:
+        seen.append(pace)
+        return solve(self, max_steps, pace)
+
+    monkeypatch.setattr(Refinement, "solved", recorded)
     monkeypatch.setattr(Queued, "tuning", replace(Queued.tuning, replayed_bytes=0 if large else 1 << 20))
     assert neula.lstsq(normal(120, 12), normal(120, 1, seed=1), engine=Queued("cpu"), **asked).converged
     assert seen == paces

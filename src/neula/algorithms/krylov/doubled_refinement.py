@@ -147,7 +147,7 @@ class FactoredProblems(Protocol):
 
 @dataclass(frozen=True)
 class DoubledSolution:
-    """Outcome of :func:`refine_doubled`."""
+    """A solution that was refined."""
 
     x: torch.Tensor  # shape (batch, n, k)
     measures: Measures  # tensors of shape (batch, k)
@@ -158,25 +158,6 @@ class DoubledSolution:
     # Shape (batch, k): what x alone lacks, relative to it: by so much its backward error is larger.
     rounding: torch.Tensor | float = 0.0
     steps: int = 0
-
-
-def refine_doubled(
-    system: FactoredProblems,
-    b: torch.Tensor,
-    *,
-    tolerance: float,
-    max_steps: int = MAX_STEPS,
-    pace: Pace = SYNCHRONOUS,
-    over_rows: Reduction = HERE,
-) -> DoubledSolution:
-    """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
-
-    A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
-    Elements of b are near 1. Where factors or a problem are not finite, x is NaN.
-    """
-    refinement = Refinement(system, b, tolerance, over_rows)
-    refinement.advance(pace.limit(max_steps), pace.steps)
-    return refinement.solution()
 
 
 _BEGINNING: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
@@ -190,7 +171,10 @@ Nothing changes these in place."""
 
 
 class Refinement:
-    """Refinement in parts, for a caller that measures between steps.
+    """Refinement until the forward error of each right-hand side meets the tolerance, or stagnates.
+
+    One that is done stays as it is: its solution does not depend on the rest of the batch. Elements of b are
+    near 1. Where factors or a problem are not finite, x is NaN.
 
     ``high``, ``low``, shape (batch, unknowns, k), are the unknowns, as an unevaluated sum; ``left``, shape
     (batch, k), bounds their error; ``active`` right-hand sides are neither accurate enough nor stagnate.
@@ -207,6 +191,11 @@ class Refinement:
             kept(("refinement", i, self.high.shape, b.dtype, b.device), partial(begin, self.high))
             for i, begin in enumerate(_BEGINNING)
         )
+
+    def solved(self, max_steps: int = MAX_STEPS, pace: Pace = SYNCHRONOUS) -> DoubledSolution:
+        """The solution after as many steps as are needed; a prelaunched pace synchronizes nowhere."""
+        self.advance(pace.limit(max_steps), pace.steps)
+        return self.solution()
 
     def advance(self, most: int, unread: int = 1, on_step: OnStep | None = None) -> None:
         """Take steps while anything is left to refine, up to ``most`` in all.

@@ -48,7 +48,7 @@ class Images(NamedTuple):
 
 
 class FactoredSystems(FactoredProblems):
-    """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
+    """Linear systems with factors, for :mod:`neula.algorithms.krylov.doubled_refinement`.
 
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
     the first solutions, and what to update these by: ten columns take a GPU hardly longer than one.

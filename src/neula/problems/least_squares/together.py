@@ -29,7 +29,6 @@ from neula.algorithms.krylov.doubled_refinement import (
     LaunchTuning,
     Pace,
     Refinement,
-    refine_doubled,
 )
 from neula.algorithms.krylov.passes import times
 from neula.algorithms.krylov.streamed_lstsq import SummedProblem
@@ -412,14 +411,8 @@ def _minimum_norm(
 def _refine(
     system: FactoredProblems, b: torch.Tensor, options: LeastSquaresOptions, pace: Pace
 ) -> DoubledSolution:
-    return refine_doubled(
-        system,
-        b,
-        tolerance=options.digits,
-        max_steps=min(MAX_STEPS, options.max_iterations),
-        pace=pace,
-        over_rows=options.over_rows,
-    )
+    refinement = Refinement(system, b, options.digits, options.over_rows)
+    return refinement.solved(min(MAX_STEPS, options.max_iterations), pace)
 
 
 REFINED_ERROR = LeastSquaresSolutions.names.index("refined_error")
