@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import neula
+from campaign.oracle import LeastSquares
 from half_engine import HalfEngine
 from neula.algorithms.krylov.cgls import LeastSquaresOperator
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
@@ -113,3 +114,17 @@ def test_an_r_in_half_precision_comes_from_a_matrix_in_half_precision(
         expected = torch.cat([a, damp * torch.eye(150)]) if damp else a
         assert torch.equal(work[: len(expected)], (expected * scales).to(dtype))
         assert not work[len(expected) :].any()
+
+
+@pytest.mark.parametrize("given", [{}, {"damp": 1e-3}, {"damp": 1e-3, "weights": True}, {"weights": True}])
+@pytest.mark.parametrize("size", [1.0, 1e200])
+def test_a_forward_error_that_is_requested_counts_rounded_weights(given: dict[str, Any], size: float) -> None:
+    a = random_matrix("geometric", 60, 20, cond=1e4, seed=1).numpy()
+    rng = np.random.default_rng(0)
+    b, weights = rng.standard_normal((60, 2)), rng.random(60) + 0.1
+    asked = {**given, "weights": weights} if "weights" in given else given
+    found = neula.lstsq(size * a, b, algorithm="cgls", certify="forward", **asked)
+    judge = LeastSquares(size * a, b, weights=asked.get("weights"), damp=asked.get("damp", 0.0), rcond=0.0)
+    assert found.converged
+    assert (judge.errors(found.x, 20) <= found.forward_errors).all()
+    assert found.forward_error <= 8 * U64

@@ -277,12 +277,6 @@ class LeastSquaresProblems(Batch):
             yield self.a[where], self.b[where]
 
     @property
-    def bound(self) -> float:
-        """Largest backward error of a solution that is accepted."""
-        m, n = self.options.over_rows.count(self.a.shape[1]), self.a.shape[2]
-        return lstsq_bound(self.options.target, min(self.options.rows(m, n), n))
-
-    @property
     def prepared(self) -> PreparedProblem:
         """The only one, prepared."""
         if self.cache.prepared is None:
@@ -392,11 +386,6 @@ class PreparedProblem(ScaledUnknowns):
     def rank(self) -> int:
         """Full rank."""
         return self.scales.numel()
-
-    @property
-    def bound(self) -> float:
-        """Largest backward error of a solution that is accepted."""
-        return lstsq_bound(self.options.target, min(self.shape))
 
     @property
     def shape(self) -> tuple[int, int]:

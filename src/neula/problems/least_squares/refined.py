@@ -27,6 +27,7 @@ from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.certificates.backward_error import Measures, Scale, norms_of
+from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import ESTIMATED, SURE, least_squares_error, residual_ratio
 from neula.certificates.verdict import Evidence
 from neula.engines import FP16
@@ -278,7 +279,7 @@ def refined_with(
     iterations = _iterations(problem, largest, smallest, limit)
     r = _unscale(preconditioner.triangle, problem.scales)
     columns = problem.scales / preconditioner.columns
-    target = problem.bound / 3
+    target = lstsq_bound(options.target, min(problem.shape)) / 3
     report = stage(options.progress, "refining")
     probed, doubt = _Probed(x=start), ""
     if not preconditioner.stable:
