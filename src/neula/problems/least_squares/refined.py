@@ -94,9 +94,9 @@ class Limit:
     iterations: int  # of the first solve with an R of a larger condition number
     decay: float = math.inf  # by how much its diagonal may fall
 
-    def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
+    def check_half(self, n: int, over_rows: Reduction, diagonal: torch.Tensor) -> None:
         """Give an R of n columns up, by the diagonal of its first ones."""
-        decay = expected_decay(diagonal, n)
+        decay = expected_decay(over_rows.agree(diagonal), n)
         if math.isnan(decay):
             raise Declined("R is not finite")
         if decay > self.decay:
@@ -126,7 +126,7 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     played_back = size <= options.engine.replayed_bytes and options.progress is None
     on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
     over_rows = options.over_rows
-    on_half = None if played_back or limit is None else partial(_check_half, limit, n, over_rows)
+    on_half = None if played_back or limit is None else partial(limit.check_half, n, over_rows)
 
     def factorized(a: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if method == "cholesky" and engine.is_complex:  # rounded as it is split
@@ -155,10 +155,6 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
         r, inverses, columns, extremes = factorized(*inputs)
     report(1.0)
     return Preconditioner(BlockTriangular(r, inverses), columns, over_rows.agree(extremes))
-
-
-def _check_half(limit: Limit, n: int, over_rows: Reduction, diagonal: torch.Tensor) -> None:
-    limit.check_decay(n, over_rows.agree(diagonal))
 
 
 def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tensor | None]:
