@@ -97,8 +97,8 @@ struct BlockFmaProblem {
 
 // Limits of the refinement of least-squares problems, and of their ranks (documented in seminormal_host.py).
 struct SeminormalLimits {
-    double tolerance, max_steps, max_rate, noise, floor, stagnation, computed, in_safe_range;
-    double backward_error, condition, rcond, rounding;
+    double tolerance, max_steps, max_rate, rounding, noise, floor, stagnation, computed, in_safe_range;
+    double backward_error, condition, rcond;
 };
 
 // Vectors along which the rate of convergence is measured: columns of a matrix (n, count) with contiguous rows; by how much

@@ -54,20 +54,21 @@ const Kernels *kernels_of(const std::string &level)
     return &baseline::kernels;
 }
 
-std::optional<BoundedNumbers> bounded(
+std::optional<Numbers<BoundedNumbers>> bounded(
     const Core &core, const Given &a, const Given &b, const Doubles &bounds, const Contiguous<double, 2> &vectors,
-    double in_safe_range, double rough, double settled, double steps, double patience, double sets, bool of_all)
+    const Numbers<BoundedLimits> &limits, bool of_all)
 {
     size_t m = a.shape(0), n = a.ndim() == 2 ? a.shape(1) : 0;
     if (n == 0 || m < n || b.ndim() != 2 || b.shape(0) != m || bounds.shape(0) != 2 || bounds.shape(1) != n ||
         vectors.shape(0) != 4 || vectors.shape(1) != n)
         throw nb::value_error("bounded takes a (m, n), m >= n > 0, b (m, 1), bounds (2, n) and vectors (4, n)");
     BoundedProblem problem = {
-        matrices(a), matrices(b), Index(m), Index(n), bounds.data(), bounds.data() + n,
-        {in_safe_range, rough, settled, steps, patience, sets}, of_all};
+        matrices(a), matrices(b), Index(m), Index(n), bounds.data(), bounds.data() + n, same_numbers<BoundedLimits>(limits), of_all};
     double *x = vectors.data();
     BoundedSolution to = {{}, x, x + n, x + 2 * n, x + 3 * n};
-    return run([&] { return core.kernels->bounded(problem, to); }) ? std::optional(to.numbers) : std::nullopt;
+    if (!run([&] { return core.kernels->bounded(problem, to); }))
+        return std::nullopt;
+    return same_numbers<Numbers<BoundedNumbers>>(to.numbers);
 }
 
 }  // namespace
@@ -83,14 +84,8 @@ NB_MODULE(_core, m)
         .def_prop_ro("level", [](const Core &c) { return c.kernels->level; })
         .def("arithmetic_is_exact", [](const Core &c) { return c.kernels->arithmetic_is_exact(); });
 
-#define FIELD(name) .def_ro(#name, &BoundedNumbers::name)
-    nb::class_<BoundedNumbers>(m, "BoundedNumbers")
-        FIELD(sets) FIELD(width) FIELD(b) FIELD(residual) FIELD(gradient) FIELD(optimality) FIELD(projected) FIELD(rest)
-        FIELD(image) FIELD(sum) FIELD(pushed) FIELD(norm) FIELD(inverse_norm) FIELD(norm_of_all)
-        FIELD(inverse_norm_of_all) FIELD(margin);
-#undef FIELD
-    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"), nb::arg("rough"),
-             nb::arg("settled"), nb::arg("steps"), nb::arg("patience"), nb::arg("sets"), nb::arg("of_all"));
+    core.def("bounded", bounded, nb::arg("a"), nb::arg("b"), nb::arg("bounds"), nb::arg("vectors"), nb::arg("limits"),
+             nb::arg("of_all"));
     define_qr(core);
     define_least_squares(m, core);
     define_systems(m, core);

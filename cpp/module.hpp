@@ -3,7 +3,10 @@
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/array.h>
 
+#include <array>
+#include <cstring>
 #include <new>
 
 #include "kernels.hpp"
@@ -21,6 +24,16 @@ template <typename T, size_t dimensions> using Contiguous = nb::ndarray<T, nb::n
 struct Core {
     const Kernels *kernels;
 };
+
+// A structure of doubles as Python has it: their sequence.
+template <typename T> using Numbers = std::array<double, sizeof(T) / sizeof(double)>;
+template <typename To, typename From> To same_numbers(const From &x)
+{
+    static_assert(sizeof(To) <= sizeof(From), "as many numbers");
+    To found;
+    std::memcpy(&found, &x, sizeof(To));
+    return found;
+}
 
 // A matrix or a batch of matrices, as kernels take them.
 template <typename Array> Matrices matrices(const Array &x)

@@ -10,12 +10,15 @@ namespace {
 
 constexpr size_t NUMBERS = sizeof(SeminormalNumbers) / sizeof(double);
 
+struct AllLimits {
+    SeminormalLimits limits;
+    double probe_margin, probe_rounding;
+};
+
 // `written` is filled with the arrays of SeminormalSolutions, one behind the other; false where there is too little memory.
 bool seminormal(
     const Core &core, const Given &a, const Given &b, const Contiguous<double, 1> &written,
-    const std::optional<Contiguous<const double, 2>> &probes, double tolerance, double max_steps, double max_rate, double noise,
-    double floor, double stagnation, double computed, double in_safe_range, double backward_error, double condition,
-    double rcond, double rounding, double probe_margin, double probe_rounding, bool single)
+    const std::optional<Contiguous<const double, 2>> &probes, const Numbers<AllLimits> &limits, bool single)
 {
     Matrices matrix = matrices(a), right = matrices(b);
     size_t row = a.ndim() - 2, count = row ? a.shape(0) : 1, m = a.shape(row), n = a.shape(row + 1);
@@ -26,14 +29,12 @@ bool seminormal(
         throw nb::value_error("written holds x, numbers, forward errors and norms of residuals");
     if (probes && probes->shape(0) != n)
         throw nb::value_error("probes have n rows");
-    RateProbes rate_probes = {nullptr, 0, probe_margin, probe_rounding};
+    AllLimits all = same_numbers<AllLimits>(limits);
+    RateProbes rate_probes = {nullptr, 0, all.probe_margin, all.probe_rounding};
     if (probes)
         rate_probes.vectors = probes->data(), rate_probes.count = Index(probes->shape(1));
     SeminormalProblems problems = {
-        matrix, right, Index(count), Index(m), Index(n), Index(k), single,
-        {tolerance, max_steps, max_rate, noise, floor, stagnation, computed, in_safe_range, backward_error, condition, rcond,
-         rounding},
-        probes ? &rate_probes : nullptr};
+        matrix, right, Index(count), Index(m), Index(n), Index(k), single, all.limits, probes ? &rate_probes : nullptr};
     double *x = written.data(), *numbers = x + count * n * k, *forward_error = numbers + NUMBERS * count;
     nb::gil_scoped_release release;
     return core.kernels->seminormal(problems, {x, numbers, forward_error, forward_error + count * k}) == Status::done;
@@ -50,11 +51,8 @@ void define_least_squares(nb::module_ &m, nb::class_<Core> &core)
     for (const char *name : names)
         numbers.append(name);
     m.attr("SEMINORMAL_NUMBERS") = nb::tuple(numbers);
-    core.def(
-        "seminormal", seminormal, nb::arg("a"), nb::arg("b"), nb::arg("written"), nb::arg("probes").none(), nb::kw_only(),
-        nb::arg("tolerance"), nb::arg("max_steps"), nb::arg("max_rate"), nb::arg("noise"), nb::arg("floor"),
-        nb::arg("stagnation"), nb::arg("computed"), nb::arg("in_safe_range"), nb::arg("backward_error"), nb::arg("condition"),
-        nb::arg("rcond"), nb::arg("rounding"), nb::arg("probe_margin"), nb::arg("probe_rounding"), nb::arg("single"));
+    core.def("seminormal", seminormal, nb::arg("a"), nb::arg("b"), nb::arg("written"), nb::arg("probes").none(),
+             nb::arg("limits"), nb::arg("single"));
 }
 
 }  // namespace neula

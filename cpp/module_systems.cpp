@@ -35,11 +35,9 @@ struct SystemsSetting {
     SystemLimits limits;
 };
 
-SystemsSetting systems_setting(
-    const Core &, const Vectors &vectors, double in_safe_range, double equilibrated, double max_rate, double rounding,
-    double margin, double computed, double estimated, double digits)
+SystemsSetting systems_setting(const Core &, const Vectors &vectors, const Numbers<SystemLimits> &limits)
 {
-    return {vectors, {in_safe_range, equilibrated, max_rate, rounding, margin, computed, estimated, digits}};
+    return {vectors, same_numbers<SystemLimits>(limits)};
 }
 
 void require(bool condition, const char *message)
@@ -163,9 +161,7 @@ void define_systems(nb::module_ &m, nb::class_<Core> &core)
     core.def_prop_ro_static("system_evidence", [](nb::handle) { return evidence_fields(); });
     core.def_prop_ro_static("factor_blocks", [](nb::handle) { return nb::make_tuple(FACTOR_BLOCK, MOST_FACTOR_BLOCKS); });
     core.def_prop_ro_static("cache_line", [](nb::handle) { return CACHE_LINE; });
-    core.def("systems_setting", systems_setting, nb::arg("vectors"), nb::kw_only(), nb::arg("in_safe_range"),
-             nb::arg("equilibrated"), nb::arg("max_rate"), nb::arg("rounding"), nb::arg("margin"), nb::arg("computed"),
-             nb::arg("estimated"), nb::arg("digits"));
+    core.def("systems_setting", systems_setting, nb::arg("vectors"), nb::arg("limits"));
     core.def("solve_systems", solve_systems, nb::arg("a"), nb::arg("b"), nb::arg("setting"), nb::arg("x"),
              nb::arg("forward_error"), nb::arg("evidence"), nb::arg("definite"), nb::arg("single_result"), nb::arg("threads"));
     nb::class_<Large>(m, "LargeSystem")

@@ -488,7 +488,8 @@ _AROUND = [
     ),
     Mutation(
         "fit that missed its accuracy without a warning", "compat/scipy/optimize.py",
-        "    if missed:\n", "    if missed and not missed:\n",
+        "    if missed:\n        warn(missed, neula.AccuracyWarning)\n    return result",
+        "    return result",
         "the caller of SciPy's signature is warned", "compat",
     ),
     Mutation(

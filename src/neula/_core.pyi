@@ -3,6 +3,8 @@
 Arrays are NumPy's. Matrices that are only read may be float64 or float32, of any strides.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 source_hash: str
@@ -19,11 +21,6 @@ def share_threads(pool: int) -> None:
 
 SEMINORMAL_NUMBERS: tuple[str, ...]
 """Names of the evidence that :meth:`Core.seminormal` writes, in their order."""
-
-class BoundedNumbers:
-    """Evidence of a solution, its fields named as in ``bounded_host.Numbers``."""
-
-    def __getattr__(self, name: str) -> float: ...
 
 class SystemsSetting:
     """Random vectors and limits: :meth:`Core.systems_setting`."""
@@ -61,16 +58,12 @@ class Core:
         b: np.ndarray,
         bounds: np.ndarray,
         vectors: np.ndarray,
-        *,
-        in_safe_range: float,
-        rough: float,
-        settled: float,
-        steps: float,
-        patience: float,
-        sets: float,
+        limits: Sequence[float],
         of_all: bool,
-    ) -> BoundedNumbers | None:
+    ) -> list[float] | None:
         """Least squares with bounds: :func:`neula.kernels.small_problems.bounded_host.minimum`.
+
+        Limits and numbers of the solution are in the order of their classes there.
 
         Rows of ``vectors`` become x, the sides of its elements, the norms of columns, and, if `of_all`,
         the solution without bounds.
@@ -138,26 +131,12 @@ class Core:
         b: np.ndarray,
         written: np.ndarray,
         probes: np.ndarray | None,
-        *,
-        tolerance: float,
-        max_steps: float,
-        max_rate: float,
-        noise: float,
-        floor: float,
-        stagnation: float,
-        computed: float,
-        in_safe_range: float,
-        backward_error: float,
-        condition: float,
-        rcond: float,
-        rounding: float,
-        probe_margin: float,
-        probe_rounding: float,
+        limits: Sequence[float],
         single: bool,
     ) -> bool:
         """Least squares by seminormal equations, in ``written``; False where there is too little memory.
 
-        :func:`neula.kernels.small_problems.seminormal_host.solved` says what the limits are, and
+        :func:`neula.kernels.small_problems.seminormal_host.prepared` says what the limits are, and
         :class:`neula.kernels.small_problems.seminormal_host.SeminormalHostSolutions` what is written.
         """
 
@@ -170,20 +149,8 @@ class Core:
     cache_line: int
     """Bytes."""
 
-    def systems_setting(
-        self,
-        vectors: np.ndarray,
-        *,
-        in_safe_range: float,
-        equilibrated: float,
-        max_rate: float,
-        rounding: float,
-        margin: float,
-        computed: float,
-        estimated: float,
-        digits: float,
-    ) -> SystemsSetting:
-        """Random vectors as rows, and limits: the same for all systems of an order."""
+    def systems_setting(self, vectors: np.ndarray, limits: Sequence[float]) -> SystemsSetting:
+        """Random vectors as rows, and ``SystemLimits``: the same for all systems of an order."""
 
     def solve_systems(
         self,

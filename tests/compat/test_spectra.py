@@ -17,7 +17,7 @@ import neula
 from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
-from neula.compat.spectra import are_eigenvectors, are_eigenvectors_of_pencil, are_singular_vectors, mirrored
+from neula.compat.measured import are_eigenvectors, are_eigenvectors_of_pencil, are_singular_vectors, mirrored
 
 DTYPES = [np.float32, np.float64, np.complex64, np.complex128]
 MODULES = [(np_compat, np.asarray), (sp_compat, np.asarray), (torch_compat, torch.from_numpy)]

@@ -23,11 +23,9 @@ from neula.engines import FP16, FP32, UNITS, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.papers.data import Measurements, Row
 from neula.papers.figure import ExperimentScale, Figure, Setting
-from neula.papers.lu import LU_PAPER
-from neula.papers.lu import accuracy as acc
+from neula.papers.lu import LU_PAPER, figures
 from neula.papers.lu import bounds as bnd
 from neula.papers.lu import iterations as its
-from neula.papers.lu import performance as perf
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BUFFERED,
@@ -70,8 +68,8 @@ TFLOPS = {
     WIDE_PANELS: 43.0,
     DOUBLY_LOW: 56.0,
     DOUBLY_WIDE: 47.0,
-    perf.LIBRARY: 10.0,
-    perf.LIBRARY_UNPIVOTED: 15.0,
+    figures.LIBRARY: 10.0,
+    figures.LIBRARY_UNPIVOTED: 15.0,
 }
 AMPERE = {HALF: 92.0, SINGLE: 52.0, DOUBLY_LOW: 170.0, DOUBLY_WIDE: 140.0}
 """Of Figure 6."""
@@ -129,7 +127,7 @@ def applications() -> Measurements:
             "paper_1e4": error,
             "tflops": None if error is None else speed[name],
         }
-        for problem in perf.PROBLEMS
+        for problem in figures.PROBLEMS
         for name, error in zip(COMPARED, problem.errors, strict=True)
     )
 
@@ -244,7 +242,14 @@ def panels(name: str, change: Callable[[float], float | None]) -> Doctor:
     return every({"panels by": name}, **{"measured in u16": change})
 
 
-F1, F2, F3, F4, F5, F6 = acc.FIGURE_1, acc.FIGURE_2, acc.FIGURE_3, acc.FIGURE_4, acc.FIGURE_5, perf.FIGURE_6
+F1, F2, F3, F4, F5, F6 = (
+    figures.FIGURE_1,
+    figures.FIGURE_2,
+    figures.FIGURE_3,
+    figures.FIGURE_4,
+    figures.FIGURE_5,
+    figures.FIGURE_6,
+)
 LAST = 32768
 LIES: list[tuple[Figure, int, str, Doctor]] = [
     (F1, 0, "no worse", every({"algorithm": HALF, "n": LAST}, error=times(0.05))),
@@ -281,7 +286,7 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (F6, 1, "little", every({"algorithm": SINGLE, "n": LAST}, tflops=times(1.5))),
     (F6, 2, "slower", every({"algorithm": DOUBLY_WIDE, "n": LAST}, tflops=times(0.7))),
     (F6, 3, "slower", every({"algorithm": DOUBLY_LOW, "n": LAST}, tflops=times(0.8))),
-    (F6, 4, "slower", every({"algorithm": perf.LIBRARY_UNPIVOTED, "n": LAST}, tflops=times(10.0))),
+    (F6, 4, "slower", every({"algorithm": figures.LIBRARY_UNPIVOTED, "n": LAST}, tflops=times(10.0))),
     (bnd.TABLE_1, 0, "above", algorithm(SINGLE, **{"measured in u16": level(4.0)})),
     (bnd.TABLE_1, 0, "not finite", algorithm(HALF, **{"measured in u16": level(None)})),
     (bnd.TABLE_1, 1, "as much", algorithm(BUFFERED, **{"MB of factors": times(4.0)})),
@@ -292,13 +297,13 @@ LIES: list[tuple[Figure, int, str, Doctor]] = [
     (bnd.TABLE_2, 0, "not finite", panels("5.1", level(None))),
     (bnd.TABLE_2, 1, "better", panels("2.1 fp16", times(0.01))),
     (bnd.TABLE_2, 2, "harmful", panels("5.1", times(10.0))),
-    (perf.TABLE_3, 0, "not", every({"algorithm": SINGLE, "matrix": "gyro"}, error_1e4=times(10.0))),
-    (perf.TABLE_3, 1, "more", every({"algorithm": HALF, "matrix": "smt"}, error_1e4=times(10.0))),
-    (perf.TABLE_3, 2, "not", every({"algorithm": DOUBLY_WIDE, "matrix": "smt"}, error_1e4=times(3.0))),
-    (perf.TABLE_3, 3, "worse", every({"algorithm": DOUBLY_LOW, "matrix": "smt"}, error_1e4=times(3.0))),
-    (perf.TABLE_3, 4, "fails", every({"algorithm": DOUBLY_WIDE, "matrix": "gyro"}, error_1e4=level(None))),
-    (perf.TABLE_3, 5, "slower", every({"algorithm": DOUBLY_LOW, "matrix": "gyro"}, tflops=times(0.5))),
-    (perf.TABLE_3, 5, "not measured", lambda row: row | {"tflops": None}),
+    (figures.TABLE_3, 0, "not", every({"algorithm": SINGLE, "matrix": "gyro"}, error_1e4=times(10.0))),
+    (figures.TABLE_3, 1, "more", every({"algorithm": HALF, "matrix": "smt"}, error_1e4=times(10.0))),
+    (figures.TABLE_3, 2, "not", every({"algorithm": DOUBLY_WIDE, "matrix": "smt"}, error_1e4=times(3.0))),
+    (figures.TABLE_3, 3, "worse", every({"algorithm": DOUBLY_LOW, "matrix": "smt"}, error_1e4=times(3.0))),
+    (figures.TABLE_3, 4, "fails", every({"algorithm": DOUBLY_WIDE, "matrix": "gyro"}, error_1e4=level(None))),
+    (figures.TABLE_3, 5, "slower", every({"algorithm": DOUBLY_LOW, "matrix": "gyro"}, tflops=times(0.5))),
+    (figures.TABLE_3, 5, "not measured", lambda row: row | {"tflops": None}),
     (its.ITERATIONS, 0, "more", unsolved(WIDE_PANELS, classical=times(2.0))),
     (its.ITERATIONS, 0, "not at all", algorithm(HALF, classical=level(None))),
     (its.ITERATIONS, 1, "less far", algorithm(BUFFERED, gmres=level(None))),
@@ -349,8 +354,8 @@ def test_peaks_of_memory_decide_where_they_are_known(tables: dict[str, Measureme
 @pytest.fixture(scope="module")
 def measured() -> Measurements:
     """Four panels of the paper's width."""
-    with timed_once(perf):
-        return stored(acc.measure_dominant(SMALL, [1024]))
+    with timed_once(figures):
+        return stored(figures.measure_dominant(SMALL, [1024]))
 
 
 def test_rows_of_the_figures(measured: Measurements) -> None:
@@ -358,7 +363,7 @@ def test_rows_of_the_figures(measured: Measurements) -> None:
     assert judged == [(name, "fp16") for name in ALGORITHMS] + [(HALF, "bf16"), (BUFFERED, "bf16")]
     assert {row["unit"] for row in measured if "error" in row} == {EMULATED}
     timed = [row for row in measured if "tflops" in row]
-    assert [row["algorithm"] for row in timed] == [*ALGORITHMS[1:], perf.LIBRARY]
+    assert [row["algorithm"] for row in timed] == [*ALGORITHMS[1:], figures.LIBRARY]
     assert all(row["ms"] > 0 for row in timed)
 
 
@@ -379,7 +384,7 @@ def test_a_unit_is_measured_beside_its_emulation(monkeypatch: pytest.MonkeyPatch
         name = "cuda"
 
     monkeypatch.setattr(Setting, "numerics", property(lambda setting: Unit("cpu", "fp16")))
-    rows = stored(acc.measure_dominant(SMALL, [48]))
+    rows = stored(figures.measure_dominant(SMALL, [48]))
     fp16 = rows.where(format="fp16")
     assert fp16.where(unit=UNIT).column("algorithm") == list(ALGORITHMS[1:])
     assert fp16.where(unit=EMULATED).column("algorithm") == list(ALGORITHMS)
@@ -388,7 +393,7 @@ def test_a_unit_is_measured_beside_its_emulation(monkeypatch: pytest.MonkeyPatch
 
 
 def test_tunable_matrices() -> None:
-    rows = stored(acc.measure_tunable(SMALL, [300]))
+    rows = stored(figures.measure_tunable(SMALL, [300]))
     assert rows.column("algorithm") == list(COMPARED)
     for claim in F5.claims:
         verdict = claim.judge(rows)
@@ -439,16 +444,16 @@ def test_algorithms_are_those_of_lu_factor(name: str) -> None:
 
 def test_the_matrix_of_large_orders_fits_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its diagonal is n: 65536 overflows."""
-    whole = perf.dominant(SMALL, 30)
-    monkeypatch.setattr(perf, "FP16", replace(FP16, max_exponent=3))
-    assert torch.equal(perf.dominant(SMALL, 30), whole / 2)
+    whole = figures.dominant(SMALL, 30)
+    monkeypatch.setattr(figures, "FP16", replace(FP16, max_exponent=3))
+    assert torch.equal(figures.dominant(SMALL, 30), whole / 2)
 
 
 def test_the_time_of_what_fails_is_none() -> None:
     """A pivot that vanishes: the algorithm has no time, the library with interchanges has one."""
-    rows = {row["algorithm"]: row["ms"] for row in perf.times(torch.eye(4).flip(0), [SINGLE], SMALL)}
+    rows = {row["algorithm"]: row["ms"] for row in figures.times(torch.eye(4).flip(0), [SINGLE], SMALL)}
     assert math.isnan(rows[SINGLE])
-    assert rows[perf.LIBRARY] >= 0
+    assert rows[figures.LIBRARY] >= 0
 
 
 # --- tables 1 and 2 ---------------------------------------------------------------------------------------
@@ -494,10 +499,10 @@ def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
 
 def few(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Only these matrices, as small as the files below."""
-    problems = [p._replace(n=60) for p in perf.PROBLEMS if p.name in names]
-    monkeypatch.setattr(perf, "PROBLEMS", tuple(problems))
-    formulas = {"torsion1": (49, lambda: perf.torsion_matrix(7))}
-    monkeypatch.setattr(perf, "_formulas", lambda setting: formulas)
+    problems = [p._replace(n=60) for p in figures.PROBLEMS if p.name in names]
+    monkeypatch.setattr(figures, "PROBLEMS", tuple(problems))
+    formulas = {"torsion1": (49, lambda: figures.torsion_matrix(7))}
+    monkeypatch.setattr(figures, "_formulas", lambda setting: formulas)
 
 
 def write_sparse(path: Path) -> np.ndarray:
@@ -517,7 +522,7 @@ def test_files_of_the_user_and_formulas(
     few(monkeypatch, "gyro", "smt", "torsion1")
     write_sparse(tmp_path / "smt" / "smt.mtx")
     setting = Setting(ExperimentScale.small, matrices=tmp_path)
-    rows = stored(perf.measure_applications(setting))
+    rows = stored(figures.measure_applications(setting))
     assert rows.column("matrix") == ["smt"] * 4 + ["torsion1"] * 4
     assert rows.column("from") == ["file"] * 4 + ["formula"] * 4
     assert rows.column("algorithm") == [*COMPARED, *COMPARED]
@@ -536,14 +541,14 @@ def test_without_files_there_are_formulas(
     bf16_unit(True)
     few(monkeypatch, "torsion1")
     setting = Setting(ExperimentScale.small)
-    assert {row["from"] for row in perf.measure_applications(setting)} == {"formula"}
+    assert {row["from"] for row in figures.measure_applications(setting)} == {"formula"}
     assert setting.notes == []
 
 
 def test_a_file_comes_before_a_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch, "torsion1")
     a = write_sparse(tmp_path / "torsion1.mtx")
-    [(_, source)] = perf._available(Setting(ExperimentScale.small, matrices=tmp_path))
+    [(_, source)] = figures._available(Setting(ExperimentScale.small, matrices=tmp_path))
     assert (source.kind, source.n) == ("file", 60)
     assert np.array_equal(source.load().numpy(), a)
 
@@ -551,7 +556,7 @@ def test_a_file_comes_before_a_formula(tmp_path: Path, monkeypatch: pytest.Monke
 def test_large_matrices_are_left_out_at_the_small_scale(tmp_path: Path) -> None:
     (tmp_path / "gyro.mtx.gz").write_bytes(b"not read")
     setting = Setting(ExperimentScale.small, matrices=tmp_path)
-    assert [problem.name for problem, _ in perf._available(setting)] == [
+    assert [problem.name for problem, _ in figures._available(setting)] == [
         "wathen120",
         "jnlbrng1",
         "torsion1",
@@ -560,27 +565,27 @@ def test_large_matrices_are_left_out_at_the_small_scale(tmp_path: Path) -> None:
 
 
 def test_places_of_a_file(tmp_path: Path) -> None:
-    assert perf.file_of(tmp_path, "gyro") is None
+    assert figures.file_of(tmp_path, "gyro") is None
     packed = tmp_path / "gyro" / "gyro.mtx.gz"
     packed.parent.mkdir()
     packed.touch()
-    assert perf.file_of(tmp_path, "gyro") == packed
+    assert figures.file_of(tmp_path, "gyro") == packed
     plain = tmp_path / "gyro.mtx"
     plain.touch()
-    assert perf.file_of(tmp_path, "gyro") == plain
+    assert figures.file_of(tmp_path, "gyro") == plain
 
 
 def test_formulas_have_their_orders() -> None:
-    for n, make in perf._formulas(SMALL).values():
+    for n, make in figures._formulas(SMALL).values():
         assert make().shape == (n, n)
-    sizes = {problem.name: problem.n for problem in perf.PROBLEMS}
+    sizes = {problem.name: problem.n for problem in figures.PROBLEMS}
     assert sizes["wathen120"] == 3 * 100 * 120 + 2 * 100 + 2 * 120 + 1
     assert sizes["jnlbrng1"] == sizes["torsion1"] == 200**2
 
 
 def test_scaling_leaves_the_solution_known() -> None:
     a = random_matrix("normal", 30, 30, seed=2) * torch.logspace(-8, 8, 30, dtype=torch.float64)
-    scaled, x = perf.scaled_system(a, ENGINE)
+    scaled, x = figures.scaled_system(a, ENGINE)
     assert scaled.dtype == torch.float32
     assert 8 <= float(scaled.abs().max()) < 16
     # R A C x = R A 1: each row is a power of two times that of A.
@@ -671,7 +676,7 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
     """Without the claims on rounding after every few products, which hardware does not do, so that 3.1 with
     an fp16 matrix errs less than 2.1, and on times.
     """
-    rows = stored(acc.measure_dominant(Setting(ExperimentScale.paper), [1024, 2048]))
+    rows = stored(figures.measure_dominant(Setting(ExperimentScale.paper), [1024, 2048]))
     for unit in (UNIT, EMULATED):
         assert {row["algorithm"] for row in rows.where(unit=unit)} == set(ALGORITHMS) - (
             {STANDARD} if unit == UNIT else set()
@@ -680,12 +685,12 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
         verdict = claim.judge(rows)
         # 5.1 errs 20 to 61 times less than 4.1 on an H200, more than the paper's order of magnitude.
         assert verdict.outcome() in (Outcome.holds, Outcome.in_part), f"{claim.text}: {verdict.measured}"
-    assert {perf.LIBRARY, perf.LIBRARY_UNPIVOTED} <= set(rows.column("algorithm"))
+    assert {figures.LIBRARY, figures.LIBRARY_UNPIVOTED} <= set(rows.column("algorithm"))
 
 
 @pytest.mark.gpu
 def test_tunable_matrices_on_a_gpu() -> None:
-    rows = stored(acc.measure_tunable(Setting(ExperimentScale.paper), [1024]))
+    rows = stored(figures.measure_tunable(Setting(ExperimentScale.paper), [1024]))
     for claim in F5.claims:
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
@@ -703,8 +708,8 @@ def test_tables_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_rates_on_a_gpu() -> None:
-    rows = stored(perf.measure_performance(Setting(ExperimentScale.paper), [2048]))
-    assert rows.column("algorithm") == [*COMPARED, perf.LIBRARY, perf.LIBRARY_UNPIVOTED]
+    rows = stored(figures.measure_performance(Setting(ExperimentScale.paper), [2048]))
+    assert rows.column("algorithm") == [*COMPARED, figures.LIBRARY, figures.LIBRARY_UNPIVOTED]
     assert all(row["tflops"] > 0 for row in rows)
 
 
@@ -719,5 +724,5 @@ def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.gpu
 def test_applications_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     few(monkeypatch, "torsion1")
-    rows = stored(perf.measure_applications(Setting(ExperimentScale.paper)))
+    rows = stored(figures.measure_applications(Setting(ExperimentScale.paper)))
     assert rows.column("algorithm") == list(COMPARED)

@@ -15,20 +15,7 @@ N, K, NUMBERS = 9, 2, 14
 
 
 def setting_of(core: Core, n: int = N, count: int = 5) -> SystemsSetting:
-    limits = dict.fromkeys(
-        (
-            "in_safe_range",
-            "equilibrated",
-            "max_rate",
-            "rounding",
-            "margin",
-            "computed",
-            "estimated",
-            "digits",
-        ),
-        1.0,
-    )
-    return core.systems_setting(np.ones((count, n)), **limits)
+    return core.systems_setting(np.ones((count, n)), 8 * [1.0])
 
 
 def test_names_are_places_of_all_numbers() -> None:
@@ -120,9 +107,8 @@ def test_a_vanishing_pivot_leaves_its_neighbours_alone(level: str, n: int) -> No
     a, x = rng.standard_normal((3, n, n)), rng.standard_normal((3, n, 1))
     a[1, :, n // 2] = 0.0
     errors, numbers, found = np.ones((3, 1)), np.ones((NUMBERS, 3)), np.ones((3 * n, 1))
-    limits = {"in_safe_range": 2.0**200, "equilibrated": 16.0, "max_rate": 0.25, "rounding": float(n)}
-    limits |= {"margin": 1.0, "computed": 1.01, "estimated": 3.0, "digits": np.inf}
-    setting = core.systems_setting(np.eye(n + 1, n) + np.eye(1, n), **limits)
+    limits = 2.0**200, 16.0, 0.25, float(n), 1.0, 1.01, 3.0, np.inf
+    setting = core.systems_setting(np.eye(n + 1, n) + np.eye(1, n), limits)
     assert core.solve_systems(a, a @ x, setting, found, errors, numbers, False, False, 1)
     doubtful = numbers[core.system_evidence["doubtful"][0]]
     assert doubtful.tolist() == [0.0, 1.0, 0.0]

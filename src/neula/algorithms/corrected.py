@@ -18,7 +18,7 @@ are added in float32, rounded to nearest.
 Elements that are small compared with the largest of their row of A (or column of B) lose bits when they come
 close to the smallest numbers of fp16, and vanish below them: their absolute error is at most ``2^-50`` times
 that largest element. That is harmless for the error relative to ``max|a_i| max|b_j|``. It is not for ``|A|
-|B|``, if large elements of A meet nothing but tiny ones of B.
+|B|``, if large elements of A meet only tiny ones of B.
 """
 
 from __future__ import annotations

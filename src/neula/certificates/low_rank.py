@@ -17,9 +17,7 @@ from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.thin import thin_product
 
-VECTORS = 8
-"""Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""
-
+VECTORS = 8  # random vectors that look for what was missed: as many as are multiplied while A is read once
 SEED = 2  # theirs: another one than that of any block from which triplets are found
 
 
@@ -114,7 +112,7 @@ def largest_beyond(
     *,
     most: int = 100,
 ) -> Beyond:
-    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, what is left beside singular triplets.
+    """Bound on the norm of ``D = (I - U U^H) A (I - V V^H)``, which singular triplets leave.
 
     Let w be the singular vector of D for its norm d, and G Gaussian vectors that U and V do not depend on.
     For any polynomial T, ``w^H T(D^H D) G = T(d^2) w^H G``, so ``T(d^2) ||w^H G|| <= ||T(D^H D) G||_2``.

@@ -36,16 +36,11 @@ from neula.kernels.precision import exact_matmul
 STEPS = 10  # Lanczos steps: an eigenvalue ten times as large as all others is found in four
 
 STEPS_OF_H = 6
-"""Lanczos steps for H: a single negative eigenvalue beside hundreds of positive ones is found in four, or in
+"""Lanczos steps for H: a single negative eigenvalue among hundreds of positive ones is found in four, or in
 six where it is a third of the largest."""
 
-SLIGHTLY = 0.05
-"""Eigenvalues of H that are negative by so much of the largest count: those of a wrong sign are far from
-zero."""
-
-DENSE = 1 << 18
-"""Cubes of orders, in sum, up to which all eigenvalues take a CPU less time than some Lanczos steps."""
-
+SLIGHTLY = 0.05  # negative eigenvalues of H that count, by the largest: those of a wrong sign are far from 0
+DENSE = 1 << 18  # cubes of orders, in sum, up to which a CPU has all eigenvalues sooner than Lanczos steps
 LEAST = 16  # order of matrices whose eigenvalues take hardly longer than the call
 SQUARINGS = 5  # squarings of a matrix of order at most 9, for the root of a norm of its 32nd power
 

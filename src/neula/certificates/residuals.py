@@ -1,4 +1,4 @@
-"""Norms of residuals beside those of right-hand sides, and their rounding errors.
+"""Norms of residuals compared with those of right-hand sides, and their rounding errors.
 
 All functions take numbers, arrays and tensors, and none synchronizes.
 """
@@ -83,7 +83,7 @@ def goes_on(
     *,
     stagnation: float = STAGNATION,
 ) -> Any:
-    """Whether another update is worth its while: the error is too large, was at least halved, and is not that
+    """Whether another update is worthwhile: the error is too large, was at least halved, and is not that
     of rounding alone (``neula.kernels.small_problems.refining.progress``).
 
     Examples

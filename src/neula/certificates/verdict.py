@@ -100,7 +100,7 @@ class Limits:
 
 
 def within(*measures: tuple[Any, Any]) -> Any:
-    """Whether measures, each beside its limit, are all at most that: NaN never is.
+    """Whether all measures are at most their limits: NaN never is.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""``neula bench``: this machine's speed and accuracy beside the library's direct solvers, through torch.
+"""``neula bench``: this machine's speed and accuracy, compared with torch's direct solvers.
 
 Each problem yields cases, a case is measured in one place, and a measurement is a row: what was solved, the
 times of both, how near to the rate of plain products it comes, and the errors of both by one measure.
@@ -151,9 +151,6 @@ def _fitting(problem: BenchmarkProblem, device: torch.device) -> list[tuple[int,
     return [(m, n) for m, n in problem.gpu if BYTES_AN_ENTRY * m * n <= free]
 
 
-# --- the problems ---
-
-
 def _low_accuracies(device: torch.device) -> tuple[FormatName, ...]:
     return ("fp16", "fp32") if device.type == "cuda" else ("fp32",)
 
@@ -252,9 +249,6 @@ PROBLEMS = {
     ),
 }
 """By name, as in ``neula bench NAME``."""
-
-
-# --- what is shown ---
 
 
 def table(data: ExperimentData) -> Table:

@@ -163,7 +163,7 @@ class CommandRun:
             )
 
     def read(self, files: Mapping[str, str | None], *, drops: bool = True) -> dict[str, Table]:
-        """Read the files of the arguments, by the names of these; all but matrices may be vectors.
+        """Read the files of the arguments, by the names of these; all except matrices may be vectors.
 
         With ``--missing drop`` lines that lack a value in any of them are left out of all, if ``drops``.
         """
@@ -245,6 +245,12 @@ class CommandRun:
             self.progress("starting", 0.0)
             options["engine"] = self.engine
             return call(*arrays, **{name: _plain(name, value) for name, value in options.items()})
+
+    def trace(self, name: str, *arrays: Any, **options: Any) -> None:
+        """Show the steps of an algorithm by a function of :mod:`neula.cli.tracing`."""
+        from neula.cli import tracing
+
+        self.steps = getattr(tracing, name)(*arrays, **options)
 
     @contextmanager
     def _keeping_accuracy_warnings(self) -> Iterator[None]:

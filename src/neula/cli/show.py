@@ -47,9 +47,6 @@ LEFT_OUT = ("x", "Q", "R", "L", "U", "Vh", "eigenvectors", "method", "digits", "
 """Rows of a printed result that are arrays, or that a summary shows otherwise."""
 
 
-# --- results ----------------------------------------------------------------------------------------------
-
-
 def certified(result: Any) -> tuple[Facts, Labelled, str | None]:
     """A result as a JSON object and as labelled lines; the accuracy that was reached, unless certified."""
     names = ("converged", "accuracy", "engine", *FACTS[type(result).__name__], "attempts")
@@ -90,7 +87,7 @@ def facts_of(result: Any, *names: str) -> Facts:
 
 
 def lu(factors: LUFactors, rows: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> tuple[Facts, Labelled]:
-    """LU factors, beside the rows of A in their order."""
+    """LU factors as a JSON object and as lines; ``rows`` are those of A, permuted."""
     import numpy as np
 
     # Along one random vector: a product of the factors would take as long as they did.
@@ -169,9 +166,6 @@ def not_kept(answer: Mapping[str, Any]) -> str:
     return f"{what} not kept: give -o with the name of {where}, or send the answer through a pipe with -o -"
 
 
-# --- the summary ------------------------------------------------------------------------------------------
-
-
 def verdict(*, certified: bool) -> Verdict:
     """The words for a measured result, and their style."""
     return ("certified", "bold green") if certified else ("NOT certified", "bold yellow")
@@ -226,9 +220,6 @@ def grid(rows: Labelled) -> Table:
     return table
 
 
-# --- neula info -------------------------------------------------------------------------------------------
-
-
 def versions() -> Labelled:
     """Versions of everything that computes."""
     import numpy as np
@@ -260,9 +251,6 @@ def _rate(gflops: float | None) -> str:
     if gflops is None:
         return ""
     return f"{gflops / 1000:.3g} TFLOP/s" if gflops >= 1000 else f"{gflops:.3g} GFLOP/s"
-
-
-# --- JSON -------------------------------------------------------------------------------------------------
 
 
 def print_json(value: Mapping[str, Any]) -> None:

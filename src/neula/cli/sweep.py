@@ -1,4 +1,4 @@
-"""``neula bench sweep``: every size beside the fastest call of torch and SciPy that is as accurate.
+"""``neula bench sweep``: every size compared with the fastest call of torch and SciPy that is as accurate.
 
 A peer counts if its error is at most :data:`AS_ACCURATE` times neula's, or ``sqrt(n) u``. All are timed in
 one process and several rounds, so that other load on the machine affects all of them equally, but each by
@@ -110,8 +110,6 @@ def _measure(task: Task, at_least: float, rounds: int = 1) -> Row:
         "method": getattr(result, "qr", result).attempts[-1].method,
     }
 
-
-# --- what is measured ---
 
 TALL = ((10, 3), (50, 5), (64, 32), (200, 20), (300, 40), (600, 100), (2000, 50), (2000, 500), (10000, 100))
 LARGE = ((20000, 500), (100000, 100), (16384, 2048))
@@ -309,8 +307,6 @@ def _definite(n: int, device: torch.device) -> Any:
     ours = partial(neula.solve, a, b, assume_a="pos")
     return ours, _calls(torchs, scipys, a), partial(_error_of_system, a, b)
 
-
-# --- what is shown ---
 
 _HEADINGS = {
     "problem": "problem",

@@ -53,7 +53,7 @@ def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P,
     """Decorator: use the function in place of the one with its name in another library.
 
     Where it raises, the peer is called with what was given: exceptions are the peer's own, and so is the
-    answer to what neula refuses (half precision, singular factors that are to be had nevertheless). Integers
+    answer to what neula refuses (half precision, singular factors). Integers
     that no float64 holds are rounded, as the peer rounds them, with a warning. The peer is asked for the
     function at each call that falls through; if a program has put the drop-in there, a call that comes back
     to it is answered by the function that the peer had before. The docstring says what is particular to the

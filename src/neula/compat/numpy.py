@@ -24,19 +24,17 @@ from neula.compat.drop_in import (
 from neula.compat.measured import (
     UNSURE,
     Determinants,
-    is_accurate_inverse,
-    is_accurate_solution,
-    measured_determinants,
-    measured_inverse,
-    refined_solution,
-)
-from neula.compat.spectra import (
     are_eigenvectors,
     are_singular_vectors,
     are_values,
+    is_accurate_inverse,
+    is_accurate_solution,
     is_for_lapack,
+    measured_determinants,
+    measured_inverse,
     mirrored,
     need_finite_triangle,
+    refined_solution,
 )
 from neula.problems.signatures import QRMode
 

@@ -30,11 +30,15 @@ from neula.compat.drop_in import (
 from neula.compat.measured import (
     UNSURE,
     Determinants,
+    are_eigenvectors,
+    are_singular_vectors,
+    are_values,
     is_accurate_inverse,
+    is_for_lapack,
     measured_determinants,
     measured_inverse,
+    mirrored,
 )
-from neula.compat.spectra import are_eigenvectors, are_singular_vectors, are_values, is_for_lapack, mirrored
 from neula.pipeline.inputs import is_variable
 from neula.pipeline.operators import is_traced
 from neula.problems.signatures import QRMode

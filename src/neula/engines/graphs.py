@@ -1,6 +1,6 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
-Python takes longer to launch a factorization of small matrices than the GPU to run it. After :data:`BEFORE`
+Python takes longer to launch a factorization of small matrices than the GPU to run it. After ``BEFORE``
 calls for a shape the next one captures them in a CUDA graph, which it and the following ones replay on a
 copy of the input; they return copies of the results.
 """
@@ -28,15 +28,13 @@ PART = 256  # inputs are at most this part of the GPU's memory, since a graph ke
 
 KEPT = 3
 """Inputs of the largest size whose graphs are kept, or more of smaller ones: the QR of a square matrix has
-two of that size, and its column pivots some beside them."""
+two of that size, and its column pivots some more."""
 
 LEAST = 1 << 21  # bytes that a graph takes, however small: what torch's allocator reserves at a time
 MOST = 1024  # keys that are remembered, of what was called once, and of what is replayed or cannot be
 SMALL = 1 << 16  # bytes of a result up to which it is copied together with others
 ALIGNED = 16  # bytes at multiples of which results begin in the buffer that they share
-
-BEFORE = 2
-"""Calls for a shape before one captures: that takes as long as ten calls, and many shapes come twice."""
+BEFORE = 2  # calls for a shape before one captures: that takes as long as ten calls
 
 OFTEN = 8
 """Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
@@ -47,8 +45,7 @@ STREAMS = 128  # streams of callers that are remembered
 Result = TypeVar("Result")
 
 _lock = threading.Lock()
-_recording = threading.local()
-"""A call during a capture becomes a part of that graph, and is not captured separately."""
+_recording = threading.local()  # a call during a capture becomes a part of that graph
 
 _calls = itertools.count()
 _seen: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
@@ -123,7 +120,7 @@ def made(inputs: Inputs) -> Tensors:
 def called(
     function: Callable[..., Tensors], inputs: Inputs, key: Hashable = None, out: Tensors | None = None
 ) -> Tensors:
-    """``function(*inputs)``, without a graph, its results in ``out`` where there is room for them."""
+    """``function(*inputs)``, without a graph, its results in ``out`` if that can hold them."""
     results = function(*made(inputs))
     return results if out is None else put(out, results)
 
@@ -215,7 +212,7 @@ def replay(
     these.
 
     Launches must not depend on the numbers; nothing may synchronize. Another function for the same key would
-    not be called. If there is room for the results in ``out``, the function may overwrite its inputs, some
+    not be called. If ``out`` can hold the results, the function may overwrite its inputs, some
     of which may be in ``out``.
     """
     device = device_of(inputs)
@@ -406,7 +403,7 @@ def _beside(device: torch.device, stream_id: int) -> torch.cuda.Stream:
 
 def _has_room(limit: int, since: int, stream: torch.cuda.Stream) -> bool:
     """Whether so many bytes are enough for the graphs that were used since a call; forgets older ones, those
-    not used for longest first. Calls that take turns and have no room together would else be captured each
+    not used for longest first. Calls that take turns and do not fit together would else be captured each
     time.
     """
     total = sum(graph.nbytes for graph in _graphs.values() if graph is not None)

@@ -48,9 +48,7 @@ def file_of(machine: Machine) -> Path:
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """Thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if they are
-    broken.
-    """
+    """Thresholds measured on a machine; empty if there are none, or, with a warning, if broken."""
     path = file_of(machine)
     try:
         return _checked(tomllib.loads(path.read_text("utf-8")), machine)
@@ -79,7 +77,7 @@ def _checked(content: Mapping[str, Any], machine: Machine) -> dict[str, int]:
 
 
 def write(machine: Machine, thresholds: Mapping[str, int]) -> Path:
-    """Keep what was measured; whoever reads meanwhile finds the old file or the new one, nothing between."""
+    """Keep measurements; a process that reads meanwhile finds the old file or the new one, complete."""
     path = file_of(machine)
     sections = {"machine": machine, "thresholds": thresholds}
     # Strings and integers are written in TOML as in JSON.

@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neula.engines.formats import FP32, TF32, Format
-from neula.errors import check_name
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Unit:
     extra_bits: int | None
 
     def products_at_a_time(self, operands: Format) -> int:
-        """The block t for operands of this format: those of TF32 take twice the room."""
+        """The block t for operands of this format: those of TF32 take twice the memory."""
         return max(1, self.block // 2) if operands is TF32 and self.extra_bits is not None else self.block
 
     def sum_error(self, k: int, block: int) -> float:
@@ -65,9 +64,3 @@ UNITS = {
     for unit in (Unit("v100", 4, 0), Unit("a100", 8, 1), Unit("h100", 16, 2), Unit("ideal", 8, None))
 }
 """Units by name: see the references of the module."""
-
-
-def unit_named(name: str) -> Unit:
-    """Look a unit up by name; a ValueError lists those that there are."""
-    check_name("unit", name, UNITS)
-    return UNITS[name]

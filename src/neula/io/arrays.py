@@ -64,9 +64,6 @@ def choose_array(file: str, names: Sequence[str], key: str | None) -> str:
     return names[0]
 
 
-# --- NumPy ------------------------------------------------------------------------------------------------
-
-
 def read_npy(file: InputFile) -> np.ndarray:
     # Mapping the file first compares the size in the header with the size of the file, so a truncated file of
     # a terabyte is noticed before its memory is requested.
@@ -86,9 +83,6 @@ def read_npz(file: InputFile, key: str | None) -> np.ndarray:
                 raise FileError(f"{file.name}: {key} is no array of NumPy")
         found: np.ndarray = archive[key]
         return found
-
-
-# --- HDF5 -------------------------------------------------------------------------------------------------
 
 
 def read_hdf5(file: InputFile, key: str | None) -> np.ndarray:
@@ -129,9 +123,6 @@ def write_hdf5(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     with h5py.File(stream, "w") as file:
         for name, array in arrays.items():
             file[name] = array
-
-
-# --- MATLAB -----------------------------------------------------------------------------------------------
 
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -191,9 +182,6 @@ def write_mat(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     import scipy.io
 
     scipy.io.savemat(stream, dict(arrays), oned_as="column")
-
-
-# --- Parquet ----------------------------------------------------------------------------------------------
 
 
 def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Table:

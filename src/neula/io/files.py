@@ -148,11 +148,11 @@ def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str =
     Parameters
     ----------
     path : str or path
-        The extension names the format, one of those of :func:`read_matrix` but ``.mtx.gz``. An existing file
-        is replaced once the new one is complete.
+        The extension names the format, one of those of :func:`read_matrix` except ``.mtx.gz``. An existing
+        file is replaced once the new one is complete.
     array : ndarray
         Text and Matrix Market take vectors (one column) and matrices, and write as many digits as bring back
-        exactly the same float64 or complex128. Other formats keep the dtype, and all but ``.parquet`` and
+        exactly the same float64 or complex128. Other formats keep the dtype, and all except ``.parquet`` and
         ``.mat`` the shape; ``.parquet`` has no complex numbers.
     name : str, optional
         The name of the array inside an ``.npz``, HDF5 or ``.mat`` file.
@@ -168,7 +168,7 @@ def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str =
 def write_files(contents: Mapping[Path, Mapping[str, np.ndarray | Table]]) -> None:
     """Write several files, all of them or none: ``{path: {name of array: array}}``.
 
-    Every file is first written under a temporary name beside its destination; only when all of them are
+    Every file is first written under a temporary name in the same folder; only when all of them are
     complete they get their names.
 
     Raises

@@ -1,4 +1,4 @@
-"""MATLAB files of version 5, looked at before SciPy reads them, which dies of tags that it does not know.
+"""Check MATLAB files of version 5 before SciPy reads them, which crashes on tags that it does not know.
 
 A file is a sequence of elements, each a tag (a type and a number of bytes) and data; those of a matrix are
 flags, dimensions, a name and numbers ("MAT-File Format", The MathWorks). Compressed ones are one matrix each.

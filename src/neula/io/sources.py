@@ -192,7 +192,7 @@ class Parquet:
 
 @dataclass(frozen=True)
 class ForeignSource:
-    """A source of somebody else's, whose blocks are as long as it likes."""
+    """A source of another library, whose blocks may have any length."""
 
     source: Any
 

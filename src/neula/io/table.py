@@ -126,7 +126,7 @@ def shorten(text: str, width: int = 60) -> str:
 def without_missing(tables: Mapping[str, Table]) -> tuple[dict[str, Table], str]:
     """Leave out the rows that have a NaN in any of several arrays; say how many, if any.
 
-    Arrays of different lengths are left as they are: whoever uses them says what does not fit.
+    Arrays of different lengths are left as they are: the function that uses them reports what does not fit.
     """
     lengths = {len(table.values) if table.values.ndim in (1, 2) else -1 for table in tables.values()}
     (rows, *others) = lengths

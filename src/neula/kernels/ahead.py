@@ -1,4 +1,4 @@
-"""Machine code for a wheel to bring along: ``python -m neula.kernels.ahead``, on any machine with Triton.
+"""Machine code to include in a wheel: ``python -m neula.kernels.ahead``, on any machine with Triton.
 
 ``ahead.json`` lists which variants of the kernels in Triton's language, and which sources in CUDA C++: what
 ``python -m benchmarks first --record`` has met on a GPU. They are compiled for :data:`CAPABILITIES` into the

@@ -20,7 +20,7 @@ def multiprocessors(device: torch.device) -> int:
 
 @lru_cache(maxsize=16)
 def shared_memory(device: torch.device) -> int:
-    """Bytes that a thread block of a GPU has at most; what tests on a CPU have room for."""
+    """Bytes that a thread block of a GPU has at most; on a CPU, where tests run, a fixed number."""
     if device.type != "cuda":
         return 120 << 10
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)

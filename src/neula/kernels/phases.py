@@ -1,4 +1,4 @@
-"""Conjugate transposes, signs and real diagonals, of real and of complex numbers alike."""
+"""Conjugate transposes, signs and real diagonals, of real and of complex numbers."""
 
 from __future__ import annotations
 

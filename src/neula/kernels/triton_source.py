@@ -1,6 +1,6 @@
 """Kernels in Triton's language, compiled ahead or at the first call on a machine, launched without Triton.
 
-To import Triton and to let it find what it has kept takes 0.9 s in each process beside an H200, to compile a
+To import Triton and to let it find what it has kept takes 0.9 s in each process on an H200, to compile a
 kernel up to 1.5 s. So machine code is looked for in the package, filled by :mod:`neula.kernels.ahead`, and in
 the user's cache folder, and Triton is imported where neither has it. Its interpreter and GPUs of others than
 NVIDIA go Triton's own way.
@@ -33,7 +33,7 @@ from neula.kernels.dispatch import NotReadyError, launched
 from neula.kernels.whole_file import keep, read_checked
 
 ALIGNED = 16
-"""Multiples that the compiler is told of, of addresses in bytes and of sizes and strides in elements."""
+"""Multiples that the compiler is given, of addresses in bytes and of sizes and strides in elements."""
 
 INT32 = 1 << 31
 
@@ -68,7 +68,7 @@ asked: dict[tuple[str, str, Variant, tuple], None] = {}
 
 
 class _Language:
-    """``triton.language``, imported when somebody asks for something of it."""
+    """``triton.language``, imported when it is first used."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # asked for by tools that look through a module

@@ -37,7 +37,7 @@ def _warn_once(folder: Path, error: str) -> None:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file, with its folder: whoever reads meanwhile finds the old one or all of the new one."""
+    """Write a file, with its folder; other processes read the old one or all of the new one meanwhile."""
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.stem, suffix=".new")
     try:

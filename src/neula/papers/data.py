@@ -50,7 +50,7 @@ class Measurements(list[Row]):
         return {value: self.where(**{name: value}) for value in dict.fromkeys(self.column(name))}
 
     def ratios(self, field: str, ours: str, theirs: str, name: str = "method") -> list[float]:
-        """Quotients of a field of two series, told apart by ``name``; NaN where one was not finite."""
+        """Quotients of a field of two series, distinguished by ``name``; NaN where one was not finite."""
         pairs = zip(*(self.where(**{name: one}).numbers(field) for one in (ours, theirs)), strict=True)
         return [a / b for a, b in pairs]
 

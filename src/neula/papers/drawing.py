@@ -17,7 +17,7 @@ else:
 MARKERS = "osD^vP*X"
 
 FASTER, SLOWER = "#2f81f7", "#db6d28"
-"""Colours for ratios above and below 1: told apart by the colour-blind, and seen on white and on black."""
+"""Colours for ratios above and below 1, which the colour-blind distinguish, on white and on black."""
 
 
 def new_canvas(width: float, height: float) -> Canvas:
@@ -107,7 +107,7 @@ def log_log(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:
 
 
 def plain_ticks(axes: Axes) -> None:
-    """Numbers such as 20 and 50 beside a logarithmic axis that spans few decades."""
+    """Numbers such as 20 and 50 at a logarithmic axis that spans few decades."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -380,7 +380,7 @@ def _page(paper: Paper, out: Path) -> str:
     ]
     head = [
         f"# {paper.title}",
-        f"{paper.source}. Each section is made by one command, from data that lies beside this page. A claim "
+        f"{paper.source}. Each section is made by one command, from data in the same folder. A claim "
         "is a number with an interval. It *holds* if our numbers lie in the interval, holds *in part* if at "
         "least half of them do, or if a weaker claim is true (faster, but not as much), and otherwise *does "
         "not hold*. Without enough data there is no verdict. Times are compared as ratios, since the paper's "

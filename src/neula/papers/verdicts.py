@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class ClaimCheck:
-    """Our numbers beside the interval that a paper claims for them."""
+    """Our numbers and the interval that a paper claims for them."""
 
     # a number for each case, NaN where a method failed; none where nothing was measured.
     values: tuple[float, ...]
@@ -133,13 +133,13 @@ def ratio(
 ) -> ClaimCheck:
     """How many times a field of one series is that of another one, in every case or the last.
 
-    Series are told apart by the field ``by``. One that was not measured leaves the claim without a verdict.
+    The field ``by`` distinguishes series. One that was not measured leaves the claim without a verdict.
     """
     missing = [name for name in (ours, theirs) if not rows.where(**{by: name})]
     if missing:
         return within([], claimed, f"0 cases of {' and '.join(missing)}")
     found = rows.ratios(field, ours, theirs, by)
-    told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} at last" * last
+    told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} for the largest" * last
     return within(found[-1:] if last else found, claimed, told, tendency=tendency)
 
 

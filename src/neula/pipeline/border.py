@@ -14,8 +14,7 @@ import torch
 
 from neula.engines.graphs import Inputs, Written
 
-LEAST_ROWS, LEAST_COLUMNS = 32, 8
-"""Sizes are multiples of these, and of a quarter of the power of two below them."""
+LEAST_ROWS, LEAST_COLUMNS = 32, 8  # sizes are multiples of these, and of a quarter of the power of two below
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,7 @@ OPENBLAS_THREADS = 2304 * 4
 
 @dataclass(frozen=True)
 class HostTuning:
-    """Values of m n (n + k) up to which one matrix is fetched from a GPU by its host, where launches take
-    longer.
-    """
+    """Values of m n (n + k) up to which a GPU's host solves one matrix: launches take longer."""
 
     by_host: int  # with LAPACK; not for systems that are queued
     by_host_kernel: int  # with the compiled core, in one thread

@@ -25,11 +25,8 @@ P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
 Judged = TypeVar("Judged", bound=ProblemBatch, contravariant=True)
 
-Settled = Callable[[Any], bool]
-"""Whether nothing is left to do for any problem of a batch, from the largest of each measured number."""
-
-MANY = 2048
-"""Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
+Settled = Callable[[Any], bool]  # whether nothing is left to do, from the largest of each number
+MANY = 2048  # problems of which a GPU reads the worst alone if all are accepted: it solves them sooner
 
 
 class Declined(Exception):
@@ -133,7 +130,7 @@ class Run(Generic[V]):
 
     @classmethod
     def begin(cls, count: int, values: V | None = None) -> Run[V]:
-        """Nothing is known yet of so many problems, whose values may have room already."""
+        """A run of so many problems without answers; arrays for their values may be given."""
         nothing = np.empty((0, count))
         return cls(values, nothing, np.zeros(count, dtype=bool), nothing, np.arange(count))
 
@@ -323,7 +320,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
     """Answer of the first link, measured on its device; None if the link synchronizes or declines these
     problems.
 
-    :func:`~neula.pipeline.chain.run_chain` continues from it, when somebody has time to look.
+    :func:`~neula.pipeline.chain.run_chain` continues from it later.
     """
     answer = answer_of_first(links, problems) if links and links[0].launches_only else None
     if answer is not None and answer.measured is None:

@@ -29,11 +29,8 @@ Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
 
 Gradients = tuple[Tensor | None, ...]  # gradients of the operands; None of those that are not wanted
-
 Wanted = Sequence[bool]  # which operands want a gradient
-
-Factorize = Callable[[Tensor], Iterable[Tensor]]
-"""QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
+Factorize = Callable[[Tensor], Iterable[Tensor]]  # differentiable ``A -> Q, R`` in double precision
 
 is_legacy_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""

@@ -143,7 +143,7 @@ class KnownFactors(ABC):
         return RightSides(self.given, b, self.factored.a.device)
 
     def attached(self, b: Tensor, x: Tensor) -> Tensor:
-        """Solutions with their gradients, where somebody wants them."""
+        """Solutions with their gradients, where these are required."""
         if not (self.is_variable or is_variable(b)):
             return x
         return attach_system(self.graph, b, x, self.factored.again)

@@ -20,8 +20,7 @@ from neula.pipeline import spectral_derivatives as spectral
 
 Tensor = torch.Tensor
 
-Solve = Callable[[Tensor, Tensor], Tensor]
-"""Solution of ``A x = b``, or product of A and b, for batches, differentiable."""
+Solve = Callable[[Tensor, Tensor], Tensor]  # differentiable ``A^-1 b``, or ``A b``
 
 
 def known(*answer: Tensor, again: Callable[..., Any] = dense.no_answer) -> dense.Answerer:
@@ -142,7 +141,7 @@ def attach_triplets(a: Tensor, u: Tensor, s: Tensor, v: Tensor, *, errors: Tenso
 
 
 def attach_solution(a: Tensor, b: Tensor, x: Tensor, *, ranks: Tensor, factorize: dense.Factorize) -> Tensor:
-    """Least-squares solution ``x = A^+ b`` with the gradients of A and b; of a real operand beside a complex
+    """Least-squares solution ``x = A^+ b`` with the gradients of A and b; of a real operand with a complex
     one the gradient is the real part.
 
     ``ranks``, shape (...): zero where there is no solution. ``factorize``: QR factorization in double

@@ -52,7 +52,7 @@ class Taken:
         return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """Give a result in the user's library and dtype or another; OverflowError if that is too narrow."""
+        """As an array of the user's, in its dtype or another; OverflowError if that is too narrow."""
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
         if narrower and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):

@@ -72,16 +72,11 @@ def _needed(error: BaseException) -> str:
 
 
 def _free(device: torch.device) -> str:
+    sizes = sizes_here()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # Reserved but unused memory of torch is free for torch.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return f"{_in_gib(free)} of {_in_gib(total)} free"
-    return _free_here()
-
-
-def _free_here() -> str:
-    sizes = sizes_here()
+        sizes = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
     if sizes is None:
         return "how much was free is not known"
     return f"{_in_gib(sizes[0])} of {_in_gib(sizes[1])} free"

@@ -19,9 +19,7 @@ INTERCEPT = "intercept"
 
 
 def column_names(x: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a table of pandas, Polars or Arrow, a DataArray of xarray, or a source of
-    Parqu
-    """
+    """Names of the columns of a table, a labelled DataArray of xarray, or a source of Parquet."""
     if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)):
         return None
     if is_source(x):

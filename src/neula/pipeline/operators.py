@@ -14,14 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.engines import Engine
-from neula.pipeline.derivatives import (
-    Answerer,
-    Attached,
-    Tensors,
-    is_legacy_batch,
-    leading,
-    no_answer,
-)
+from neula.pipeline.derivatives import Answerer, Attached, Tensors, is_legacy_batch, leading, no_answer
 from neula.pipeline.inputs import is_spread, refuse_gradient, tensors_in
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
@@ -33,8 +26,7 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode of ``make_fx`` and ``to
 EXCLUDED, KEYS = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
 """Whether this thread leaves out a step of torch's dispatch, and the names of steps."""
 
-OF_PARTS = {"complex64": "float32", "complex128": "float64"}
-"""Accuracies of complex dtypes: compilers do not know ``dtype.to_real``."""
+OF_PARTS = {"complex64": "float32", "complex128": "float64"}  # compilers do not know ``to_real``
 
 
 class Operator:
@@ -145,7 +137,7 @@ def _separate(found: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> T
 
 
 def is_traced(given: Sequence[Any]) -> bool:
-    """Whether numbers of tensors cannot be looked at: somebody compiles, transforms, or has shapes alone."""
+    """Whether numbers of tensors cannot be read: in compiled or transformed functions, or on "meta"."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(PROXY) is not None:
@@ -163,7 +155,7 @@ def is_traced(given: Sequence[Any]) -> bool:
 
 
 def engine_for(engine: Engine, *operands: torch.Tensor) -> Any:
-    """An engine, or its name where an operator works for operands whose numbers cannot be looked at."""
+    """An engine, or its name where an operator works for operands whose numbers cannot be read."""
     return engine.name if any(map(is_legacy_batch, operands)) else engine
 
 
@@ -218,7 +210,7 @@ def eager(
     """Run a function as it stands, a graph break for ``torch.compile``, and leave modes as they were;
     ``progress=True`` becomes a bar.
 
-    The chains look at their numbers at every step. Traced, they are many graphs, compiled anew for each
+    The chains read their numbers at every step. Traced, they are many graphs, compiled anew for each
     shape, and not faster. ``traced``: replacement by an operator of torch if numbers cannot be read; it
     returns None for unsupported arguments. ``plans``: replacement for problems like an earlier one.
     """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -170,14 +171,10 @@ class Report:
     # bool, shape (P, copies): right-hand sides with NaN or Inf among those that share a matrix: nothing is
     # known of them.
     spoilt: torch.Tensor | None = None
-    layout: BatchedProblem = field(init=False)  # the shapes, without numbers
 
-    # Measured numbers of the worst problem, by name; empty if there are no problems.
-    worst: dict[str, float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.layout = self.shapes.without_numbers()
-        self.worst = self._worst()
+    @cached_property
+    def layout(self) -> BatchedProblem:
+        return self.shapes.without_numbers()
 
     def of_members(self, known: Callable[[], torch.Tensor], missing: float = math.nan) -> Later:
         """An array with what is known of each problem."""
@@ -190,7 +187,7 @@ class Report:
         return self.later(arranged)
 
     def later(self, arranged: Callable[[BatchedProblem], torch.Tensor]) -> Later:
-        """An array that is made of a tensor when somebody reads it; until then no operand is kept for it."""
+        """An array that is made of a tensor when it is first read; until then no operand is kept for it."""
         shapes, first = self.layout, self.call.first
         wrap, device = first.wrap, first.tensor.device
         return Later(lambda: wrap(arranged(shapes).contiguous().to(device)))
@@ -202,7 +199,9 @@ class Report:
             accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()
         return (~accepted).nonzero().tolist()
 
-    def _worst(self) -> dict[str, float]:
+    @cached_property
+    def worst(self) -> dict[str, float]:
+        """Measured numbers of the worst problem, by name; empty if there are no problems."""
         run = self.run
         names, numbers = run.found.names, run.numbers
         if not len(run.accepted):
@@ -247,7 +246,7 @@ def attached(
     result: R,
     attach: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> R:
-    """A result, its x attached to the graph of A and b by ``attach`` where somebody wants that."""
+    """A result, its x attached to the graph of A and b by ``attach`` where that is required."""
     if not call.differentiable:
         return result
     a, b = (taken.graph for taken in call.operands.values())
@@ -271,9 +270,7 @@ def unread(
     return {
         "x": call.hand_back(shapes.solutions(values.x), options.dtype),
         "converged": accepted.all(),
-        "iterations": 0,
         "backward_error": values.backward_error.amax(),
-        "tolerance": math.nan,
         "engine": str(options.engine),
         "accuracy": options.target.name,
         **{name: call.hand_back(x.contiguous(), x.dtype) for name, x in found.items()},

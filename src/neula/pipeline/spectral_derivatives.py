@@ -76,19 +76,13 @@ def depends_on_subspaces(turned: Tensor, dw: Tensor, size: Tensor, negligible: f
 
 
 def _by_gaps(x: Tensor, w: Tensor, ties: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
-    """``x_ij / (w_j - w_i)`` without a diagonal (:func:`_quotient`)."""
+    """``x_ij / (w_j - w_i)`` without a diagonal (as ``_quotient``)."""
     asked = (asked | asked.mH) & ~torch.eye(w.shape[-1], dtype=torch.bool, device=w.device)
     gaps, tie = w.unsqueeze(-2) - w.unsqueeze(-1), ties.unsqueeze(-1) + ties.unsqueeze(-2)
     return _quotient(x, gaps, tie, asked, settled)
 
 
-def _quotient(
-    x: Tensor,
-    gap: Tensor,
-    tie: Tensor,
-    asked: Tensor,
-    settled: Tensor | None = None,
-) -> Tensor:
+def _quotient(x: Tensor, gap: Tensor, tie: Tensor, asked: Tensor, settled: Tensor | None = None) -> Tensor:
     """``x / gap``; NaN if no digit of the gap is guaranteed, or 0 if these vectors are not needed.
 
     There x vanishes for ``U diag(s) V^H``, whose quotient does not, and for ``U V^H``, whose quotient does:
@@ -242,12 +236,7 @@ class SVDFunction(TripletsFunction):
 
 
 def _by_pairs(
-    minus: Tensor,
-    plus: Tensor,
-    s: Tensor,
-    ties: Tensor,
-    asked: Tensor,
-    settled: Tensor,
+    minus: Tensor, plus: Tensor, s: Tensor, ties: Tensor, asked: Tensor, settled: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``minus_ij / (2 (s_j - s_i))`` and ``plus_ij / (2 (s_j + s_i))``."""
     sums, tie = s.unsqueeze(-1) + s.unsqueeze(-2), ties.unsqueeze(-1) + ties.unsqueeze(-2)
@@ -256,12 +245,7 @@ def _by_pairs(
 
 
 def _beyond(
-    a: Tensor,
-    triplets: Triplets,
-    ties: Tensor,
-    asked: Tensor,
-    x: Tensor,
-    z: Tensor,
+    a: Tensor, triplets: Triplets, ties: Tensor, asked: Tensor, x: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Columns p and q with ``s p - D q = x`` and ``s q - D^H p = z``, where ``D = A - U diag(s) V^H``."""
     (u, values, v), ties = triplets, ties.unsqueeze(-2)

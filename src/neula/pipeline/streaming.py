@@ -36,7 +36,7 @@ class StreamTuning:
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of all operands, in order; whoever gets it may overwrite it until the next one."""
+    """Some rows of all operands, in order; the caller may overwrite it until the next one."""
 
     first: int  # place of its first row
     # Shape (rows, columns) each: float64 or complex128, on the device.

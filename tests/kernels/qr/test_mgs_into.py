@@ -98,5 +98,5 @@ def test_cpu_tensors_go_to_the_reference() -> None:
     tiles = geometric(2, 30, 8, 1e1, torch.float32).cpu()
     q, r = torch.empty_like(tiles), tiles.new_empty(2, 8, 8)
     mgs_into(tiles, q, r)
-    for found, expected in zip((q, r), mgs.reference(tiles), strict=True):
+    for found, expected in zip((q, r), mgs(tiles), strict=True):
         assert torch.equal(found, expected)

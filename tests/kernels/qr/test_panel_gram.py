@@ -15,7 +15,8 @@ from tests.devices import DEVICE, KERNEL
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky import cholesky_inverse
 from neula.kernels.dispatch import Kernel
-from neula.kernels.qr.panel_gram import LOST, PanelGram, eliminate, multiply_half_panel, panel_gram
+from neula.kernels.qr.panel_gram import LOST, PanelGram, eliminate, panel_gram
+from neula.kernels.qr.tall import multiply_panel
 
 U16, U32 = 2.0**-11, 2.0**-24
 SUMS = 20
@@ -129,6 +130,6 @@ def test_products_of_panels(chosen, m: int, n: int) -> None:
     a = (half(m, n).float() * sizes).half().T.contiguous().T
     w = (random_matrix("normal", n, n, seed=2, dtype=torch.float32).to(DEVICE).triu() / n) / sizes[:, None]
     expected = a.double() @ w.double()
-    chosen(multiply_half_panel)(a, w, torch.linalg.vector_norm(a.float(), dim=0))
+    chosen(multiply_panel)(a, w, torch.linalg.vector_norm(a.float(), dim=0))
     error = (a.double() - expected).abs() / (expected.abs() + 2.0**-13)
     assert float(error.max()) <= 1.01 * U16

@@ -99,14 +99,9 @@ def test_empty_batches_and_no_right_hand_sides() -> None:
     ],
 )
 def test_wrong_shapes(a: tuple, b: tuple, written: int, probes: tuple | None) -> None:
-    names = "tolerance max_steps max_rate noise floor stagnation computed in_safe_range backward_error"
-    others = "condition rcond rounding probe_margin probe_rounding"
-    limits = dict.fromkeys([*names.split(), *others.split()], 1.0)
     vectors = None if probes is None else np.ones(probes)
     with pytest.raises(ValueError, match=r"matrices|seminormal takes|written holds|probes have"):
-        core_of("baseline").seminormal(
-            np.ones(a), np.ones(b), np.empty(written), vectors, **limits, single=False
-        )
+        core_of("baseline").seminormal(np.ones(a), np.ones(b), np.empty(written), vectors, 14 * [1.0], False)
 
 
 def test_without_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from tests.devices import DEVICE, HAS_GPU
 
 from neula.certificates.verdict import Evidence, Limits
 from neula.kernels.small_problems import systems
-from neula.kernels.small_problems.systems import EvidenceMargins, Margins, Trust
+from neula.kernels.small_problems.systems import EvidenceMargins, Trust
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
@@ -46,22 +46,6 @@ def assert_alike(name: str, *given: object) -> tuple[torch.Tensor, ...]:
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-13, atol=0, equal_nan=True)
     return tuple(expected)
-
-
-@pytest.mark.parametrize("odd", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_steps_of_the_power_method(shape: tuple[int, int, int], odd: bool) -> None:
-    drawn, (count, n, _) = Drawn(odd=odd), shape
-    assert_alike("turned", drawn(count, n, 1, odd=math.nan), drawn.sizes(count, n, 1))
-
-
-@pytest.mark.parametrize("power", [1, 2])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_trusted(shape: tuple[int, int, int], power: int) -> None:
-    drawn, (count, n, _) = Drawn(odd=True), shape
-    norms = [drawn.sizes(count) for _ in range(4)]
-    norms[power][-1] = math.nan
-    assert_alike("trusted", drawn.sizes(count, n, 1), *norms, Margins(3.0, 1e-2, power, 8.0))
 
 
 @pytest.mark.parametrize("odd", [False, True])

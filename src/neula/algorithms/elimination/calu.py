@@ -23,7 +23,7 @@ from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
 from neula.kernels.transposed_copy import transpose_in_place
 
 SHARE = 1 / 4
-"""Of the multiprocessors, that products leave to the tournaments beside them."""
+"""Part of the multiprocessors that products leave to simultaneous tournaments."""
 
 
 def by_pivoted_blocks(
@@ -133,7 +133,7 @@ class _Finished(NamedTuple):
     l_inverses: torch.Tensor
 
     def move(self, stored: _Stored, columns: slice) -> None:
-        """The rows of some columns beside it."""
+        """Interchange the rows of some other columns."""
         move_rows(stored.matrix[self.step.shown, columns], self.to, self.origin)
 
 

@@ -50,7 +50,7 @@ TINY = 1e-30
 
 
 class FallingPivotsError(ArithmeticError):
-    """Pivots fall so fast that factors in a format will hold nothing but rounding errors in some direction.
+    """Pivots fall so fast that factors in a format will hold only rounding errors in some direction.
 
     ``smallest`` is the smallest eigenvalue as it seems, of the matrix with a diagonal of ones.
     """
@@ -103,7 +103,7 @@ class CholeskyOrders:
 
 
 def working_matrices(count: int, n: int, engine: Engine) -> torch.Tensor:
-    """Uninitialized room for :func:`cholesky`, shape (count, n, n): column-major, as the engine has it."""
+    """Uninitialized workspace for :func:`cholesky`, shape (count, n, n), in column-major order."""
     height = engine.rows(n)
     return torch.empty(count, n, height, dtype=engine.storage, device=engine.device).mT[:, :n]
 
@@ -254,7 +254,7 @@ class _BlockedCholesky:
             self.update(below, following, slice(beside.stop, k.stop))
 
     def _beside(self, k: slice) -> slice:
-        """Columns that are done by which the next ones are updated beside a diagonal block.
+        """Finished columns by which the next ones are updated during a diagonal block.
 
         Parts of operands are multiplied on fewer units meanwhile: by so many columns as take as long.
         """
@@ -439,7 +439,7 @@ def double_cholesky(a: torch.Tensor, engine: Engine) -> CholeskyFactorization:
     """Factors of matrices in double precision, shape (batch, n, n), of which the lower triangles are read.
 
     By the library, or by blocks of columns where products are enough to hide what takes its columns one after
-    the other: diagonal blocks are the library's, beside the products that update the columns after them.
+    the other: diagonal blocks are the library's, while products update the columns after them.
 
     Examples
     --------

@@ -133,7 +133,7 @@ def places_of(kernels: Core) -> dict[str, Any]:
 
 @lru_cache(maxsize=SHARED)
 def setting_for(kernels: Core, n: int, digits: float) -> SystemsSetting:
-    """Random vectors that the norm of the inverse is known from, then one to look at A with; and limits."""
+    """Random vectors that show the norm of the inverse, then one for the norm of A; and limits."""
     vectors, exact = _vectors(max(SHARED, n))[:, :n], n <= PROBES
     rows = np.vstack([np.eye(n), vectors[-1:]]) if exact else np.ascontiguousarray(vectors)
     return setting_of(kernels, rows, 1.0 if exact else inverse_margin(PROBES), digits)
@@ -153,14 +153,5 @@ def setting_of(kernels: Core, vectors: np.ndarray, margin: float, digits: float)
     its estimate by a ``margin`` at most, and the last one that of A. Solutions are refined to the forward
     error ``digits``.
     """
-    return kernels.systems_setting(
-        vectors,
-        in_safe_range=MODERATE,
-        equilibrated=EQUILIBRATED,
-        max_rate=MAX_RATE,
-        rounding=ROUNDING,
-        margin=margin,
-        computed=COMPUTED,
-        estimated=ESTIMATED,
-        digits=digits,
-    )
+    limits = (MODERATE, EQUILIBRATED, MAX_RATE, ROUNDING, margin, COMPUTED, ESTIMATED, digits)
+    return kernels.systems_setting(vectors, limits)

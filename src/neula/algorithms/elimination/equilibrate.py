@@ -20,7 +20,7 @@ from neula.engines import Engine
 
 TOP = 4
 """The largest elements of the scaled matrix lie in ``[2**(TOP - 1), 2**TOP)``. In fp16 that leaves room for
-growth by ``2**11``, the reciprocal of its unit roundoff, beyond which factors hold nothing but errors; and
+growth by ``2**11``, the reciprocal of its unit roundoff, beyond which factors hold only errors; and
 elements down to ``2**-17`` of the largest are still normal numbers. It is even, so that half of it scales the
 rows and half the columns of a symmetric matrix."""
 

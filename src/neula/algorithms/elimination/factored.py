@@ -84,7 +84,7 @@ def _memory_of_factors(kernels: Core, n: int, dtype: torch.dtype, *, blocked: bo
 
 @lru_cache(maxsize=64)
 def _setting(kernels: Core, n: int) -> SystemsSetting:
-    """Random vectors as rows: those that show the norm of the inverse, then one to look at A with; limits."""
+    """Random vectors as rows: those that show the norm of the inverse, then one for the norm of A; limits."""
     here = torch.device("cpu")
     vectors = torch.cat([probes(n, here, count, unit=False) for count in (FEW, 1)], 1)
     return setting_of(kernels, vectors.mT.contiguous().numpy(), MARGINS[FEW], math.inf)

@@ -252,7 +252,7 @@ def recorded(function: Operator, engine: Engine) -> Operator:
 
 @dataclass(frozen=True, eq=False)
 class Recorded(Wrapped):
-    """A factorization, the solves of which are recorded: from the second one on an engine may play them back.
+    """A factorization, the solves of which are recorded: from the second one on an engine may replay them.
 
     A solve by blocks is dozens of launches, for which a host takes longer than a GPU: 2 ms of one and 0.4 of
     the other at order 10000 (on an H200).

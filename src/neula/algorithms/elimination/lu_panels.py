@@ -118,7 +118,7 @@ class Workspace:
         return self.engine.gemm(left, right, block, alpha=-1.0, beta=1.0)
 
     def has_room(self, width: int) -> bool:
-        """Whether there is room for two blocks of this width."""
+        """Whether two blocks of this width fit."""
         return self.buffer is None or 2 * self.matrix.shape[0] * width <= self.buffer.numel()
 
     def room_beside(self, block: torch.Tensor) -> torch.Tensor:

@@ -359,7 +359,7 @@ class DampedProblems(Overdetermined):
         return self.doubled.residual(self._together(high), top, self._together(low))
 
     def _together(self, x: torch.Tensor) -> torch.Tensor:
-        """Vectors of all problems beside one another, shape (1, n, batch k)."""
+        """Vectors of all problems side by side, shape (1, n, batch k)."""
         return x.movedim(0, 1).flatten(1)[None]
 
     def _apart(self, x: torch.Tensor) -> torch.Tensor:

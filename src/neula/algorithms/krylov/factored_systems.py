@@ -16,7 +16,7 @@ from neula.certificates.residuals import residual_noise
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.small_problems.refining import over
-from neula.kernels.small_problems.systems import Margins, Trust, trusted
+from neula.kernels.small_problems.systems import Trust
 
 
 class Factors(Protocol):
@@ -76,8 +76,11 @@ class FactoredSystems(FactoredProblems):
         solves = SharedSolves(factors.solve, self._first_steps(b, z, images))
         inverse = inverse_norm(solves, factors.solve_transposed, sizes, dtype=a.dtype)[0]
         solves.finish()
-        norms = norm, self.scaled_norm, inverse, self._left
-        self.rate, wrong = trusted(sizes, *norms, Margins(ESTIMATED, ROUNDING * u, power, MARGIN))
+        largest, smallest = sizes.amax((1, 2)), sizes.amin((1, 2))
+        condition = torch.minimum(norm, ESTIMATED * self.scaled_norm * largest) * inverse / smallest
+        # Rounding errors of a solve, also where none happen to be in what is measured.
+        self.rate = MARGIN * self._left + ROUNDING * u * condition**power
+        wrong = (largest * self.rate / (1 - self.rate))[:, None]
         self.condition = inverse * self.scaled_norm.clamp_min(1.0)  # columns have norm 1
         terms = (1 + a.is_complex()) * a.shape[-1]
         noise = residual_noise(terms, doubled=doubled, random=True)

@@ -40,7 +40,7 @@ DEPENDENT = 1e-8
 half of the digits."""
 
 UNSEEN = 4
-"""Iterations that may go by before residuals are looked at, for which the host waits."""
+"""Iterations that may go by before residuals are read, for which the host waits."""
 
 ROUNDS = 3
 """Of Cholesky QR: a vector of which others leave little is normalized in the second one, and all are

@@ -51,7 +51,7 @@ COLUMNS = 16
 """Right-hand sides that GMRES takes at a time: their common basis stays small compared with A."""
 
 Companions = Generator[torch.Tensor, torch.Tensor, None]
-"""Yields what is to be multiplied, or solved for, beside other vectors, and is sent what comes of it."""
+"""Yields vectors to multiply, or to solve for, together with others, and is sent the results."""
 
 UpdateSolver = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
 """Solves ``A d = r`` for the columns of r until residuals are as much smaller as requested, if it can, in at
@@ -153,7 +153,7 @@ class Beside:
 
 @dataclass
 class OnTheWay(Beside):
-    """Products and solves that conjugate gradients make beside their own."""
+    """Products and solves in addition to those of conjugate gradients."""
 
     # products, solves: Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is
     # to solve for, and are sent what comes of these. Until the second one ends b has no columns; after that
@@ -170,8 +170,8 @@ def gmres_refinement(
     From there GMRES minimizes the residual itself, and ends where the backward error is small enough; from
     the left it has to reduce what the few tiny singular values of A dominate, further than needed and twice.
     It converges for condition numbers up to ``1/u`` times as large as classical refinement can have, u being
-    the unit roundoff of the factorization (Carson and Higham, table 2.2), if nothing but the factorization
-    was rounded to a low precision: where rounding errors of solves would count beside those of the factors,
+    the unit roundoff of the factorization (Carson and Higham, table 2.2), if only the factorization
+    was rounded to a low precision: where rounding errors of solves would count next to those of the factors,
     they solve in double.
 
     A is float64. The first call includes the right-hand sides ``beside``. Residuals are minimized in
@@ -274,7 +274,7 @@ dominates it, to a third at least in 99.8% of all cases, to a tenth practically 
 
 CLEAR, BLURRED = 1e-3, 0.1
 """Condition number times backward error of the solutions behind its estimate: what is aimed at, and from
-where the estimate cannot be told from that of a singular matrix."""
+where the estimate cannot be distinguished from that of a singular matrix."""
 
 FIRST = 1e-8
 """Backward error of these solutions that is requested before anything is known of the condition number: GMRES

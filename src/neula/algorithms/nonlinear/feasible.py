@@ -26,7 +26,7 @@ class Bounds:
 
     @classmethod
     def from_arrays(cls, lower: torch.Tensor, upper: torch.Tensor) -> Bounds:
-        """Bounds, and whether there are any: looked at once."""
+        """Bounds, and whether there are any: determined once."""
         return cls(lower, upper, bool(lower.isneginf().all() and upper.isposinf().all()))
 
     def at(self, which: torch.Tensor) -> Bounds:

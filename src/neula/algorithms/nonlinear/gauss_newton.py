@@ -21,7 +21,7 @@ from neula.certificates.residuals import X
 from neula.kernels.small_problems.refining import over
 
 MOST = 30
-"""Steps; of those that shrink by a tenth each, 30 are worth a digit and a half."""
+"""Steps; of those that shrink by a tenth each, 30 gain a digit and a half."""
 
 STAGNANT = 0.9
 """A step that is longer than this part of the one before is the last one."""

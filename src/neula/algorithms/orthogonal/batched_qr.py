@@ -121,7 +121,7 @@ def _orthogonalize(q: torch.Tensor, tile_rows: int) -> torch.Tensor:
 
 
 def _factorize(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: torch.Tensor | None = None) -> None:
-    """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q where there is room."""
+    """Algorithm 1 in place: the columns of A become those of Q, and of a rounded Q if ``narrow`` is given."""
     n = a.shape[2]
     if n <= TILE_COLUMNS:
         _factorize_panel(a, r, tile_rows, narrow)

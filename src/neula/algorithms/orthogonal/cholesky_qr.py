@@ -18,7 +18,7 @@ from neula.kernels.cholesky.cholesky import MAX_COLUMNS, CholeskyFactors, choles
 from neula.kernels.cholesky.cholesky_tiles import lower_factor
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.gemm import corrected_gemm, corrected_gram
-from neula.kernels.qr.panel_gram import LOST, PanelGram, eliminate, multiply_half_panel, panel_gram
+from neula.kernels.qr.panel_gram import LOST, PanelGram, eliminate, panel_gram
 from neula.kernels.qr.tall import half_gram, multiply_panel
 
 MOST_LOST = 2.0**-7
@@ -87,25 +87,17 @@ def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.
     low1, low2 = (None, None) if low is None else (low[:, left], low[:, right])
     first = cholesky_inverse(gram.first, out=r[left, left])
     if right.start == right.stop:
-        _multiply(a, first, low)
+        multiply_panel(a, first.inverse, first.norms, low)
         return
     rest = eliminate(first.inverse, gram.across, gram.second, r[left, right])
 
     def multiply() -> None:
-        _multiply(a[:, left], first, low1)
+        multiply_panel(a[:, left], first.inverse, first.norms, low1)
         engine.subtract(engine.operand(a[:, left]) if low1 is None else low1, r[left, right], a[:, right])
 
     # One multiprocessor factorizes what is left of the Gram matrix meanwhile.
     _, second = engine.beside(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
-    _multiply(a[:, right], second, low2)
-
-
-def _multiply(a: torch.Tensor, factors: CholeskyFactors, low: torch.Tensor | None) -> None:
-    """``Q = A R^-1`` in place."""
-    if a.dtype == torch.float16:
-        multiply_half_panel(a, factors.inverse, factors.norms)
-    else:
-        multiply_panel(a, factors.inverse, factors.norms, low)
+    multiply_panel(a[:, right], second.inverse, second.norms, low2)
 
 
 def wide_cholesky_qr32_in_place(

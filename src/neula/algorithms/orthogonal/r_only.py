@@ -107,7 +107,7 @@ def shifted_cholesky3_r(
     up to about 1e14. NaN beyond.
 
     A, shape (batch, m, n), is float64; ``gram`` is :func:`lower_gram` of all rows, where it is known. With an
-    ``rcond`` the host may wait for a look at a single A: if a vector is found that shows the smallest
+    ``rcond`` the host may wait for a check of a single A: if a vector is found that shows the smallest
     singular value of A with normalized columns to be below this, or the second pass breaks down, R is NaN,
     and there is no third one.
     """

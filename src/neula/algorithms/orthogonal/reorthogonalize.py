@@ -43,7 +43,7 @@ LIFT = 2.0**12
 """Elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
 
 WELL_CONDITIONED = 0.5
-"""``||I - W^H W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves nothing but rounding errors."""
+"""``||I - W^H W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves only rounding errors."""
 
 
 # item: Q re-orthogonalization

@@ -147,7 +147,7 @@ class _RecursiveGramSchmidt:
     ) -> torch.Tensor:
         """Turn ``a`` into Q, fill R, and return Q as an operand, kept in ``low`` where that differs.
 
-        Where no one needs that (``last``), ``low`` may be narrower: room for the first half and some more.
+        Where no one needs that (``last``), ``low`` may be narrower: some more than the first half.
         """
         n = a.shape[1]
         if n <= self.cutoff:

@@ -2,7 +2,7 @@
 
 Pivots by norms nearly always separate the columns that span the numerical range from the others. Kahan's
 matrix is the famous one where they do not: none of its columns is interchanged, and the smallest singular
-value is far below all that R shows. The remedy looks at R alone (Gu and Eisenstat, "Efficient algorithms for
+value is far below all that R shows. The remedy uses R alone (Gu and Eisenstat, "Efficient algorithms for
 computing a strong rank-revealing QR factorization", SIAM J. Sci. Comput. 17, 1996): with
 
     R = [R11 R12; 0 R22],   w_i = 1 / ||row i of R11^-1||,   c_j = ||column j of R22||,

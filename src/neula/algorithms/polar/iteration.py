@@ -153,7 +153,7 @@ def isometry(
 def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """The small skew-Hermitian Z for which ``W (I + Z) V^H`` is the polar factor of ``R^H`` to first order.
 
-    LAPACK's iteration takes elements beside the diagonal for zero from ``u^(-1/8) u`` on (TOLMUL of DBDSQR),
+    LAPACK's iteration takes off-diagonal elements for zero from ``u^(-1/8) u`` on (TOLMUL of DBDSQR),
     in float64 99 u, so that ``W^H R^H V = S + E`` with an E of that size. A polar factor leaves a Hermitian
     ``(S + E) (I - Z)``: ``S Z + Z S = E - E^H``. Where Z is not below the root of u (zero by zero is not,
     either) it is left out, or ``I + Z`` would not be orthonormal; singular values are too small there for E

@@ -10,7 +10,6 @@ from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.r_only import HALVED
 from neula.engines.random_vectors import gaussian
 from neula.kernels.precision import adjoint_times
-from neula.kernels.small_problems.systems import turned
 
 EXPLICIT = 64
 """Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
@@ -52,7 +51,9 @@ def inverse_norm(
         return schatten_bounds(stack)[1].reshape(left.shape[:-2]), shown.reshape(left.shape)
     v = gaussian(n, 1, dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, 1)
     for _ in range(STEPS):
-        v = _scaled(right, solve_transposed(turned(solve(_scaled(right, v)), left)))
+        y = left * solve(_scaled(right, v))
+        y = left * (y / torch.linalg.vector_norm(y, dim=-2, keepdim=True))
+        v = _scaled(right, solve_transposed(y))
     norm = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
     return norm[..., 0, 0], v / norm
 

@@ -105,7 +105,7 @@ LARGEST_CORRECTION = 2.0**-26
 def refined_svd(a: torch.Tensor) -> Factors:
     """The reduced SVD of a matrix that is not wide, refined once in double precision.
 
-    LAPACK takes elements beside the diagonal for zero up to 100 u (``TOLMUL`` of DBDSQR), and methods of
+    LAPACK takes off-diagonal elements for zero up to 100 u (``TOLMUL`` of DBDSQR), and methods of
     libraries on a GPU leave more. That shows where few columns leave few rounding errors.
 
     A step of Ogita and Aishima, "Iterative refinement for singular value decomposition based on matrix

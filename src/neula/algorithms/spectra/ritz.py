@@ -22,7 +22,7 @@ TWICE_IS_ENOUGH = 0.1
 """Largest error from which a second pass makes Q orthonormal."""
 
 LOST = 32
-"""Units in the last place of ``||Q^H Q - I||_F / sqrt(l)`` beyond which a block is looked at."""
+"""Units in the last place of ``||Q^H Q - I||_F / sqrt(l)`` beyond which a block is checked."""
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -56,7 +56,7 @@ def orthonormal(
     """QR of a block of columns whose Q is orthonormal whatever their rank.
 
     On a CPU by Householder's reflections. Else by a panel of the engine, which is a few products, and once
-    more if that was not enough; by reflections where a look at ``Q^H Q`` says that columns depend on each
+    more if that was not enough; by reflections where ``Q^H Q`` shows that columns depend on each
     other.
 
     ``x``, shape (m, l), m >= l: in the storage precision of the engine. ``loss``: how large elements of ``Q^H
@@ -90,7 +90,7 @@ def orthonormal(
 
 
 def is_blind(x: torch.Tensor, engine: Engine) -> bool:
-    """Whether a block is made orthonormal without a look at it: where looking takes longer."""
+    """Whether a block is made orthonormal without a check: where a check takes longer."""
     panel = engine.tuning.recursion(x.dtype).panel
     few = x.shape[1] <= MAX_COLUMNS and not engine.over_rows.spread
     return panel == "cholesky32" and x.dtype == torch.float32 and few
@@ -112,7 +112,7 @@ def orthonormal_blindly(x: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, 
 def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
     """Singular triplets of A restricted to the range of a block, by two products with A.
 
-    Where nothing needs a look at a block, the host waits once; steps between products with A are replayed
+    Where no block needs a check, the host waits once; steps between products with A are replayed
     from CUDA graphs.
 
     Shapes: block (n, l). ``a``, shape (m, n), m >= n: in the storage precision of the engine. ``engine``: its

@@ -31,7 +31,7 @@ HEADROOM = 7
 """Powers of two between the norm of an operand and the largest number of its format."""
 
 FEW = 2
-"""Powers that take less than a look at the triplets."""
+"""Powers that take less time than a check of the triplets."""
 
 ALMOST = 0.9
 """Part of the damping of a polynomial that a narrower block may have for a gap to count as one."""
@@ -107,7 +107,7 @@ def subspace_iteration(
 
     ``rank``: how many are wanted. ``width``: of the block: the more beyond the rank, the faster. ``excess``:
     by how much the errors of triplets are larger than they may be; at most 1 ends the iteration, NaN as well.
-    ``most``: products by ``A^T A`` that are worth it. Returns Ritz: ``width`` triplets;
+    ``most``: the largest worthwhile number of products by ``A^T A``. Returns Ritz: ``width`` triplets;
     those that ``excess`` has seen last; products by ``A^T A`` that they took.
 
     Examples

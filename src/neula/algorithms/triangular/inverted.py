@@ -74,8 +74,8 @@ def steps_of(
     """In which order blocks of unknowns are found, and by which blocks of T.
 
     Inverses of the diagonal blocks, and the blocks themselves for ``refining``, have the shape (blocks, ...,
-    width, width); the last one may be bordered. Only what is beside the diagonal blocks is read of T, and
-    only on one side.
+    width, width); the last one may be bordered. Of T only elements outside of the diagonal
+    blocks are read, on one side.
     """
     n, found = t.shape[-1], []
     exact = [None] * len(inverses) if refining is None else refining
@@ -184,8 +184,10 @@ class InvertedBlocks:
         """Solve with the triangle; X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
-        if len(self.inverses) == 1:
-            return exact_matmul(self._steps[0].inverse, x)
+        if len(self.inverses) == 1:  # few columns one by one: a preconditioner is the same map for all
+            out = torch.empty_like(x)
+            _multiply(self._steps[0].inverse, x, out)
+            return out
         if self.lost is not None:
             return self._solve_with_lost(x, self.lost)
         if sweep.takes(self.t, self.inverses, x, upper=self.upper):

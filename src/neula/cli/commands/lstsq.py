@@ -119,10 +119,8 @@ def lstsq(
     if errors or (errors is None and table.columns is not None and function == "lstsq"):
         with_errors(facts, lines, result, table, level, absolute=absolute_sigma, all_shown=bool(errors))
     if trace:
-        from neula.cli import tracing
-
         method = algorithm.value if algorithm else "cgls"
-        run.steps = tracing.show_lstsq(table.values, given["b"].values, run.engine, method, max_iterations)
+        run.trace("show_lstsq", table.values, given["b"].values, run.engine, method, max_iterations)
     run.write({"x": named(result.x, table, given["b"])})
     if report is not None:
         from neula.cli.report import write_report

@@ -46,9 +46,7 @@ def matmul(
     left, right = run.read({"A": a, "B": b}).values()
     product = run.compute("matmul", left.values, right.values, compute=compute)
     if trace:
-        from neula.cli import tracing
-
-        run.steps = tracing.show_matmul(left.values, right.values, run.engine, compute)
+        run.trace("show_matmul", left.values, right.values, run.engine, compute)
     # The columns of the product are those of B, unless A is a row, which it does not have.
     run.write({"C": Table(product, right.columns if left.values.ndim > 1 else None)})
     shape = tuple(product.shape)
@@ -124,10 +122,8 @@ def lu(
     options = {"pivot": pivot, "compute": compute, "storage": storage, "progress": run.progress}
     factors = run.compute("lu_factor", matrix, **options, **widths)
     if trace:
-        from neula.cli import tracing
-
         pivoting = pivot is Pivot.partial
-        run.steps = tracing.show_lu(matrix, run.engine, compute, storage, pivoting=pivoting, **widths)
+        run.trace("show_lu", matrix, run.engine, compute, storage, pivoting=pivoting, **widths)
     lower, upper, permutation = factors.L, factors.U, np.asarray(factors.permutation, dtype=np.int64)
     run.write({"L": lower, "U": upper, "permutation": permutation})
     rows = np.take_along_axis(matrix, permutation[..., np.newaxis], axis=-2)
@@ -182,10 +178,8 @@ def qr(
     options = {"algorithm": algorithm, "panel": panel, "cutoff": cutoff, "progress": run.progress}
     result = run.compute("qr", table.values, mode=mode, accuracy=accuracy, **options)
     if trace:
-        from neula.cli import tracing
-
         accuracy = None if algorithm is None else result.accuracy  # a named algorithm is the one shown
-        run.steps = tracing.show_qr(table.values, run.engine, panel and panel.value, cutoff, accuracy)
+        run.trace("show_qr", table.values, run.engine, panel and panel.value, cutoff, accuracy)
     return _factors_written(run, result, table, q_file, r_file)
 
 
@@ -219,9 +213,7 @@ def tsqr(
     table = _read_to_factorize(run, a, opt.Mode(mode), q_file, r_file)
     result = run.compute("tsqr", table.values, mode=mode, compute=compute)
     if trace:
-        from neula.cli import tracing
-
-        run.steps = tracing.show_tsqr(table.values, run.engine, compute)
+        run.trace("show_tsqr", table.values, run.engine, compute)
     return _factors_written(run, result, table, q_file, r_file)
 
 

@@ -9,8 +9,7 @@ from scipy import linalg
 
 import neula
 from neula.compat.drop_in import SMALL, drop_in, need, need_finite, squared
-from neula.compat.scipy.systems import lapack_arrays
-from neula.compat.spectra import (
+from neula.compat.measured import (
     are_eigenvectors,
     are_eigenvectors_of_pencil,
     are_singular_vectors,
@@ -19,6 +18,7 @@ from neula.compat.spectra import (
     mirrored,
     need_finite_triangle,
 )
+from neula.compat.scipy.systems import lapack_arrays
 from neula.kernels.phases import adjoint
 
 

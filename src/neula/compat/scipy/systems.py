@@ -10,8 +10,7 @@ from scipy.linalg.blas import find_best_blas_type
 
 import neula
 from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
-from neula.compat.measured import UNSURE, measured_determinants, measured_inverse
-from neula.compat.spectra import mirrored
+from neula.compat.measured import UNSURE, measured_determinants, measured_inverse, mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
 from neula.problems.signatures import Structure

@@ -122,7 +122,7 @@ class Linear(Dense):
         return replace(data, x=no_x, y=no_y, weights=None, x_mean=x_mean, y_mean=y_mean), seen
 
     def _solve_later(self, seen: Seen, solve: Callable[[], Self]) -> Self:
-        """Set the attributes when somebody reads one of them: many parts are to cost one solution."""
+        """Set the attributes when one of them is first read, so that many parts cost one solution."""
         for name in self._solved:
             self.__dict__.pop(name, None)
         self._seen, self._unsolved = seen, solve

@@ -134,7 +134,7 @@ def _forgotten() -> None:
 
 
 class Dense(BaseEstimator):
-    """An estimator that takes no sparse matrices, and whose evidence may be made when somebody reads it."""
+    """An estimator that takes no sparse matrices; its evidence may be computed when it is first read."""
 
     result_: Any = Deferrable()
 

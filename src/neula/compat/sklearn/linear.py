@@ -60,7 +60,7 @@ class LinearRegression(Linear, linear_model.LinearRegression):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Take more rows: the fit is then that of all rows so far, which are not kept.
 
-        :class:`neula.LeastSquares` holds it open. Its evidence is coarser than that of :meth:`fit`: above a
+        :class:`neula.LeastSquares` updates it. Its evidence is coarser than that of :meth:`fit`: above a
         condition number of about 1e6 no digit is guaranteed. How large the columns are is taken from the
         first part, which should have some rows. Coefficients are solved for when they are first read;
         warnings of their accuracy appear then. There is a ValueError after :meth:`fit`, once the estimator

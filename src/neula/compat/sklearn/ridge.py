@@ -28,7 +28,7 @@ class Ridge(Linear, linear_model.Ridge):
     alpha : float or array_like, shape (targets,), optional
         The square of the damping.
     fit_intercept, copy_X, max_iter, tol, solver, random_state : optional
-        As for ``sklearn.linear_model.Ridge``; all but the first are accepted and change nothing.
+        As for ``sklearn.linear_model.Ridge``; all except the first are accepted and change nothing.
     positive : bool, optional
         Coefficients that are not negative, by :func:`neula.nnls`.
     accuracy, engine : optional

@@ -125,10 +125,10 @@ def cholesky_apart(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 THREADS = 4
-"""For each column that there is room for."""
+"""Threads for each column of the workspace."""
 
 NARROWEST = 32
-"""Columns for which there is room at least."""
+"""Smallest number of columns of the workspace."""
 
 
 def shared_bytes(width: int) -> int:
@@ -163,7 +163,7 @@ def cholesky_apart_cuda(a):
 
 
 def _factor(a: torch.Tensor, lower: torch.Tensor, inverse: torch.Tensor | None, width: int) -> torch.Tensor:
-    """Launch with room for so many columns; returns the orders of minors that are not positive."""
+    """Launch with workspace for so many columns; returns the orders of minors that are not positive."""
     (count, n, _), strides = a.shape, []
     order = torch.empty(count, dtype=torch.int32, device=a.device)
     for x in (a, lower):

@@ -23,7 +23,7 @@ TILE = 64
 
 
 ORDERS = range(768, 8193)
-"""Of single matrices of which nothing but a factor is wanted (1500: 0.54 ms on an H200, 0.74 by the library;
+"""Of single matrices of which only a factor is wanted (1500: 0.54 ms on an H200, 0.74 by the library;
 2048: 0.68 and 1.0). With smaller ones little is gained, and this has to be compiled first."""
 
 

@@ -2,7 +2,7 @@
 
 ``8 m n`` bytes, and some 25 operations an element: an H200 does twenty in the time that memory takes for it.
 A thread block goes through every so many blocks of whole rows, kept in registers; each thread sums what its
-elements contribute to the gradient, and errors beside. Partial sums are added at the end in a fixed order.
+elements contribute to the gradient, and rounding errors. Partial sums are added at the end in a fixed order.
 """
 
 from __future__ import annotations

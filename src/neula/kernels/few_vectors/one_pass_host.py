@@ -48,7 +48,7 @@ def one_pass(
     vector or of a few, in double precision.
 
     The kernel takes A (:func:`takes`). Sums are those of rows, and of multiples of 256 rows each, which are
-    added up. MemoryError if there is no room for some vectors.
+    added up. MemoryError if memory does not suffice for some vectors.
 
     Examples
     --------

@@ -1,6 +1,6 @@
 """Update a panel once its pivot rows are known by tournaments, and move rows.
 
-Rows of a panel stay where they are until all of it is factorized: L and U are kept beside it, in a low
+Rows of a panel stay where they are until all of it is factorized: L and U are kept separately, in a low
 format. Everything else is in single precision. Within a block of :data:`~neula.kernels.lu.tournament.WIDTH`
 columns the second half is solved for when the first one has been rounded, so that it makes good what rounding
 has lost. The width r of a panel is a multiple of that.
@@ -67,7 +67,7 @@ def eliminate(
     found: PanelFactors,
     start: int,
 ) -> None:
-    """``L_ik U_kk = B_ik`` for all rows i that play, ``L_kk U_kj = C_kj`` for the next columns j, and ``C_ij
+    """``L_ik U_kk = B_ik`` for all candidate rows i, ``L_kk U_kj = C_kj`` for the next columns j, and ``C_ij
     - L_ik U_kj``, which overwrites B.
 
     B is ``block`` (m, WIDTH), float32 and contiguous, the columns from ``start`` on; C is ``following``, from

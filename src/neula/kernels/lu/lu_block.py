@@ -187,7 +187,7 @@ TILE = 64
 """Rows and columns of a diagonal block that a thread block updates."""
 
 STRIP = 64
-"""Rows beside a diagonal block that a thread block solves for: few, so that the next one waits not long."""
+"""Rows next to a diagonal block that a thread block solves for: few, so that the next one waits not long."""
 
 PRECISION = "tf32x3"
 """Of products with inverses where those are narrow: three products of parts, about as accurate as single

@@ -51,7 +51,7 @@ class PanelFactors:
 
     @classmethod
     def for_panel(cls, panel: torch.Tensor, low: torch.dtype, places: torch.Tensor | None = None) -> Self:
-        """For a panel of which no column is factorized yet, and all rows play unless ``places`` says no."""
+        """For a panel of which no column is factorized yet; all rows are candidates except by ``places``."""
         m, r = panel.shape
         factors, l_inverses, u_inverses = panel.new_empty(
             3, -(-r // WIDTH), WIDTH, WIDTH, dtype=torch.float32
@@ -68,7 +68,7 @@ class PanelFactors:
 
 
 def room_for_rounds(m: int) -> int:
-    """Numbers of the rows that play in all rounds but the first, in whole tiles."""
+    """Numbers of the candidate rows of all rounds except the first, in whole tiles."""
     tiles, room = -(-m // TILE), 0
     while tiles > 1:
         tiles = -(-tiles * WIDTH // TILE)

@@ -11,7 +11,7 @@ from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
 MOST = 16
-"""Steps that the kernels have room for."""
+"""Largest number of steps of the kernels."""
 
 NEW = 1e-3
 """Reduction of an image's length below which the remainder is rounding errors, not a new direction."""
@@ -27,7 +27,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
 
     ``basis`` (batch, steps, k) is read up to the vector of this step, and the next one is written, where
     there is room for it: zero where an invariant subspace was found. Returns the new elements of the
-    tridiagonal matrix, on the diagonal and beside it.
+    tridiagonal matrix, on the diagonal and next to it.
 
     Examples
     --------
@@ -52,7 +52,7 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
 
 def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
-    last element beside the diagonal is not read.
+    last off-diagonal element is not read.
 
     Examples
     --------

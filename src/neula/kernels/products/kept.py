@@ -98,7 +98,7 @@ class Kept:
 
 @kernel("keep_triton", when=lambda x, into, scales=None: 0 not in x.shape)
 def keep(x: torch.Tensor, into: Kept, scales: torch.Tensor | None = None) -> None:
-    """Split a float32 matrix (m, k), its rows times ``scales``, into parts, for which there is room; columns
+    """Split a float32 matrix (m, k), its rows times ``scales``, into parts, whose memory is given; columns
     from k on become zeros.
     """
     x = x if scales is None else (x * scales[:, None]).float()

@@ -31,7 +31,7 @@ class Scheme:
 
     @property
     def corrections(self) -> list[tuple[int, int]]:
-        """The products of parts that count beside that of the leading ones."""
+        """Products of parts that are computed in addition to that of the leading ones."""
         return [(i, j) for i in range(self.parts) for j in range(self.parts) if 0 < i + j < self.parts]
 
 

@@ -89,7 +89,7 @@ PARTS = 16
 
 THREADS = 64
 """Of a thread block that finds R: one warp does, the other one helps to add up. With more of them a
-multiprocessor has no room for five."""
+multiprocessor cannot hold five."""
 
 
 def factorize_cuda(*arguments: torch.Tensor | int) -> None:

@@ -31,21 +31,13 @@ TALLEST_TILE = {torch.float32: 1024, torch.float64: 256}
 """Rows of a tile of 32 columns above which a tree of smaller ones is faster: measured on an H200."""
 
 
-def fits(tiles: torch.Tensor) -> bool:
-    """Whether the kernel takes tiles of this shape and dtype."""
-    m, n = tiles.shape[-2:]
-    return m <= TILE_ROWS and n <= TILE_COLUMNS and tiles.dtype in (torch.float32, torch.float64)
-
-
 # item: Q Algorithm 2; V Algorithm 4
-@kernel("mgs_triton", when=fits)
 def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of each tile (*batch, m, n) by modified Gram-Schmidt, in the full precision of its dtype, float32 or
     float64.
 
-    Algorithm 2 as it is written, for a batch. Tiles of up to 256 x 32 on a GPU go to a Triton kernel, one
-    thread block a tile. Squares of the elements should neither overflow nor underflow (float32: columns
-    between 1e-19 and 1e19, or zero).
+    Algorithm 2 as it is written, for a batch, by :func:`mgs_into`. Squares of the elements should neither
+    overflow nor underflow (float32: columns between 1e-19 and 1e19, or zero).
 
     A column that vanishes becomes a zero column of Q. R has a nonnegative diagonal: zero where a column
     vanishes, NaN or Inf where the tile holds NaN or Inf, or squares overflow. Other tiles are not affected.
@@ -57,32 +49,24 @@ def mgs(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     tensor([[2., 5.],
             [0., 3.]])
     """
-    n = tiles.shape[-1]
-    q = tiles.clone(memory_format=torch.contiguous_format)
-    r = tiles.new_zeros(*tiles.shape[:-2], n, n)
-    for k in range(n):
-        norm = torch.linalg.vector_norm(q[..., k], dim=-1, keepdim=True)
-        q[..., k] /= torch.where(norm == 0, 1.0, norm)
-        column, rest = q[..., k : k + 1], q[..., k + 1 :]
-        # Not a matrix product, whose precision is the user's to choose; nor is that one faster here.
-        row = (column.conj() * rest).sum(-2, keepdim=True)
-        rest -= column * row
-        r[..., k, k] = norm[..., 0]
-        r[..., k : k + 1, k + 1 :] = row
-    return q, r
+    *batch, m, n = tiles.shape
+    flat = tiles.reshape(math.prod(batch), m, n)
+    q, r = torch.empty_like(flat, memory_format=torch.contiguous_format), flat.new_empty(len(flat), n, n)
+    mgs_into(flat, q, r)
+    return q.view(tiles.shape), r.view(*batch, n, n)
 
 
 def _fits_in_place(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> bool:
     if twice and tiles.dtype == torch.float64:  # two launches
         return False
     m, n = tiles.shape[-2:]
-    return m <= tallest_tile(tiles.dtype) and n <= TILE_COLUMNS
+    return 0 < m <= TALLEST_TILE.get(tiles.dtype, 0) and n <= TILE_COLUMNS and tiles.numel() > 0
 
 
 @kernel("mgs_into_triton", when=_fits_in_place)
 def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bool = False) -> None:
-    """:func:`mgs` with the place for Q, which may be the tiles themselves, and R, and of taller tiles (1024 x
-    32 in float32).
+    """:func:`mgs` of tiles (batch, m, n) with the place for Q, which may be the tiles themselves, and R; on a
+    GPU by a kernel, one thread block a tile (up to 1024 x 32 in float32, 256 x 32 in float64).
 
     ``twice``: factorize Q once more, so that it becomes orthonormal to the working precision where the tile
     has full rank (*twice is enough*), and return the product of both R.
@@ -93,8 +77,18 @@ def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bo
         mgs_into(q, q, r)
         r.copy_(_product(r, first))
         return
-    for place, factor in zip((q, r), mgs.reference(tiles), strict=True):
-        place.copy_(factor)
+    work = tiles.clone(memory_format=torch.contiguous_format)
+    r.zero_()
+    for k in range(tiles.shape[-1]):
+        norm = torch.linalg.vector_norm(work[..., k], dim=-1, keepdim=True)
+        work[..., k] /= torch.where(norm == 0, 1.0, norm)
+        column, rest = work[..., k : k + 1], work[..., k + 1 :]
+        # Not a matrix product, whose precision is the user's to choose; nor is that one faster here.
+        row = (column.conj() * rest).sum(-2, keepdim=True)
+        rest -= column * row
+        r[..., k, k] = norm[..., 0]
+        r[..., k : k + 1, k + 1 :] = row
+    q.copy_(work)
 
 
 def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -114,18 +108,6 @@ BYTES_PER_WARP = 16384
 """Of a tile: 128 registers in each thread, half of what there are. Fewer warps exchange less: measured on an
 H200, 16384 tiles of 256 x 32 take 0.87 ms with 2 warps in float32 and 1.1 with 4, in float64 2.6 with 4 and
 5.1 with 8."""
-
-
-def mgs_triton(tiles):
-    *batch, m, n = tiles.shape
-    q = torch.empty(tiles.shape, dtype=tiles.dtype, device=tiles.device)
-    r = q.new_empty(*batch, n, n)
-    if q.numel() == 0:
-        return q, r.zero_()
-    count = math.prod(batch)
-    flat = tiles.reshape(count, m, n)
-    mgs_into_triton(flat, q.view(count, m, n), r.view(count, n, n))
-    return q, r
 
 
 def mgs_into_triton(tiles, q, r, *, twice=False):

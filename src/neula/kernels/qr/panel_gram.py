@@ -14,7 +14,7 @@ import torch
 from neula.kernels.dispatch import kernel
 from neula.kernels.launch import ceil_div, elements_at_a_time, multiprocessors, share
 from neula.kernels.precision import exact_matmul
-from neula.kernels.qr.tall import TallGramConfig, multiply_panel, sum_of_blocks, tall_product
+from neula.kernels.qr.tall import TallGramConfig, sum_of_blocks
 from neula.kernels.triton_source import jit, tl
 
 WIDTH = 128
@@ -22,9 +22,6 @@ WIDTH = 128
 
 LOST = 2.0**-19
 """Part of a diagonal element that a pivot may owe to rounding errors, as in the kernel of a block."""
-
-
-multiply_panel_triton = multiply_panel.kernel
 
 
 class PanelGram(NamedTuple):
@@ -69,17 +66,6 @@ def eliminate(
     least = LOST * second.diagonal()
     rest.diagonal().copy_(torch.where(rest.diagonal() < least, least, rest.diagonal()))
     return rest
-
-
-@kernel("multiply_panel_triton")
-def multiply_half_panel(a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor) -> None:
-    """``A W`` in place of A, float16, column-major and of at most 128 columns, as accurate as a float32
-    product and rounded once, on a GPU by a Triton kernel.
-
-    W is float32, upper triangular; what lies below is not read. ``norms`` of the columns of A are scales for
-    the kernel.
-    """
-    a.copy_(tall_product.reference(a, w, norms))
 
 
 GRAM = TallGramConfig(128, 8, 3, 1)

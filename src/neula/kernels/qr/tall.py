@@ -73,7 +73,7 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
 
     A (m, n) is float32, of at most 256 columns; W is upper triangular: what lies below is not read. ``sizes``
     (n,) are at least the largest magnitude of each column of A, best not many times as large: scales for the
-    kernel. The result is contiguous, or column-major like an A of up to 128 columns, and NaN where W is.
+    kernel. The result is NaN where W is.
     """
     w = w.to(torch.promote_types(w.dtype, torch.float64)).triu()
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
@@ -85,18 +85,20 @@ def half_gram(a: torch.Tensor) -> torch.Tensor:
     return tall_gram.reference(a)
 
 
-@kernel(
-    "multiply_panel_triton",
-    when=lambda a, *_: _fits(a) and a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1,
-)
+def _is_panel(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
+    narrow = a.shape[1] <= PANEL_COLUMNS and a.stride(0) == 1
+    return narrow and a.dtype in (torch.float16, torch.float32)
+
+
+@kernel("multiply_panel_triton", when=_is_panel)
 def multiply_panel(
     a: torch.Tensor, w: torch.Tensor, norms: torch.Tensor, low: torch.Tensor | None = None
 ) -> None:
-    """``A W`` in place of A, as accurate as a float32 product, and rounded to a narrower type in ``low``,
-    column-major.
+    """``A W`` in place of A, as accurate as a float32 product and rounded once, and rounded to a narrower
+    type in ``low``, column-major.
 
-    A (m, n) is float32, column-major, of at most 128 columns; W is upper triangular: what lies below is not
-    read. ``norms`` of the columns of A are scales for the kernel.
+    A (m, n) is float32 or float16, column-major, of at most 128 columns; W is float32, upper triangular: what
+    lies below is not read. ``norms`` of the columns of A are scales for the kernel.
     """
     a.copy_(tall_product.reference(a, w, norms))
     if low is not None:
@@ -137,7 +139,7 @@ SUM = (32, 128)
 """Matrices that are added at a time, and elements of each."""
 
 SAMPLES = 4
-"""Blocks of rows that a thread block looks at for its scales, if it has as many."""
+"""Blocks of rows that a thread block reads for its scales, if it has as many."""
 
 GRAM_TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
@@ -179,7 +181,7 @@ def sum_of_blocks(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
 
 
 def samples_of(chunk: int, rows: int) -> int:
-    """Blocks of rows to look at of a chunk of them: of a short one all, once."""
+    """Blocks of rows of a chunk to read for its scales: of a short one all, once."""
     return max(1, min(SAMPLES, chunk // rows))
 
 
@@ -285,11 +287,8 @@ PRODUCT = {
 """For the first 128 columns: 4194304 x 128 take 1.2 ms, with one thread block of 128 rows 1.6, and with W as
 a whole, which leaves no room for a second thread block with its loads in flight, 1.44 at best."""
 
-PANEL = {64: TallGramConfig(64, 4, 2, 3), 128: TallGramConfig(64, 4, 2, 2)}
-"""For panels, in place."""
-
 NARROW_PANEL = {64: TallGramConfig(64, 4, 3, 3), 128: TallGramConfig(64, 4, 3, 2)}
-"""For those in half precision."""
+"""For panels in half precision."""
 
 BEYOND = TallGramConfig(128, 8, 1, 1)
 """For the columns beyond: 0.9 ms for 1048576 x 256, with 64 rows 1.2."""
@@ -297,176 +296,118 @@ BEYOND = TallGramConfig(128, 8, 1, 1)
 TOP = 14
 """Exponent that the largest elements are scaled to."""
 
-LARGEST = 126
-"""Exponent of the largest scale, so that it and its inverse are normal numbers: columns of elements less than
-``2^-112`` are scaled to less than the top and have less than the accuracy of float32."""
+REGISTERS = 1 << 16
+"""Of a multiprocessor, which thread blocks share."""
 
 
 def tall_product_triton(a, w, sizes):
     m, n = a.shape
-    if a.stride(0) == 1 and n <= BLOCK_COLUMNS:
-        q = a.new_empty(n, m).mT
-        _multiply_columns(a, w.float(), sizes.float(), q, None)
-        return q
-    exponents = (TOP - torch.frexp(sizes).exponent).clamp_(-LARGEST, LARGEST)
-    scaled = torch.ldexp(w, -exponents[:, None])
-    largest = torch.linalg.vector_norm(scaled, float("inf"), dim=0)
-    back = (torch.frexp(largest).exponent - TOP).clamp_(-LARGEST, LARGEST)
-    scaled = torch.ldexp(scaled, -back).contiguous()
-    high = scaled.half()
-    low = (scaled - high).half()
-    q = a.new_empty(m, n)
-    rows, warps, stages, blocks = config_for(PRODUCT, n)
-    chunk = share(m, blocks * multiprocessors(a.device), rows)
-    arguments = (a, high, low, exponents, back, q, m, n)
-    vector = 1 if a.stride(0) == 1 else elements_at_a_time(a)
-    _product_kernel[(ceil_div(m, chunk),)](
-        *(*arguments, chunk, *a.stride(), rows, width_of(n) // 2, stages, vector), num_warps=warps
-    )
+    q = a.new_empty(n, m).mT if a.stride(0) == 1 else a.new_empty(m, n)
+    w, sizes, first = w.float(), sizes.float(), slice(0, BLOCK_COLUMNS)
+    _multiply(a[:, first], w[first, first], sizes[first], q[:, first], config_for(PRODUCT, n))
     if n > BLOCK_COLUMNS:
-        rows, warps, stages, blocks = BEYOND
-        chunk = share(m, blocks * multiprocessors(a.device), rows)
-        _product_beyond_kernel[(ceil_div(m, chunk),)](
-            *(*arguments, chunk, *a.stride(), rows, BLOCK_COLUMNS, stages, vector), num_warps=warps
-        )
+        _multiply(a, w, sizes, q, BEYOND, beyond=True)
     return q
 
 
 def multiply_panel_triton(a, w, norms, low=None):
-    _multiply_columns(a, w, norms, a, low)
+    config = config_for(NARROW_PANEL if a.itemsize == 2 else PRODUCT, a.shape[1])
+    _multiply(a, w, norms, a, config, low)
 
 
-def _multiply_columns(
-    a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor, q: torch.Tensor, low: torch.Tensor | None
+def _multiply(
+    a: torch.Tensor,
+    w: torch.Tensor,
+    sizes: torch.Tensor,
+    q: torch.Tensor,
+    config: TallGramConfig,
+    low: torch.Tensor | None = None,
+    *,
+    beyond: bool = False,
 ) -> None:
-    """``Q = A W`` for column-major A and Q, which may be one."""
-    m, n = a.shape
-    rows, warps, stages, blocks = config_for(NARROW_PANEL if a.itemsize == 2 else PANEL, n)
+    """``Q = A W`` for A and Q, which may be one, in the same order; or its columns from 128 on."""
+    (m, n), (rows, warps, stages, blocks) = a.shape, config
     chunk = share(m, blocks * multiprocessors(a.device), rows)
     vector = min(elements_at_a_time(x) for x in (a, q, low) if x is not None)
+    half = BLOCK_COLUMNS if beyond else width_of(n) // 2
     rounded = q if low is None else low
-    _panel_kernel[(ceil_div(m, chunk),)](
-        *(a, w, sizes, q, rounded, m, n, chunk, a.stride(1), *w.stride(), q.stride(1), rounded.stride(1)),
-        *(rows, width_of(n) // 2, stages, vector, TOP),
-        low is not None,
+    _product_kernel[(ceil_div(m, chunk),)](
+        *(a, w, sizes, q, rounded, m, n, chunk, *a.stride(), *w.stride(), *q.stride(), rounded.stride(1)),
+        *(rows, half, stages, vector, TOP, a.stride(0) == 1, beyond, low is not None),
         num_warps=warps,
+        maxnreg=min(255, REGISTERS // (32 * warps * blocks) // 8 * 8),
     )
 
 
 @jit(do_not_specialize=["m", "n", "chunk"])
 def _product_kernel(
-    a, high, low, exponents, back, q, m, n, chunk, stride_row, stride_column,
-    ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """Some rows of the first columns of ``A W``, W upper triangular: three quarters of it stay here."""
-    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
-    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR
-    first = tl.program_id(0).to(tl.int64) * chunk
-    last = tl.minimum(first + chunk, m)
-    i = tl.arange(0, ROWS)[:, None]
-    k = tl.arange(0, HALF)
-    j_0, j_1 = k[None, :], HALF + k[None, :]
-    scale_0, scale_1 = _scale(exponents, j_0, n), _scale(exponents, j_1, n)
-    undo_0, undo_1 = _scale(back, j_0, n), _scale(back, j_1, n)
-    high_00, low_00 = _block(high, low, k[:, None], j_0, n)
-    high_01, low_01 = _block(high, low, k[:, None], j_1, n)
-    high_11, low_11 = _block(high, low, HALF + k[:, None], j_1, n)
-    for start in tl.range(first, last, ROWS, num_stages=STAGES):
-        row = start + i
-        rows = a + row * stride_row
-        x_0 = tl.load(rows + j_0.to(tl.int64) * stride_column, mask=(row < last) & (j_0 < n), other=0.0)
-        x_1 = tl.load(rows + j_1.to(tl.int64) * stride_column, mask=(row < last) & (j_1 < n), other=0.0)
-        y_0, y_1 = _halves(x_0 * scale_0, x_1 * scale_1, high_00, low_00, high_01, low_01, high_11, low_11)
-        tl.store(q + row * n + j_0, y_0 * undo_0, mask=(row < last) & (j_0 < n))
-        tl.store(q + row * n + j_1, y_1 * undo_1, mask=(row < last) & (j_1 < n))
-
-
-@jit(do_not_specialize=["m", "n", "chunk"])
-def _product_beyond_kernel(
-    a, high, low, exponents, back, q, m, n, chunk, stride_row, stride_column,
-    ROWS: tl.constexpr, WIDTH: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
-):  # fmt: skip
-    """Some rows of a second block of columns of ``A W``."""
-    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
-    n, stride_row = n // VECTOR * VECTOR, stride_row // VECTOR * VECTOR
-    first = tl.program_id(0).to(tl.int64) * chunk
-    last = tl.minimum(first + chunk, m)
-    i = tl.arange(0, ROWS)[:, None]
-    k = tl.arange(0, WIDTH)
-    j_0, j_1 = k[None, :], WIDTH + k[None, :]
-    scale_0, scale_1, undo = _scale(exponents, j_0, n), _scale(exponents, j_1, n), _scale(back, j_1, n)
-    high_0, low_0 = _block(high, low, k[:, None], j_1, n)
-    high_1, low_1 = _block(high, low, WIDTH + k[:, None], j_1, n)
-    for start in tl.range(first, last, ROWS, num_stages=STAGES):
-        row = start + i
-        rows = a + row * stride_row
-        x = tl.load(rows + j_0.to(tl.int64) * stride_column, mask=(row < last) & (j_0 < n), other=0.0)
-        z = tl.load(rows + j_1.to(tl.int64) * stride_column, mask=(row < last) & (j_1 < n), other=0.0)
-        y = _product(x * scale_0, high_0, low_0) + _product(z * scale_1, high_1, low_1)
-        tl.store(q + row * n + j_1, y * undo, mask=(row < last) & (j_1 < n))
-
-
-@jit
-def _scale(exponents, j, n):
-    return power_of_two(tl.load(exponents + j, mask=j < n, other=0))
-
-
-@jit
-def _block(high, low, i, j, n):
-    """A block of both parts of W."""
-    place, inside = i * n + j, (i < n) & (j < n)
-    return tl.load(high + place, mask=inside, other=0.0), tl.load(low + place, mask=inside, other=0.0)
-
-
-@jit(do_not_specialize=["m", "n", "chunk"])
-def _panel_kernel(
-    a, w, sizes, q, rounded, m, n, chunk, a_column, w_row, w_column, q_column, rounded_column,
+    a, w, sizes, q, rounded, m, n, chunk, a_row, a_column, w_row, w_column, q_row, q_column, rounded_column,
     ROWS: tl.constexpr, HALF: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr, TOP: tl.constexpr,
-    ROUNDS: tl.constexpr,
+    BY_COLUMNS: tl.constexpr, BEYOND: tl.constexpr, ROUNDS: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of ``Q = A W``, and rounded in ``rounded``; columns are contiguous."""
-    m, chunk = m // VECTOR * VECTOR, chunk // ROWS * ROWS
-    a_column, q_column = a_column // VECTOR * VECTOR, q_column // VECTOR * VECTOR
-    rounded_column = rounded_column // VECTOR * VECTOR
+    """Some rows of two halves of ``Q = A W``, or of the second alone, and rounded in ``rounded``, whose
+    columns are contiguous. W is upper triangular: three quarters of it stay here.
+    """
+    # Multiples of VECTOR, as the compiler has to see to move so many elements at a time.
+    if BY_COLUMNS:
+        m, chunk, a_row, q_row = m // VECTOR * VECTOR, chunk // ROWS * ROWS, 1, 1
+        a_column, q_column = a_column // VECTOR * VECTOR, q_column // VECTOR * VECTOR
+        rounded_column = rounded_column // VECTOR * VECTOR
+    else:
+        n, a_row, q_row = n // VECTOR * VECTOR, a_row // VECTOR * VECTOR, q_row // VECTOR * VECTOR
     first = tl.program_id(0).to(tl.int64) * chunk
     last = tl.minimum(first + chunk, m)
     i = tl.arange(0, ROWS)[:, None]
     k = tl.arange(0, HALF)
     j_0, j_1 = k[None, :], HALF + k[None, :]
-    up_0 = TOP - 1 - exponents_of(tl.load(sizes + k, mask=k < n, other=1.0))
-    up_1 = TOP - 1 - exponents_of(tl.load(sizes + HALF + k, mask=HALF + k < n, other=1.0))
-    w_00 = _rows_scaled(w, k[:, None], j_0, w_row, w_column, n, up_0)
+    up_0 = _exponents_to(TOP, tl.load(sizes + k, mask=k < n, other=1.0))
+    up_1 = _exponents_to(TOP, tl.load(sizes + HALF + k, mask=HALF + k < n, other=1.0))
     w_01 = _rows_scaled(w, k[:, None], j_1, w_row, w_column, n, up_0)
     w_11 = _rows_scaled(w, HALF + k[:, None], j_1, w_row, w_column, n, up_1)
-    back_0 = exponents_of(tl.max(tl.abs(w_00), axis=0)) - TOP + 1
-    back_1 = exponents_of(tl.maximum(tl.max(tl.abs(w_01), axis=0), tl.max(tl.abs(w_11), axis=0))) - TOP + 1
-    high_00, low_00 = split(times_power_of_two(w_00, -back_0[None, :]), tl.float16)
-    high_01, low_01 = split(times_power_of_two(w_01, -back_1[None, :]), tl.float16)
-    high_11, low_11 = split(times_power_of_two(w_11, -back_1[None, :]), tl.float16)
-    a_0, a_1 = a + j_0.to(tl.int64) * a_column, a + j_1.to(tl.int64) * a_column
-    q_0, q_1 = q + j_0.to(tl.int64) * q_column, q + j_1.to(tl.int64) * q_column
+    of_1 = _exponents_to(TOP, tl.maximum(tl.max(tl.abs(w_01), axis=0), tl.max(tl.abs(w_11), axis=0)))
+    scale_0, scale_1 = power_of_two(up_0)[None, :], power_of_two(up_1)[None, :]
+    back_1 = power_of_two(-of_1)[None, :]
+    high_01, low_01 = split(w_01 * power_of_two(of_1)[None, :], tl.float16)
+    high_11, low_11 = split(w_11 * power_of_two(of_1)[None, :], tl.float16)
+    if not BEYOND:
+        w_00 = _rows_scaled(w, k[:, None], j_0, w_row, w_column, n, up_0)
+        of_0 = _exponents_to(TOP, tl.max(tl.abs(w_00), axis=0))
+        back_0 = power_of_two(-of_0)[None, :]
+        high_00, low_00 = split(w_00 * power_of_two(of_0)[None, :], tl.float16)
     rounded_0 = rounded + j_0.to(tl.int64) * rounded_column
     rounded_1 = rounded + j_1.to(tl.int64) * rounded_column
     for start in tl.range(first, last, ROWS, num_stages=STAGES):
         row = start + i
         inside_0, inside_1 = (row < last) & (j_0 < n), (row < last) & (j_1 < n)
-        x_0 = tl.load(a_0 + row, mask=inside_0, other=0.0).to(tl.float32)
-        x_1 = tl.load(a_1 + row, mask=inside_1, other=0.0).to(tl.float32)
-        x_0, x_1 = times_power_of_two(x_0, up_0[None, :]), times_power_of_two(x_1, up_1[None, :])
-        if a.dtype.element_ty.primitive_bitwidth == 16:  # which scales leave as they are
-            x_0, x_1 = x_0.to(tl.float16), x_1.to(tl.float16)
-            y_0 = tl.dot(x_0, high_00, tl.dot(x_0, low_00))
-            y_1 = tl.dot(x_1, low_11, tl.dot(x_0, low_01))
-            y_1 = tl.dot(x_1, high_11, tl.dot(x_0, high_01, y_1))
+        x_0 = tl.load(a + row * a_row + j_0.to(tl.int64) * a_column, mask=inside_0, other=0.0).to(tl.float32)
+        x_1 = tl.load(a + row * a_row + j_1.to(tl.int64) * a_column, mask=inside_1, other=0.0).to(tl.float32)
+        x_0, x_1 = x_0 * scale_0, x_1 * scale_1
+        if BEYOND:
+            y_1 = _product(x_0, high_01, low_01) + _product(x_1, high_11, low_11)
         else:
-            y_0, y_1 = _halves(x_0, x_1, high_00, low_00, high_01, low_01, high_11, low_11)
-        y_0 = times_power_of_two(y_0, back_0[None, :])
-        y_1 = times_power_of_two(y_1, back_1[None, :])
-        tl.store(q_0 + row, y_0.to(q.dtype.element_ty), mask=inside_0)
-        tl.store(q_1 + row, y_1.to(q.dtype.element_ty), mask=inside_1)
+            if a.dtype.element_ty.primitive_bitwidth == 16:  # which scales leave as they are
+                x_0, x_1 = x_0.to(tl.float16), x_1.to(tl.float16)
+                y_0 = tl.dot(x_0, high_00, tl.dot(x_0, low_00))
+                y_1 = tl.dot(x_1, low_11, tl.dot(x_0, low_01))
+                y_1 = tl.dot(x_1, high_11, tl.dot(x_0, high_01, y_1))
+            else:
+                y_0, y_1 = _halves(x_0, x_1, high_00, low_00, high_01, low_01, high_11, low_11)
+            y_0 *= back_0
+            tl.store(q + row * q_row + j_0.to(tl.int64) * q_column, y_0.to(q.dtype.element_ty), mask=inside_0)
+            if ROUNDS:
+                tl.store(rounded_0 + row, y_0.to(rounded.dtype.element_ty), mask=inside_0)
+        y_1 *= back_1
+        tl.store(q + row * q_row + j_1.to(tl.int64) * q_column, y_1.to(q.dtype.element_ty), mask=inside_1)
         if ROUNDS:
-            tl.store(rounded_0 + row, y_0.to(rounded.dtype.element_ty), mask=inside_0)
             tl.store(rounded_1 + row, y_1.to(rounded.dtype.element_ty), mask=inside_1)
+
+
+@jit
+def _exponents_to(TOP: tl.constexpr, largest):
+    """Exponents of scales, so that these and their inverses are normal numbers: what is less than ``2^-112``
+    is scaled to less than the top and has less than the accuracy of float32.
+    """
+    return tl.minimum(TOP - 1 - exponents_of(largest), 126)
 
 
 @jit

@@ -7,7 +7,6 @@ solved for by corrected seminormal equations, with residuals of A itself.
 
 from __future__ import annotations
 
-from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -87,8 +86,5 @@ def minimum(
     if compiled is None:
         return None
     vectors = np.empty((4, a.shape[1]))
-    found = compiled.bounded(a.numpy(), b.numpy(), bounds, vectors, **limits._asdict(), of_all=of_all)
-    return None if found is None else BoundedMinimum(Numbers._make(_NUMBERS(found)), *vectors)
-
-
-_NUMBERS = attrgetter(*Numbers._fields)
+    found = compiled.bounded(a.numpy(), b.numpy(), bounds, vectors, limits, of_all)
+    return None if found is None else BoundedMinimum(Numbers._make(found), *vectors)

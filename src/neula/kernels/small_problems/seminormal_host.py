@@ -7,6 +7,7 @@ one after the other, each while it is in the cache.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import astuple, replace
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple
@@ -100,15 +101,10 @@ def prepared(
     if compiled is None:
         return None
     vectors, margin, of_probes = (None, 0.0, 0.0) if probes is None else probes
+    numbers = astuple(replace(limits, rounding=rounding))
     return partial(
         compiled.seminormal,
         probes=vectors,
-        **(vars(limits) | {"rounding": rounding}),
-        in_safe_range=MODERATE,
-        backward_error=backward,
-        condition=condition,
-        rcond=rcond,
-        probe_margin=margin,
-        probe_rounding=of_probes,
+        limits=(*numbers, MODERATE, backward, condition, rcond, margin, of_probes),
         single=dtype == torch.float32,
     )

@@ -71,7 +71,7 @@ def shared_bytes(m: int, n: int) -> int:
 
 
 def fits(a: torch.Tensor) -> bool:
-    """Whether the kernel is made for matrices, and has room for all of them at a time."""
+    """Whether the kernel is made for matrices, and can hold all of them at a time."""
     (count, m, n), device = a.shape, a.device
     usual = a.dtype in (torch.float32, torch.float64) and max(a.stride()) < 1 << 31
     few = 0 < n <= min(m, MAX_COLUMNS) and shared_bytes(m, n) <= shared_memory(device)

@@ -1,4 +1,4 @@
-"""Measures of the solution of a linear system, from vectors; each function is one launch.
+"""Measures of the solution of a linear system, from vectors: steps of refinement and evidence in one launch.
 
 Plain torch takes a launch for each norm and for each operation on a few numbers, in all some two hundred for
 a system that is refined twice; for a single one of order 500 that is most of what a GPU has to do. A program
@@ -69,58 +69,8 @@ class MeasuredSystems(NamedTuple):
     numbers: torch.Tensor
 
 
-def _single(x: torch.Tensor) -> bool:
-    return x.dtype == torch.float64 and x.numel() > 0
-
-
-def _is_vector(x: torch.Tensor, sizes: torch.Tensor) -> bool:
-    return _single(x) and x.shape == sizes.shape and x.shape[-1] == 1 and x.ndim == 3
-
-
-@kernel("turned_triton", when=_is_vector)
-def turned(x: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
-    """``D y / ||y||`` for ``y = D x`` (..., n, 1) and a diagonal D: a step of the power method with ``D
-    A^-1`` between solves.
-    """
-    y = sizes * x
-    return sizes * (y / torch.linalg.vector_norm(y, dim=-2, keepdim=True))
-
-
-@dataclass(frozen=True)
-class Margins:
-    """Safety factors that turn estimates into bounds."""
-
-    estimated: float  # by how much an estimated norm may be too small
-    # Relative error of a solve with factors for each unit of the condition number to some power.
-    rounding: float
-    power: int
-    left: float  # by how much more than random vectors show a solve may leave
-
-
-@kernel("trusted_triton", when=lambda sizes, *_: _single(sizes))
-def trusted(
-    sizes: torch.Tensor,
-    norm: torch.Tensor,
-    scaled_norm: torch.Tensor,
-    inverse_norm: torch.Tensor,
-    left: torch.Tensor,
-    margins: Margins,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rate of convergence of a solver, shape (batch,), and :attr:`Trust.wrong`.
-
-    ``sizes`` (batch, n, 1) is the diagonal of D; the norms are ``||A||_F`` and estimates of ``||A D^-1||``
-    and ``||D A^-1||``; ``left`` is the norm of what solves leave of random vectors.
-    """
-    largest, smallest = sizes.amax((1, 2)), sizes.amin((1, 2))
-    norm = torch.minimum(norm, margins.estimated * scaled_norm * largest)
-    condition = norm * inverse_norm / smallest
-    # Rounding errors of a solve, also where none happen to be in what is measured.
-    rate = margins.left * left + margins.rounding * condition**margins.power
-    return rate, (largest * rate / (1 - rate))[:, None]
-
-
 def _steps(high: torch.Tensor, *_: object) -> bool:
-    return _single(high) and high.shape[2] <= FEW
+    return high.dtype == torch.float64 and high.numel() > 0 and high.shape[2] <= FEW
 
 
 @kernel("stepped_triton", when=_steps)
@@ -136,7 +86,7 @@ def stepped(
     least: float,
 ) -> Stepped:
     """A step of refinement, given the update (batch, n, k) and a bound on the error before, for columns that
-    are ``active``, and whether another one is worth its while.
+    are ``active``, and whether another one is worthwhile.
 
     The last three are as for :func:`neula.kernels.small_problems.refining.progress`.
     """
@@ -202,25 +152,6 @@ NARROW, FEW_WARPS = 64, 1
 """Elements at a time of shorter vectors."""
 
 
-def turned_triton(x, sizes):
-    count, n, _ = x.shape
-    x, found = x.contiguous(), torch.empty_like(sizes, memory_format=torch.contiguous_format)
-    _turned[(count,)](x, sizes.contiguous(), found, n, *_block(n), num_warps=_warps(n))
-    return found
-
-
-def trusted_triton(sizes, norm, scaled_norm, inverse_norm, left, margins):
-    count, n, _ = sizes.shape
-    found = sizes.new_empty(2, count)
-    given = [x.contiguous() for x in (sizes, norm, scaled_norm, inverse_norm, left)]
-    _trusted[(count,)](
-        *(*given, found, n, count, margins.power),
-        *(margins.estimated, margins.rounding, margins.left, *_block(n)),
-        num_warps=_warps(n),
-    )
-    return found[0], found[1, :, None]
-
-
 def stepped_triton(high, low, update, active, before, trust, tolerance, stagnation, least):
     count, n, k = high.shape
     vectors = [x.contiguous() for x in (high, low, update)]
@@ -261,56 +192,8 @@ def _warps(n: int) -> int:
     return FEW_WARPS if n <= NARROW else WARPS
 
 
-@jit(do_not_specialize=["x", "sizes", "found", "n"])
-def _turned(x, sizes, found, n, BLOCK: tl.constexpr):
-    first = tl.program_id(0).to(tl.int64) * n
-    squares = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, n, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        y = tl.load(x + first + j, mask=j < n, other=0.0) * tl.load(sizes + first + j, mask=j < n, other=0.0)
-        squares += y * y
-    norm = tl.sqrt(tl.sum(squares, axis=0))
-    for start in range(0, n, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        d = tl.load(sizes + first + j, mask=j < n, other=0.0)
-        y = d * tl.load(x + first + j, mask=j < n, other=0.0)
-        tl.store(found + first + j, d * (y / norm), mask=j < n)
-
-
 # Otherwise they would be compiled anew for sizes that are 1 or divisible by 16, and where memory begins at
 # multiples of 16 bytes.
-TRUSTED = ("sizes", "norm", "scaled_norm", "inverse_norm", "left", "found", "n", "count", "power")
-
-
-@jit(do_not_specialize=[*TRUSTED])
-def _trusted(
-    sizes, norm, scaled_norm, inverse_norm, left, found, n, count, power,
-    estimated: tl.float64, rounding: tl.float64, margin: tl.float64, BLOCK: tl.constexpr,
-):  # fmt: skip
-    member = tl.program_id(0).to(tl.int64)
-    sizes += member * n
-    most, least = tl.zeros((BLOCK,), tl.float64), tl.full((BLOCK,), float("inf"), tl.float64)
-    sums = tl.zeros((BLOCK,), tl.float64)
-    for start in range(0, n, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        x = tl.load(sizes + j, mask=j < n, other=0.0)
-        sums += x
-        most = tl.maximum(most, x)
-        least = tl.minimum(least, tl.where(j < n, x, float("inf")))
-    # The largest of numbers and NaN is a number here, but no sum is.
-    lost = tl.sum(sums, axis=0) * 0.0
-    largest, smallest = tl.max(most, axis=0) + lost, tl.min(least, axis=0) + lost
-    whole = tl.load(norm + member)
-    estimate = estimated * tl.load(scaled_norm + member) * largest
-    whole = tl.where((whole <= estimate) | (whole != whole), whole, estimate)
-    condition = whole * tl.load(inverse_norm + member) / smallest
-    if power == 2:
-        condition = condition * condition
-    rate = margin * tl.load(left + member) + rounding * condition
-    tl.store(found + member, rate)
-    tl.store(found + count + member, largest * rate / (1.0 - rate))
-
-
 STEPPED = (
     *("high", "low", "update", "to_high", "to_low", "to_update", "active", "to_active", "before", "to_left"),
     *("sizes", "wrong", "inverse_norm", "norm", "length", "n", "k"),

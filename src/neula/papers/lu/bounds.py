@@ -1,4 +1,4 @@
-"""Tables 1 and 2: constants, storage and data movement beside what is measured; section 8: QR stored in fp16.
+"""Tables 1 and 2: constants, storage and data movement, and measurements; section 8: QR stored in fp16.
 
 Section 8 takes the paper's idea to QR: block Gram-Schmidt with panels by Householder's method in fp32. Stored
 in fp16 and updated as Algorithm 3.1 does, A is rounded after every t products: its error is that of n / t
@@ -21,7 +21,7 @@ from neula.papers.data import Measurements, Row, span
 from neula.papers.errors import backward_error, orthogonality_defect
 from neula.papers.figure import ExperimentScale, Setting, described
 from neula.papers.lu import algorithms as lu
-from neula.papers.lu.performance import dominant
+from neula.papers.lu.figures import dominant
 from neula.papers.verdicts import ClaimCheck, Interval, about, within
 from neula.pipeline.result import LUFactors
 
@@ -175,7 +175,7 @@ def _factors(a: torch.Tensor, name: str, engine: Engine) -> LUFactors:
 
 
 def _measured(a: torch.Tensor, name: str, factors: LUFactors, setting: Setting) -> Row:
-    """On the paper's unit, whose constants these are, and beside it on that of the machine."""
+    """On the paper's unit, whose constants these are, and also on that of the machine."""
     found = factorization_error(a, factors) / FP16.u
     if setting.scale is ExperimentScale.small:  # the paper's unit is the only one
         return {"measured in u16": found}
@@ -193,9 +193,6 @@ def factorization_error(a: torch.Tensor, factors: LUFactors) -> float:
     error = (lower @ upper - exact).abs() - LOST * upper.abs().sum(0)
     size = exact.abs() + lower.abs() @ upper.abs()
     return float(torch.where(error > 0, error / size, 0.0).max())
-
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 
 def within_constants(rows: Measurements) -> ClaimCheck:
@@ -234,7 +231,7 @@ def _ratio_to_single(rows: Measurements, field: str, interval: Interval) -> Clai
 
 
 def model_is_right(rows: Measurements) -> ClaimCheck:
-    """Bytes an element of A beside the model's."""
+    """Bytes an element of A in addition to the model's."""
     counted = [row for row in rows if row.get("MB moved")]
     beside = [1e6 * (row["MB moved"] - row["MB by the model"]) / row["n"] ** 2 for row in counted]
     return within(beside, (0.0, LEFT_OUT), f"bytes an element of A: {span(beside, '.1f') if beside else 0}")
@@ -313,9 +310,6 @@ def measure_storages(setting: Setting, shape: tuple[int, int] | None = None) -> 
             loss = float(torch.linalg.matrix_norm(orthogonality_defect(q))) / math.sqrt(n)
             row = {"m": m, "n": n, "t": unit.block, "storage": storage}
             yield row | {"residual": backward_error(a, q, r), "orthogonality": loss}
-
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 
 def _residuals(rows: Measurements, storage: str) -> list[float]:

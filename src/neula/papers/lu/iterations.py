@@ -23,7 +23,7 @@ from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
 from neula.papers.errors import norm_of_defect
 from neula.papers.figure import Setting, described
 from neula.papers.lu import algorithms as lu
-from neula.papers.lu.performance import SERIES
+from neula.papers.lu.figures import SERIES
 from neula.papers.verdicts import ClaimCheck, cases, within
 
 NAMES = tuple(name for name in lu.ALGORITHMS if name != lu.STANDARD)
@@ -179,9 +179,6 @@ def draw_iterations(rows: Measurements, canvas: Canvas) -> None:
         else:
             place.axhline(1.0, linestyle="--", color="gray", linewidth=1)
     canvas.legend(*axes[0][0].get_legend_handles_labels(), loc="outside upper center", ncols=6, fontsize=10)
-
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 
 def _converged(rows: Measurements, solver: str) -> int:

@@ -138,7 +138,7 @@ def deteriorates(rows: Measurements, spectra: Sequence[str], least: float, most:
     parts = {spectrum: rows.where(spectrum=spectrum, method=RGSQRF)[1:] for spectrum in spectra}
     powers = {x: power([row for row in part if row["orthogonality"]]) for x, part in parts.items()}
     told = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
-    return within(powers.values(), (least, most), f"until it is lost: {told}")
+    return within(powers.values(), (least, most), f"until orthogonality is lost: {told}")
 
 
 # item: Q Figure 3; V Figure 2
@@ -147,8 +147,6 @@ FIGURE_3 = described("qr-paper", "figure3", globals())
 # item: Q Figure 4; V Figure 2
 FIGURE_4 = described("qr-paper", "figure4", globals())
 
-
-# --- section 3.5 ------------------------------------------------------------------------------------------
 
 SMALLEST_FP16 = 6e-8
 EXPONENTS = [-30, -20, -15, -12, -10, -9, -8, -7, -6, -4, -2, 0, 2, 4, 5, 6, 8, 10, 15, 20, 30]
@@ -275,8 +273,6 @@ def _label(row: Row) -> str:
     return f"{ms} ms  {row['tflops']:.3g} TF  {row['speedup']:.1f}x"
 
 
-# --- Figure 5 ---------------------------------------------------------------------------------------------
-
 TWICE, WITH_Q = "RGSQRF, two passes", "SGEQRF + SORGQR"
 
 
@@ -310,8 +306,6 @@ def reortho_faster(rows: Measurements) -> ClaimCheck:
 # item: Q Figure 5
 FIGURE_5 = described("qr-paper", "figure5", globals())
 
-
-# --- Figure 6 ---------------------------------------------------------------------------------------------
 
 CAQR_PANEL, SGEQRF_PANEL = "RGSQRF, CAQR panel", "RGSQRF, SGEQRF panel"
 
@@ -353,8 +347,6 @@ def default_panel_best(rows: Measurements) -> ClaimCheck:
 # item: Q Figure 6; Q 36.6 TFLOP/s; V Figure 1
 FIGURE_6 = described("qr-paper", "figure6", globals())
 
-
-# --- Figure 7 ---------------------------------------------------------------------------------------------
 
 WORTH = 1.3
 VARIANTS = ON_ON, OFF_ON, OFF_OFF = "(on, on)", "(off, on)", "(off, off)"

@@ -27,7 +27,7 @@ from neula.pipeline.result import AccuracyWarning
 
 SAME_LEVEL = 10.0
 """Errors within this factor are of the same level: neula stops at a small multiple of what Householder QR in
-double precision reaches, so that one or the other is ahead by a small factor."""
+double precision reaches, so that one or the other is better by a small factor."""
 
 
 def right_hand_side(a: torch.Tensor) -> torch.Tensor:
@@ -47,8 +47,6 @@ def gels(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.linalg.lstsq(a, b, driver="gels").solution
 
 
-# --- Figure 8 ---------------------------------------------------------------------------------------------
-
 RGSQRF, SGEQRF, DGEQRF = "RGSQRF iterative", "SGEQRF direct", "DGEQRF direct"
 PEERS = {SGEQRF: torch.float32, DGEQRF: torch.float64}
 GEOMETRIC, STRESS = ("geometric", 1e3), ("geometric", 1e4)
@@ -61,7 +59,7 @@ MATRICES = (
 SMALL_SHAPES = [(2048, 1024), (4096, 1024), (4096, 512), (8192, 256), (16384, 128)]
 PAPER_SHAPES = [(16384, 8192), (32768, 16384), (65536, 8192), (131072, 4096), (262144, 2048), (524288, 1024)]
 BYTES_AN_ENTRY = 48
-"""A and its factor in double precision, what makes the matrix or the solver's copies, and room to spare."""
+"""A and its factor in double precision, what makes the matrix or the solver's copies, and a reserve."""
 
 ROUNDING = 10 * FP64.u  # optimality that is nothing but rounding errors
 ALMOST_ALL = 0.85  # seven of the eight matrices, say
@@ -233,8 +231,6 @@ def unprofitable(rows: Measurements) -> ClaimCheck:
 FIGURE_8 = described("qr-paper", "figure8", globals())
 
 
-# --- Figure 9 ---------------------------------------------------------------------------------------------
-
 S_DIRECT, D_DIRECT = "SCuSOLVE", "DCuSOLVE"
 LOW_DIRECT, LOW_REFINED = "RGSQRF direct", "RGSQRF + CGLS"
 HALF_DECADES = [10.0 ** (k / 2) for k in range(6, 13)]
@@ -325,7 +321,7 @@ LowRank = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def measure_low_rank(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
-    """Error and time of the approximation for each rank, beside the smallest error that there is."""
+    """Error and time of the approximation for each rank, and the smallest possible error."""
     m, n = shape or setting.shape(small=(8192, 1024), paper=(524288, 1024), bytes_an_entry=48)
     exact = setting.random("arithmetic", m, n, cond=COND, seed=9)
     a = setting.speed.empty(m, n).copy_(exact)

@@ -18,7 +18,7 @@ from neula.papers.drawing import Canvas, plain_ticks
 from neula.papers.figure import Setting, described
 from neula.papers.measuring import householder_flops, sustained_seconds
 from neula.papers.qr.householder import blocked_householder, householder_wy, rhouqr
-from neula.papers.verdicts import HALF_AN_ORDER, MORE, ClaimCheck, about, within
+from neula.papers.verdicts import HALF_AN_ORDER, MORE, ClaimCheck, Interval, about, within
 
 Shape = tuple[int, int]
 Rates = dict[int, float]  # TFLOP/s for each width
@@ -342,14 +342,17 @@ def _compared(rows: Measurements, ours: tuple[str, str], theirs: tuple[str, str]
     return peer_ms / ms, f"{text}, {peer_text}: {peer_ms / ms:.2f} times as fast"
 
 
-def low_gains_little(rows: Measurements) -> ClaimCheck:
-    gain, text = _compared(rows, (BLOCKED, LOW), (BLOCKED, FP32))
-    return within([gain], (1.15, 1.45), text, tendency=(1.0, 1.15))
-
-
-def no_better_than_library(rows: Measurements) -> ClaimCheck:
-    gain, text = _compared(rows, (BLOCKED, LOW), (LIBRARY, FP32))
-    return within([gain], (0.0, 1.0), text)
+def compared(
+    rows: Measurements,
+    ours: tuple[str, str],
+    theirs: tuple[str, str],
+    claimed: Interval,
+    tendency: Interval | None = None,
+    note: str = "",
+) -> ClaimCheck:
+    """How many times as fast as another one a method is, each at its best block size."""
+    gain, text = _compared(rows, ours, theirs)
+    return within([gain], claimed, text + note, tendency=tendency)
 
 
 def recursion_gains(rows: Measurements) -> ClaimCheck:
@@ -364,11 +367,6 @@ def small_cutoff_is_best(rows: Measurements) -> ClaimCheck:
     at_128, best = part.where(B=128)[0]["tflops"], max(part.column("tflops"))
     text = f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff"
     return within([at_128 / best], (0.9, math.inf), text, tendency=(0.75, math.inf))
-
-
-def beats_recursive_householder(rows: Measurements) -> ClaimCheck:
-    gain, text = _compared(rows, (RGSQRF, LOW), (RECURSIVE, LOW))
-    return within([gain], MORE, f"{text}; the same panel, RHOUQR without Q")
 
 
 def predicted(rows: Measurements, method: str, by: str = PREDICTED) -> ClaimCheck:

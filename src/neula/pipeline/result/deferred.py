@@ -1,4 +1,4 @@
-"""Fields of results that are computed when somebody reads them: most callers read x and nothing else."""
+"""Fields of results that are computed when they are first read: most callers read x and nothing else."""
 
 from __future__ import annotations
 

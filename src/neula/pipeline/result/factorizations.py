@@ -204,7 +204,7 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
     upper: bool
     converged: bool
     residual: float
-    bound: float
+    bound: float = math.nan
     residuals: Any
     accepted: Any = Deferrable()  # noqa: RUF009
     jitter: Any = 0.0
@@ -322,7 +322,7 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
         return self._attached(self.packed.lu.triu, 1)
 
     def _attached(self, make: Callable[[], Tensor], place: int) -> ArrayT:
-        """A factor, where somebody differentiates with respect to A attached to its graph."""
+        """A factor, attached to the graph of A if its derivatives are required."""
         variable = self._factors is not None and self._factors.is_variable
         return self._give_back(self._factors.triangles()[place] if variable else make())
 

@@ -117,7 +117,7 @@ class CertifiedResult(Shown):
         return {**rows, "time": f"{duration(self.seconds)}, engine {self.engine}"}.items()
 
     def _bounded(self, *names: str) -> dict[str, str]:
-        """Rows of measured numbers beside their bounds."""
+        """Rows of measured numbers with their bounds."""
         pairs = {name: (getattr(self, name), getattr(self, f"{name}_bound")) for name in names}
         return {name: f"{found:.1e} (bound {bound:.1e})" for name, (found, bound) in pairs.items()}
 

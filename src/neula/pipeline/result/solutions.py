@@ -53,9 +53,9 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
 
     x: ArrayT
     converged: bool
-    iterations: int
+    iterations: int = 0
     backward_error: float
-    tolerance: float
+    tolerance: float = math.nan
     condition: float = math.nan
     forward_error: float = math.nan
     digits: float = 0.0
@@ -99,7 +99,7 @@ class SolveResult(SolutionResult[ArrayT], Generic[ArrayT]):
         Method of the accepted attempt, e.g. ``"rbt + lu fp32 + gmres"``.
     """
 
-    growth: float
+    growth: float = math.nan
     method: str = ""
 
     def _rows(self) -> shown.Rows:
@@ -141,8 +141,8 @@ class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
         How often A was read, if it was read in blocks; 0 if it was in memory.
     """
 
-    optimality: float
-    residual_norm: Any = Deferrable()  # noqa: RUF009
+    optimality: float = math.nan
+    residual_norm: Any = Deferrable(math.nan)  # noqa: RUF009
     rank: int
     full_rank: int = 0
     factorization: str = ""
@@ -193,7 +193,7 @@ class BoundedResult(SolutionResult[ArrayT], Named, Generic[ArrayT]):
     active_mask : array of int64, of the shape of x
         -1 at the lower bound, 1 at the upper one, 0 between them.
     is_variable : bool
-        Whether somebody differentiates: norms and the cost of a single problem are tensors then, too.
+        Whether derivatives are required: norms and the cost of a single problem are tensors then, too.
     """
 
     residual_norms: Any = Deferrable(None)  # noqa: RUF009
@@ -248,7 +248,7 @@ class LsqLinearResult(BoundedResult[ArrayT], Generic[ArrayT]):
 
     cost: Any
     fun: ArrayT
-    optimality: float
+    optimality: float = math.nan
     unbounded_sol: ArrayT
     nit: int
     status: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
@@ -64,8 +65,8 @@ class EighResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     vector_errors: Any = Deferrable(None)  # noqa: RUF009
     residual: float
     orthogonality: float
-    residual_bound: float
-    orthogonality_bound: float
+    residual_bound: float = math.nan
+    orthogonality_bound: float = math.nan
     converged: bool
     residuals: Any = Deferrable()  # noqa: RUF009
     orthogonalities: Any = Deferrable()  # noqa: RUF009
@@ -249,8 +250,8 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     rank: int
     residual: float
     orthogonality: float
-    residual_bound: float
-    orthogonality_bound: float
+    residual_bound: float = math.nan
+    orthogonality_bound: float = math.nan
     ranks: Any
     residuals: Any
     orthogonalities: Any

@@ -80,7 +80,7 @@ def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, may_rai
 
 
 def attached(call: Call, shapes: BatchedProblem, result: R) -> R:
-    """A result, its tensors attached to the graphs of A and b where somebody wants that."""
+    """A result, its tensors attached to the graphs of A and b where that is required."""
     if not call.differentiable:
         return result
     batch, is_vector = shapes.batch, shapes.is_vector

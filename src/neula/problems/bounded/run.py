@@ -91,7 +91,7 @@ class CoreBoundedSolution:
         }
         told = LABEL, lambda: in_words(bound, *errors)
         x, worst = self.x[:, None], [errors.forward_error]
-        return attached(call, shapes, accepted_solution(kind, given, options, *told, fields, x, worst))
+        return attached(call, shapes, accepted_solution(kind, given, options, told, fields, x, worst))
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""

@@ -389,7 +389,7 @@ class Elimination:
     def _in_units(self, relative: torch.Tensor) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
         """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x.
 
-        Unknowns that are ``OF_ZERO`` beside others are in the units of the columns of C.
+        Unknowns that are ``OF_ZERO`` next to others are in the units of the columns of C.
         """
         (c, d), problem = self.constraints, self.problem
         zero, of_c = relative == OF_ZERO, torch.where(c != 0, _exponents(c), OF_ZERO)

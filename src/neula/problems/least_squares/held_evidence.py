@@ -34,7 +34,7 @@ LONGEST = 8.0
 
 @dataclass
 class Held(SingleProblem, ScaledUnknowns):
-    """A fit that is held open, as a problem."""
+    """An incremental fit as a problem."""
 
     sums: HeldSums
     # int, shape (n,): of two, by which columns were divided, beside what the sums were.

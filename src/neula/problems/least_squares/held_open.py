@@ -1,4 +1,4 @@
-"""A least-squares fit that is held open: rows come and go, and only small matrices are kept."""
+"""Incremental least squares: rows are added and removed, and only small matrices are kept."""
 
 from __future__ import annotations
 

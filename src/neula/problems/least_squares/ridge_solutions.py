@@ -521,7 +521,7 @@ class Estimates:
 
 
 def stacked(scaled: ScaledRidgeProblem, places: torch.Tensor) -> torch.Tensor:
-    """A with some dampings below, and the one vector that A is orthogonal to beside it."""
+    """A with some dampings below, and in another column the vector that A is orthogonal to."""
     (m, n), damps, beside = scaled.a.shape, scaled.damps[places, None], scaled.mean
     a = scaled.a.expand(len(damps), m, n)
     found = torch.cat([a, torch.diag_embed(damps.expand(-1, n))], 1)

@@ -176,7 +176,7 @@ def with_exact_zeros(
 ) -> Run[LeastSquaresSolutions]:
     """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error.
 
-    Such right-hand sides look like unsure ones. The others of the same matrix are solved again without them.
+    Such right-hand sides look like uncertain ones. Others of the same matrix are solved again without them.
     """
     if run.accepted.all():
         return run

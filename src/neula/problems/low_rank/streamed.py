@@ -1,7 +1,7 @@
 """Leading singular triplets of a matrix that is read in blocks, in three passes.
 
 The first makes R, whose singular values and right singular vectors are those of A. The second multiplies A by
-the vectors that are wanted, which gives U, and measures what R is worth; the third multiplies ``A^T`` by U,
+the vectors that are wanted, which gives U, and measures how accurate R is; the third multiplies ``A^T`` by U,
 for the residual.
 """
 

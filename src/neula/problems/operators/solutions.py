@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -85,8 +84,6 @@ def traced_lstsq(
     return LstsqResult(
         **_unread(x.to(dtype), *evidence, is_vector=is_vector),
         **known,
-        optimality=math.nan,
-        residual_norm=math.nan,
         rank=worst,
         ranks=ranks,
     )
@@ -129,7 +126,7 @@ def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
         return None
     is_vector, known = b.ndim == 1, settings(options, A, b)
     x, *evidence = SOLVE.by_name(A, b.unsqueeze(-1) if is_vector else b, **options)
-    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), growth=math.nan, **known)
+    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), **known)
 
 
 def _unread(
@@ -144,9 +141,7 @@ def _unread(
     return {
         "x": x.squeeze(-1) if is_vector else x,
         "converged": accepted.all(),
-        "iterations": 0,
         "backward_error": worst(backward_errors),
-        "tolerance": math.nan,
         "forward_error": worst(forward_errors),
         "accepted": accepted,
         "backward_errors": backward_errors,

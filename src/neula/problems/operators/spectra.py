@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -70,8 +69,6 @@ def traced_eigh(
         errors=errors,
         converged=converged,
         **known,
-        residual_bound=math.nan,
-        orthogonality_bound=math.nan,
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,

@@ -68,8 +68,8 @@ class RFactors:
 def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFactors:
     """R and ``Q^H B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
 
-    Without Q what is measured is ``A^H A`` beside ``R^H R``, which is enough for condition numbers up to
-    about 1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
+    Without Q the difference of ``A^H A`` and ``R^H R`` is measured, enough for condition numbers up to about
+    1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
 
     Shapes: a (batch, m, n), b (batch, m, K), in double precision, on the engine's device.
     """

@@ -135,7 +135,7 @@ class QRMatrices(Batch):
 
     @cached_property
     def single(self) -> Matrix:
-        """The only one, looked at and scaled. Raises ValueError if it holds NaN or Inf."""
+        """The single matrix, checked and scaled. Raises ValueError if it holds NaN or Inf."""
         return Matrix.checked(self.a[0], self.options)
 
     @property
@@ -339,7 +339,7 @@ class QRJudge:
     over_rows: Reduction = HERE
 
     def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs play it back with the rest."""
+        """Links have done it, since CUDA graphs replay it with the rest."""
         return answer.values.measures.T
 
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
@@ -353,7 +353,7 @@ class QRJudge:
         numbers.
         """
         known = values.measures[0] if numbers is None else numbers[:, 0]
-        found = certificate_of(known.tolist(), self.shape, self.target, measured_in=values.measures.dtype)
+        found = certificate_of(known.tolist(), values.measures.dtype, self.shape, self.target)
         if not found.doubtful:
             return found
         (norm,) = values.norms(np.ones(1, dtype=bool), found, self.over_rows)

@@ -66,7 +66,7 @@ def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
 
 
 def _by_library(storage: Format) -> RawLink:
-    """LAPACK's or cuSOLVER's reflections; of a single matrix after a look at its numbers."""
+    """LAPACK's or cuSOLVER's reflections; of a single matrix after a check of its numbers."""
     label = f"householder {storage.name}"
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:

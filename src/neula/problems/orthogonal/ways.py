@@ -62,7 +62,7 @@ continues from it."""
 
 LAST = (24, 12, 4)
 """Which part of the columns, at the end, may be all that is to be corrected: a 24th of normal square matrices
-of order 6000 to 24576, of which all but a 32nd have lost as much as may be left."""
+of order 6000 to 24576, of which all except a 32nd have lost as much as may be left."""
 
 WIDE = 1024
 """A multiple that these columns come in where that is at most twice as many: from so many on their inner
@@ -188,7 +188,7 @@ def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def _is_triangular(matrices: QRMatrices) -> bool:
-    """Whether nothing but zeros is below the diagonal, most often known from the first column."""
+    """Whether only zeros are below the diagonal, most often known from the first column."""
     a = matrices.a[0]
     return not (matrices.options.over_rows.spread or bool(a[1:, 0].any()) or bool(a.tril(-1).any()))
 
@@ -210,8 +210,10 @@ def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     """
     options, in_place = matrices.options, matrices.options.in_place
     start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
-    asked = {"panel": panel, "cutoff": options.cutoff, "overwrite_q": in_place}
-    return _answer(matrices, " + reortho", *reorthogonalize(*start, options.low_engine, **asked))
+    found = reorthogonalize(
+        *start, options.low_engine, panel=panel, cutoff=options.cutoff, overwrite_q=in_place
+    )
+    return _answer(matrices, " + reortho", *found)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -259,7 +261,7 @@ def _in_double(matrices: QRMatrices) -> torch.Tensor:
 
 
 def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
-    """Q and R of the scaled matrix that a second pass starts from; in place there is nothing but these."""
+    """Q and R of the scaled matrix that a second pass starts from; in place there are only these."""
     matrix = matrices.single.leading
     if matrices.options.in_place:
         if before is None:

@@ -126,7 +126,7 @@ class PolarJudge:
         return min(self.options.shape_of(self.batch.shape))
 
     def measure(self, problems: PolarMatrices, answer: Answer[PolarValues]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs play it back with the rest."""
+        """Links have done it, since CUDA graphs replay it with the rest."""
         values = answer.values
         return torch.cat([values.rank.double()[:, None], values.measures], 1).T
 

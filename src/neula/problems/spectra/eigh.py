@@ -60,7 +60,7 @@ def eigh(
     bounds.
 
     Returns ascending eigenvalues with a bound on the error of each, orthonormal eigenvectors, and which of
-    these are too close to be told apart. With B the generalized problem ``A V = B V diag(w)`` is solved.
+    these are too close to be distinguished. With B the generalized problem ``A V = B V diag(w)`` is solved.
 
     Parameters
     ----------

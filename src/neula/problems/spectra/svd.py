@@ -50,7 +50,7 @@ def svd(
     """Singular value decomposition ``A = U diag(s) Vh``, with error bounds.
 
     Returns all singular values, descending, with a bound on the error of each, orthonormal singular vectors,
-    and which of these are too close to be told apart.
+    and which of these are too close to be distinguished.
 
     Parameters
     ----------

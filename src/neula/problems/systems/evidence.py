@@ -50,7 +50,7 @@ VECTORS = 8
 
 PROBES = 6
 """Random vectors that show what the factors say of the norm of the inverse: with as many as two right-hand
-sides beside them the factors are read once."""
+sides in addition, the factors are read once."""
 
 SEEN = 0.02
 """Times ``1 / sqrt(n)``, what GMRES may leave of a residual: a unit vector that is half random has more than
@@ -106,7 +106,7 @@ class SystemEvidence:
         """Norms by some solves with the factors; ``sizes`` is the diagonal of D.
 
         ``update`` is GMRES, where factors alone do not refine: their inverse is then not taken for that of A;
-        ``probe`` is what it has solved for beside the system. A comes from ``scaled``, if its rows and
+        ``probe`` are random vectors that it has solved for, too. A comes from ``scaled``, if its rows and
         columns were scaled before. If factors have not ``solved`` the system itself, they suffice for no
         other right-hand side, and finding that out for large systems takes longer than the refinement.
         """
@@ -196,7 +196,7 @@ def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
     """Norms from an explicit inverse X of ``B = S A D^-1`` in double precision, which are bounds.
 
     S scales rows to sizes near 1, which those of a definite A need not have when A has a diagonal of ones.
-    ``B X = I - P`` says that ``B^-1 = X (I - P)^-1``, whoever made X.
+    ``B X = I - P`` says that ``B^-1 = X (I - P)^-1``, however X was computed.
     """
     b = a / sizes.mT
     rows = power_of_two_scales(b.abs().amax(1))[:, None]
@@ -242,7 +242,7 @@ class InverseProbe:
         dtype: torch.dtype,
         companions: int = 0,
     ) -> InverseProbe:
-        """Before anything is solved for with A itself; with some random vectors beside it, if requested."""
+        """Before anything is solved for with A itself; with some random vectors in addition, if requested."""
         n = len(sizes)
         norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right, dtype)
         vector = half_random(vector)

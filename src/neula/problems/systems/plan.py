@@ -74,7 +74,7 @@ class SystemsPlan:
             "method": self._label,
         }
         told = self._label, lambda: in_words(refined, bound, forward, updates, growth)
-        return accepted_solution(SolveResult, given, self.options, *told, fields, x, errors[0].tolist())
+        return accepted_solution(SolveResult, given, self.options, told, fields, x, errors[0].tolist())
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
@@ -127,6 +127,6 @@ def solved_by_plan(
     """The result where all systems are accepted, else what the first link of a device has found, if any."""
     plan = plan_for(shapes, options)
     if not isinstance(plan, SystemsPlan):
-        return None if plan is None else plan.of_call(call, shapes)
+        return None if plan is None else plan.solved(Given.of_call(call), shapes)
     right = shapes.b[:, 0] if shapes.is_vector else shapes.b
     return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))

@@ -70,7 +70,7 @@ class ScaledSystems(ScaledUnknowns):
 
     @classmethod
     def as_given(cls, a: torch.Tensor, b: torch.Tensor) -> ScaledSystems | None:
-        """The systems as they are, if all numbers are near 1; the host looks at sizes, once."""
+        """The systems as they are, if all numbers are near 1; the host reads their sizes, once."""
         found, ends = cls.supposed(a, b)
         return found if near_one(ends.tolist()) else None
 
@@ -97,7 +97,7 @@ class ScaledSystems(ScaledUnknowns):
         size_of_b: torch.Tensor,
         frobenius: torch.Tensor | None = None,
     ) -> ScaledSystems:
-        """Systems that stay as given, or others of their shapes; nothing looks at the numbers."""
+        """Systems that stay as given, or others of their shapes; no number is read."""
         rows = _no_exponents(len(a), a.shape[1], 1, a.device)
         b_columns = _no_exponents(len(a), 1, b.shape[2], a.device)
         sizes = InfinityNorms(size_of_a, size_of_b)

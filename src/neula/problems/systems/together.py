@@ -174,7 +174,7 @@ def _launched(inputs: Inputs, options: SystemsOptions, source: FactorSource, *, 
 
 
 def _supposed(inputs: Inputs, options: SystemsOptions, source: FactorSource) -> SolvedSystems | None:
-    """A small system as if its numbers were near 1, which is looked at with the answer; None if they are not.
+    """A small system as if its numbers were near 1, which is verified with the answer; None if they are not.
 
     The host, which takes longer than a GPU here, then waits once.
     """

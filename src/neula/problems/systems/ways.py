@@ -284,7 +284,7 @@ def _refine(
 
 
 def _by_krylov(system: EquilibratedSystem, factors: Factorization) -> bool:
-    """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved beside it for
+    """Whether CG or GMRES come first: an iteration costs as much as a step, and what is solved with it for
     the evidence costs nothing. Not where LU does without pivoting, and a few steps do (order 20000 on an
     H200: 47 ms, and 54 by GMRES; definite, 24000: 60 ms by CG, and 70).
     """

@@ -1,32 +1,59 @@
-"""Figure 6 and Table 3: rates against n, and matrices from applications.
+"""Figures 1 to 6 and Table 3: errors and rates against n, and matrices from applications.
 
 The matrices of Table 3 are formulas, or files that the user has.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from neula.algorithms.elimination.equilibrate import equilibrate
-from neula.engines import FP16, FP32, Engine
+from neula.engines import BF16, FP16, FP32, Engine
 from neula.io.files import read_matrix
-from neula.io.matrices import hpl_ai_matrix, journal_bearing_matrix, torsion_matrix, wathen_matrix
+from neula.io.matrices import (
+    hpl_ai_matrix,
+    journal_bearing_matrix,
+    no_pivoting_matrix,
+    torsion_matrix,
+    wathen_matrix,
+)
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Axes, Canvas, lines, log_log
 from neula.papers.figure import Setting, described
-from neula.papers.lu import algorithms as lu
+from neula.papers.lu.algorithms import (
+    ALGORITHMS,
+    BEST,
+    BUFFERED,
+    COMPARED,
+    DOUBLY_LOW,
+    DOUBLY_WIDE,
+    EMULATED,
+    EMULATED_UP_TO,
+    HALF,
+    PAPERS_UNIT,
+    SINGLE,
+    STANDARD,
+    UNIT,
+    WIDE_PANELS,
+    accuracy_row,
+    factorize,
+    solution_error,
+    units,
+)
 from neula.papers.measuring import WARM, first_run, timed
-from neula.papers.verdicts import MORE, ClaimCheck, cases, within
+from neula.papers.verdicts import EVERY, HALF_AN_ORDER, MORE, ClaimCheck, Interval, about, cases, within
 
 LIBRARY, LIBRARY_UNPIVOTED = "library", "library, no pivoting"
 """fp32 LU of cuSOLVER on a GPU and of LAPACK on a CPU; only cuSOLVER has one without pivoting."""
-SERIES = (*lu.ALGORITHMS, LIBRARY, LIBRARY_UNPIVOTED)
+SERIES = (*ALGORITHMS, LIBRARY, LIBRARY_UNPIVOTED)
 """All that is drawn, in colours and marks that are the same in all figures."""
 BYTES = 24
 """Memory of an entry: A, the factors, the library's copy of A in column-major order, and its factors."""
@@ -39,7 +66,7 @@ def measure_performance(setting: Setting, orders: Sequence[int] | None = None) -
     sizes = orders or setting.pick(small=(512, 1024, 2048, 3072), paper=[2**k for k in range(12, 17)])
     shapes = setting.fitting([(n, n) for n in sizes], BYTES)
     for n, _ in setting.track(shapes, lambda shape: f"n = {shape[0]}"):
-        yield from times(dominant(setting, n), lu.COMPARED, setting)
+        yield from times(dominant(setting, n), COMPARED, setting)
 
 
 def dominant(setting: Setting, n: int) -> torch.Tensor:
@@ -54,7 +81,7 @@ def times(a: torch.Tensor, names: Sequence[str], setting: Setting) -> Iterator[R
     """Time of the algorithms, with the panels that suit the engine, and of the library."""
     n = len(a)
     methods: dict[str, Callable[[], Any]] = {
-        name: partial(lu.factorize, a, name, setting.speed, lu.BEST) for name in names
+        name: partial(factorize, a, name, setting.speed, BEST) for name in names
     }
     column_major = setting.speed.empty(n, n).copy_(a)
     methods[LIBRARY] = partial(torch.linalg.lu_factor_ex, column_major)
@@ -72,7 +99,7 @@ def operations(n: int) -> float:
 
 def draw_performance(rows: Measurements, canvas: Canvas) -> None:
     axes = canvas.subplots()
-    draw_rates(axes, rows, lu.COMPARED)
+    draw_rates(axes, rows, COMPARED)
     canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
 
 
@@ -82,9 +109,6 @@ def draw_rates(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
     lines(axes, part, "n", "tflops", "algorithm", SERIES)
     log_log(axes, "n", "TFLOP/s, of $2n^3/3$ operations", "rate")
     axes.set_xscale("log", base=2)
-
-
-# --- claims -----------------------------------------------------------------------------------------------
 
 
 def rates(rows: Measurements, name: str) -> dict[int, float]:
@@ -113,7 +137,7 @@ def faster(
 def ours_beats_library(rows: Measurements) -> ClaimCheck:
     """The default is faster than the library, without pivoting where that can be had."""
     peer = LIBRARY_UNPIVOTED if rates(rows, LIBRARY_UNPIVOTED) else LIBRARY
-    return faster(rows, lu.DOUBLY_WIDE, [peer])
+    return faster(rows, DOUBLY_WIDE, [peer])
 
 
 # item: L Figure 6
@@ -125,8 +149,6 @@ APPLICATION_BYTES = 30
 LARGEST_SMALL = 2048  # order of matrices for which two cores take seconds
 ENDINGS = (".mtx", ".mtx.gz")
 ENOUGH = 8  # more than half of the paper's matrices: fewer are too few for a verdict on what it says of all
-ORDER_OF_MAGNITUDE = 20.0  # in the paper's table the ratio of errors goes up to 17
-ABOUT = 1.25  # in the paper's table 5.2/5.1 is ahead of 3.1 fp32 once, by 23%: as accurate, up to this factor
 
 
 class SuiteSparseMatrix(NamedTuple):
@@ -172,15 +194,15 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
     cases = _available(setting)
     for problem, source in setting.track(cases, lambda case: f"{case[0].name}, n = {case[1].n}"):
         a, x = scaled_system(source.load().to(setting.device), setting.numerics)
-        for name, paper in zip(lu.COMPARED, problem.errors, strict=True):
-            factors, seconds = timed(partial(lu.factorize, a, name, setting.numerics, lu.BEST))
+        for name, paper in zip(COMPARED, problem.errors, strict=True):
+            factors, seconds = timed(partial(factorize, a, name, setting.numerics, BEST))
             rate = None if factors is None else 1e-12 * operations(len(a)) / seconds
             yield {
                 "matrix": problem.name,
                 "n": len(a),
                 "from": source.kind,
                 "algorithm": name,
-                "error_1e4": 1e4 * lu.solution_error(a, factors, x),
+                "error_1e4": 1e4 * solution_error(a, factors, x),
                 "paper_1e4": paper,
                 "tflops": setting.pick(small=None, paper=rate),
             }
@@ -190,7 +212,7 @@ def measure_applications(setting: Setting) -> Iterator[Row]:
 def scaled_system(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """``R A C`` in float32 and ``C^-1`` times ones, the solution of the system scaled as for ``neula.solve``.
 
-    The paper scales rows and columns, too, lest the matrix become singular in fp16. Powers of two leave the
+    The paper scales rows and columns, too, to keep the matrix regular in fp16. Powers of two leave the
     componentwise backward error as it is.
     """
     scales = equilibrate(a, torch.linalg.vector_norm(a, 1, dim=1), engine)
@@ -249,9 +271,7 @@ def _formulas(setting: Setting) -> dict[str, tuple[int, Callable[[], torch.Tenso
     }
 
 
-# --- claims: judged only if there are enough matrices for a statement about the paper's fifteen -----------
-
-
+# Claims of Table 3 are judged only if there are enough matrices for a statement about the paper's fifteen.
 def ratios(
     rows: Measurements,
     name: str,
@@ -271,13 +291,178 @@ def ratios(
 
 def failures(rows: Measurements) -> ClaimCheck:
     """Where the most accurate algorithm that stores the matrix in fp16 fails, so do the others."""
-    failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in lu.COMPARED}
+    failed = {name: rows.where(algorithm=name, error_1e4=None).column("matrix") for name in COMPARED}
     text = ", ".join(f"{name} {len(matrices)}" for name, matrices in failed.items())
-    others = set(failed[lu.DOUBLY_LOW]) & set(failed[lu.HALF])
-    kept = [matrix in others or matrix not in failed[lu.DOUBLY_WIDE] for matrix in rows.by("matrix")]
+    others = set(failed[DOUBLY_LOW]) & set(failed[HALF])
+    kept = [matrix in others or matrix not in failed[DOUBLY_WIDE] for matrix in rows.by("matrix")]
     text = f"of {len(kept)} matrices cannot be factorized: {text}"
     return cases(kept if len(kept) >= ENOUGH else [], text)
 
 
 # item: L Table 3
 TABLE_3 = described("lu-paper", "table3", globals())
+
+
+ERROR_BYTES = 60
+"""Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
+CONDITION = 1e3  # of the matrices of Figure 5
+COARSER, COARSER_UP_TO = (HALF, BUFFERED), 4096
+"""Algorithms that are compared in bf16, too, and up to which order: an eighth of what fp16 needs."""
+SAME = about(1.0, 3.0)
+"""From and up to how many times the error of another algorithm an error counts as the same."""
+AN_ORDER, TWO_ORDERS = about(10.0, HALF_AN_ORDER), about(100.0, HALF_AN_ORDER)
+"""How many times as large an error is that is about one or two orders of magnitude larger."""
+TIE = 1.01  # errors that both come from the panels are equal up to the last digits
+ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
+
+
+def measure_dominant(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
+    """Errors of all algorithms on HPL-AI matrices, and times in rows of their own."""
+    for n in _tracked(setting, orders):
+        a = dominant(setting, n)
+        for name in ALGORITHMS:
+            yield from _errors_on_units(a, name, setting)
+        if n <= COARSER_UP_TO:
+            coarser = setting.emulated.using(BF16)
+            yield from (accuracy_row(a, name, EMULATED, coarser) for name in COARSER)
+        yield from times(a, [name for name in ALGORITHMS if name != STANDARD], setting)
+
+
+def measure_tunable(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
+    """Errors of the algorithms of section 6 on the matrices of Fasi and Higham."""
+    for n in _tracked(setting, orders):
+        make = partial(no_pivoting_matrix, n, CONDITION, dtype=torch.float32, device=setting.device)
+        a = setting.given_or(make, torch.float32)
+        for name in COMPARED:
+            yield from _errors_on_units(a, name, setting)
+
+
+def _tracked(setting: Setting, orders: Sequence[int] | None) -> Iterator[int]:
+    sizes = orders or setting.pick(small=(512, 768, 1024), paper=[2**k for k in range(10, 16)])
+    shapes = setting.fitting([(n, n) for n in sizes], ERROR_BYTES)
+    return (n for n, _ in setting.track(shapes, lambda shape: f"n = {shape[0]}"))
+
+
+def _errors_on_units(a: torch.Tensor, name: str, setting: Setting) -> Iterator[Row]:
+    """On tensor cores and emulated, as far as the latter is cheap; without a unit there is only emulation."""
+    for unit, engine in units(setting).items():
+        if len(a) <= EMULATED_UP_TO if unit == EMULATED else name != STANDARD:
+            yield accuracy_row(a, name, unit, engine)
+
+
+def draw_with_rates(rows: Measurements, canvas: Canvas, names: Sequence[str]) -> None:
+    """Errors with their bounds on the left, rates on the right."""
+    left, right = canvas.subplots(1, 2)
+    _draw_errors(left, rows, names)
+    draw_rates(right, rows, [name for name in names if name != STANDARD])
+    handles = dict(zip(*reversed(left.get_legend_handles_labels()), strict=True))
+    handles |= dict(zip(*reversed(right.get_legend_handles_labels()), strict=True))
+    canvas.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=6, fontsize=10)
+
+
+def draw_tunable(rows: Measurements, canvas: Canvas) -> None:
+    axes = canvas.subplots()
+    _draw_errors(axes, rows, COMPARED)
+    canvas.legend(*axes.get_legend_handles_labels(), loc="outside right upper", fontsize=10)
+
+
+def _draw_errors(axes: Axes, rows: Measurements, names: Sequence[str]) -> None:
+    """Solid on the unit, dotted where that is emulated besides, dashed the bound of the theorem."""
+    found = {name: _errors(rows, name) for name in names}
+    measured = Measurements(row for part in found.values() for row in part)
+    lines(axes, measured, "n", "error", "algorithm", SERIES)
+    for name, part in found.items():
+        color = f"C{SERIES.index(name)}"
+        axes.plot(part.column("n"), part.numbers("bound"), "--", color=color, linewidth=1)
+        emulated = _errors(rows, name, emulated=True)
+        if emulated != part:
+            axes.plot(emulated.column("n"), emulated.numbers("error"), ":", color=color)
+    axes.plot([], [], "--", color="gray", linewidth=1, label="bound")
+    log_log(axes, "n", "componentwise backward error", "error")
+    axes.set_xscale("log", base=2)
+
+
+# Claims are judged on the paper's unit, emulated; the numbers of the machine's own unit follow in the text.
+def _errors(rows: Measurements, name: str, *, format: str = "fp16", emulated: bool = False) -> Measurements:
+    """Rows with the errors of an algorithm on the unit; where it was only emulated, or by request, those."""
+    part = rows.where(algorithm=name, format=format)
+    return (not emulated and part.where(unit=UNIT)) or part.where(unit=EMULATED)
+
+
+def _both_units(
+    rows: Measurements,
+    on_unit: Callable[[bool], tuple[list[float], str]],
+    claimed: Interval,
+    *,
+    format: str = "fp16",
+    tendency: Interval | None = None,
+) -> ClaimCheck:
+    """Compare numbers, with their text, on the paper's unit, and show those on the machine's."""
+    values, told = on_unit(True)
+    if rows.where(unit=UNIT, format=format):
+        # Rows without a t are of neula 0.1.0, whose unit rounded to nearest.
+        t = rows.where(unit=EMULATED)[0].get("t")
+        unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
+        told = f"{unit}: {told}. This machine's unit: {on_unit(False)[1]}"
+    return within(values, claimed, told, tendency=tendency)
+
+
+def worse(
+    rows: Measurements, name: str, peer: str, claimed: Interval, *, format: str = "fp16", large: bool = False
+) -> ClaimCheck:
+    """How many times the error of an algorithm is that of another one, for all or large n."""
+
+    def ratios(emulated: bool) -> tuple[list[float], str]:
+        ours, theirs = (
+            {row["n"]: row for row in _errors(rows, x, format=format, emulated=emulated)}
+            for x in (name, peer)
+        )
+        found = {n: ours[n]["error"] or math.nan for n in ours if n in theirs}
+        found = {n: error / (theirs[n]["error"] or math.nan) for n, error in found.items()}
+        n = max(found)
+        smallest, largest = (_short(find(found.values())) for find in (min, max))
+        told = f"{_short(found[n])} times at n = {n}; {smallest} to {largest} for all n"
+        return [found[n]] if large else list(found.values()), told
+
+    return _both_units(rows, ratios, claimed, format=format, tendency=MORE if claimed[0] >= 1.0 else None)
+
+
+def _short(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 10 else f"{ratio:.2g}"
+
+
+def bounded(rows: Measurements, names: Sequence[str]) -> ClaimCheck:
+    """No error exceeds its bound, on any unit and in any format."""
+    shares = {}
+    for name in names:
+        # Where n u16 is 1 or more, theorems about sums in fp16 say nothing.
+        measured = Measurements(r for r in rows.where(algorithm=name) if r.get("bound") is not None)
+        # NumPy's maximum of NaN and anything is NaN, which holds no bound.
+        shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
+    told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
+    return within(shares.values(), (0.0, 1.0), f"largest error over bound: {told}")
+
+
+def ordered(rows: Measurements) -> ClaimCheck:
+    """Errors of groups of algorithms are in order at the largest n; equal errors count as ordered."""
+
+    def order(emulated: bool) -> tuple[list[float], str]:
+        found = {x: _errors(rows, x, emulated=emulated) for group in ORDER for x in group}
+        last = {name: part.numbers("error")[-1] for name, part in found.items()}
+        groups = [[last[name] for name in group] for group in ORDER]
+        told = ", ".join(f"{name} {error:.1e}" for name, error in last.items())
+        return [float(max(low) <= TIE * min(high)) for low, high in itertools.pairwise(groups)], told
+
+    return _both_units(rows, order, EVERY)
+
+
+# item: L Figure 1
+FIGURE_1 = described("lu-paper", "figure1", globals())
+# item: L Figure 2
+FIGURE_2 = described("lu-paper", "figure2", globals())
+# item: L Figure 3
+FIGURE_3 = described("lu-paper", "figure3", globals())
+# item: L Figure 4
+FIGURE_4 = described("lu-paper", "figure4", globals())
+# item: L Figure 5
+FIGURE_5 = described("lu-paper", "figure5", globals())
