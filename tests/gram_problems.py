@@ -10,9 +10,8 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP64, EmulatedEngine, Engine
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares import ways
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresSolutions
+from neula.problems.least_squares import refined
+from neula.problems.least_squares.problem import LeastSquaresProblems, LeastSquaresSolutions
 
 M, N = 300, 40
 U = 2.0**-53
@@ -48,4 +47,4 @@ def solved(
 ) -> Answer[LeastSquaresSolutions]:
     """Answer of the link that solves by a Gram matrix."""
     problems = problems_of(a[None], b[None], engine)
-    return ways.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)
+    return refined.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)

@@ -201,7 +201,7 @@ _ALGORITHMS = [
         "r - alpha A p", "algorithms/test_refinement.py",
     ),
     Mutation(
-        "row error of minimum-norm solutions halved", "algorithms/krylov/craig.py",
+        "row error of minimum-norm solutions halved", "algorithms/krylov/refinement.py",
         "over(of_residual, rows.norm * norm(x) + of_rhs)",
         "over(of_residual, 2 * (rows.norm * norm(x) + of_rhs))",
         "rows in small units count as much", "algorithms/test_refinement.py",
@@ -219,8 +219,9 @@ _ALGORITHMS = [
         "the best solution is kept", "algorithms/test_driver.py algorithms/test_iterative_refinement.py",
     ),
     Mutation(
-        "projection in coordinates taken for a norm", "algorithms/krylov/refine_forward.py",
-        "projected = solve_rt(r, gradient) / scale.smallest", "projected = solve_rt(r, gradient)",
+        "projection in coordinates taken for a norm", "algorithms/krylov/refinement.py",
+        "columns.mT)[0]\n        projected = solve_rt(r, gradient) / scale.smallest",
+        "columns.mT)[0]\n        projected = solve_rt(r, gradient)",
         "||R^-T A^T r|| may be smaller than ||P r||", "algorithms/test_refine_forward.py",
     ),
     Mutation(
@@ -251,7 +252,7 @@ _ALGORITHMS = [
         "the first that meets its bound is held there", "bounded",
     ),
     Mutation(
-        "wrong sign of a gradient at the upper bound", "algorithms/bounded/reduced.py",
+        "wrong sign of a gradient at the upper bound", "algorithms/bounded/free_sets.py",
         "torch.where(x >= self.high, gradient.clamp(max=0.0), gradient)",
         "torch.where(x >= self.high, gradient.clamp(min=0.0), gradient)",
         "a gradient that pushes against the bound is right", "bounded",
@@ -305,16 +306,9 @@ _ALGORITHMS = [
 
 _PROBLEMS = [
     Mutation(
-        "weights squared", "algorithms/krylov/operators.py",
-        "top = b if self.weights is None else b * self.weights[:, None]",
-        "top = b if self.weights is None else b * self.weights[:, None] ** 2",
-        "rows are multiplied by their weights", "algorithms/test_operators.py",
-    ),
-    Mutation(
-        "weights of the dense matrix squared", "algorithms/krylov/operators.py",
-        "return self.a if self.weights is None else self.a * self.weights[:, None]",
-        "return self.a if self.weights is None else self.a * self.weights[:, None] ** 2",
-        "rows are multiplied by their weights", "algorithms/test_operators.py",
+        "weights squared", "pipeline/gradients.py",
+        "a, b = factors * a, factors * b", "a, b = factors**2 * a, factors**2 * b",
+        "rows are multiplied by their weights", "test_lstsq.py",
     ),
     Mutation(
         "doubt of systems ignored", "problems/systems/system.py",
@@ -344,8 +338,8 @@ _PROBLEMS = [
         "columns of zeros leave the kernel's answer", "least_squares test_lstsq.py",
     ),
     Mutation(
-        "variance by the number of rows", "problems/least_squares/fit.py",
-        "return self._data - self._effective", "return self._data - 0 * self._effective",
+        "variance by the number of rows", "problems/least_squares/regression.py",
+        "free = data - effective if", "free = data - 0 * effective if",
         "m - n degrees of freedom are left", "least_squares/test_statistics.py",
     ),
     Mutation(
@@ -355,17 +349,17 @@ _PROBLEMS = [
         "intervals have two sides", "least_squares/test_statistics.py",
     ),
     Mutation(
-        "changed arrays not noticed by statistics", "problems/least_squares/fit.py",
+        "changed arrays not noticed by statistics", "problems/least_squares/regression.py",
         "UNCHANGED = 1e-10", "UNCHANGED = 1e10",
         "A was overwritten after the solution", "least_squares/test_statistics.py",
     ),
     Mutation(
-        "constraints beyond rounding taken for dependent", "problems/least_squares/null_space.py",
+        "constraints beyond rounding taken for dependent", "problems/least_squares/constrained.py",
         "torch.frexp(smaller)[1] - 54", "torch.frexp(smaller)[1] - 34",
         "rows that differ by more than half a unit in the last place", "least_squares/test_constrained.py",
     ),
     Mutation(
-        "side of the lower bound", "problems/bounded/evidence.py",
+        "side of the lower bound", "problems/bounded/links.py",
         "torch.where(found.x <= low, -1, 0)", "torch.where(found.x <= low, 1, 0)",
         "the sign of active_mask, and of the gradient there", "bounded",
     ),
@@ -527,7 +521,7 @@ _COMPLEX = [
         "R^H R dx = A^H r", "complex/test_lstsq.py",
     ),
     Mutation(
-        "conjugate forgotten in conjugate gradients", "algorithms/krylov/cg.py",
+        "conjugate forgotten in conjugate gradients", "algorithms/krylov/gmres.py",
         "(x.conj() * y).sum(0).real", "(x * y).sum(0).real",
         "x^H y is the inner product", "complex/test_systems.py",
     ),

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from lu_systems import backward_error, dominant, factor, silent
-from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix
+from neula.algorithms.krylov.iterative_refinement import FAR, KeptMatrix
 from neula.algorithms.spectra.inverse_norm import sampled_inverse_norm
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, EmulatedEngine, format_of

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import neula
-from neula.problems.least_squares import ways as least_squares_links
+from neula.problems.least_squares import refined
 from neula.problems.systems import ways
 
 
@@ -18,7 +18,7 @@ def short(*args: object, **kwargs: object) -> None:
 def test_least_squares_go_on_with_what_needs_less(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     A, b = rng.standard_normal((900, 120)), rng.standard_normal(900)
-    monkeypatch.setattr(least_squares_links, "fast_r", short)
+    monkeypatch.setattr(refined, "fast_r", short)
     result = neula.lstsq(A, b, engine="emulated")
     assert result.converged
     assert result.factorization.startswith("householder")

@@ -14,10 +14,8 @@ import torch
 from tests.matrices import normal
 
 from campaign.oracle import LeastSquares
-from neula.algorithms.krylov.batched_lstsq import Overdetermined, lengths
-from neula.algorithms.krylov.doubled_refinement import DoubledSolution, refine_doubled
-from neula.algorithms.krylov.triangles import Triangles
-from neula.algorithms.krylov.underdetermined import Underdetermined
+from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, Underdetermined, lengths
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement
 from neula.algorithms.orthogonal.r_only import cholesky_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra import inverse_norm
@@ -52,7 +50,7 @@ def matrices(batch: int, m: int, n: int, kind: str = "normal", cond: float = 1.0
 
 
 def solve(system: Overdetermined | Underdetermined, b: torch.Tensor) -> DoubledSolution:
-    return refine_doubled(system, b, tolerance=TOLERANCE)
+    return Refinement(system, b, TOLERANCE).solved()
 
 
 def true_errors(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
@@ -146,7 +144,7 @@ def test_the_bound_is_relative_to_the_exact_solution() -> None:
     """A single step leaves an x of nothing but errors, a multiple of x*."""
     a = matrices(6, 24, 8, "geometric", 1e12)
     b = a @ noise(6, 8, 1)
-    found = refine_doubled(Overdetermined(a, householder_r(a)), b, tolerance=TOLERANCE, max_steps=1)
+    found = Refinement(Overdetermined(a, householder_r(a)), b, TOLERANCE).solved(1)
     assert (true_errors(a, b, found.x) <= found.forward_error).all()
 
 
@@ -179,9 +177,8 @@ def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> Non
             x = rows.unscale(found.x)
         else:
             assert problems.b_low is not None
-            tall = Overdetermined(
-                problems.a, householder_r(problems.a), keep * problems.a_low, keep * problems.b_low
-            )
+            known = {"low": keep * problems.a_low, "b_low": keep * problems.b_low}
+            tall = Overdetermined(problems.a, householder_r(problems.a), **known)
             found = solve(tall, problems.b)
             x = problems.unscale(found.x)
         errors.append(float(judge.errors(x[0].numpy(), 6)[0]))
@@ -369,7 +366,7 @@ def test_triangles_are_solved_with_where_they_are_not_inverted(n: int, kind: str
     assert (known.norm_bound[:, 0] >= norm).all()
     assert (known.inverse_norm[:, 0] >= cond / norm).all()
     for doubled in (False, True):
-        given = a, r, None, None, columns
+        given = a, r, columns
         estimated, inverted = (Overdetermined(*given, doubled=doubled, triangles=x) for x in (known, None))
         assert (estimated.condition_bound >= cond).all()
         assert (estimated.condition <= cond * (1 + 1e-8)).all()

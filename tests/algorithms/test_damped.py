@@ -6,9 +6,8 @@ import pytest
 import torch
 from tests.exact_solutions import error_of, least_squares
 
-from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.damped import DampedProblems
-from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.batched_lstsq import DampedProblems, Overdetermined
+from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
 from neula.algorithms.orthogonal.r_only import householder_r
 
 U = 2.0**-53
@@ -28,8 +27,9 @@ def test_solutions_and_residuals(m: int, n: int, dampings: list[float]) -> None:
     damps = torch.tensor(dampings, dtype=torch.float64, device="cpu")[:, None, None].expand(-1, n, 1)
     below = torch.cat([b, b.new_zeros(n, 2)])
     system, right = DampedProblems(a, damps), below.expand(len(dampings), -1, -1)
-    found = refine_doubled(system, right, tolerance=U / 2)
-    residual = system.residual(right, found.x, found.x_low)
+    refinement = Refinement(system, right, U / 2)
+    refinement.advance(MAX_STEPS)
+    found, residual = refinement.solution(), system.residual(right, refinement.high, refinement.low)
     for i, damp in enumerate(dampings):
         stack = torch.cat([a, damp * torch.eye(n, dtype=torch.float64, device="cpu")])
         for j in range(2):
@@ -49,7 +49,7 @@ def test_evidence_is_that_of_stacked_matrices() -> None:
     stacks = torch.cat([a.expand(2, -1, -1), torch.diag_embed(damps[..., 0])], 1)
     right = torch.cat([b, b.new_zeros(4, 3)]).expand(2, -1, -1)
     shared, apart = DampedProblems(a, damps), Overdetermined(stacks, householder_r(stacks))
-    of_shared, of_apart = (refine_doubled(system, right, tolerance=U / 2) for system in (shared, apart))
+    of_shared, of_apart = (Refinement(system, right, U / 2).solved() for system in (shared, apart))
     assert torch.allclose(shared.columns, apart.columns, rtol=16 * U, atol=0.0)
     assert torch.allclose(shared.norm, apart.norm, rtol=1e-12, atol=0.0)
     assert bool((shared.rate <= 0.25).all())

@@ -1,6 +1,5 @@
-"""The operator of a least-squares problem against the stacked matrix, written out."""
+"""The operator of a least-squares problem against products in 80-bit arithmetic."""
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -8,57 +7,44 @@ import pytest
 import torch
 
 import neula
+from campaign.oracle import LeastSquares
 from half_engine import HalfEngine
-from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.cgls import LeastSquaresOperator
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.engines import ENGINES
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares import refined
 
 U64 = 2.0**-53
-SHAPES = [(1, 1), (300, 1), (33, 33), (129, 7), (7, 33)]
-CASES = list(itertools.product(SHAPES, (False, True), (0.0, 0.7)))
+SHAPES = pytest.mark.parametrize("shape", [(1, 1), (300, 1), (33, 33), (129, 7), (7, 33)])
 
 
-def make(m: int, n: int, weighted: bool, damp: float) -> LeastSquaresOperator:
-    weights = random_matrix("uniform", m, 1, seed=1)[:, 0] if weighted else None
-    return LeastSquaresOperator(random_matrix("normal", m, n), weights, damp)
-
-
-def stacked(operator: LeastSquaresOperator) -> np.ndarray:
-    """``[diag(w) A; damp I]`` in 80-bit arithmetic."""
-    a = operator.a.numpy().astype(np.longdouble)
-    top = a if operator.weights is None else operator.weights.numpy().astype(np.longdouble)[:, None] * a
-    return np.vstack([top, operator.damp * np.eye(a.shape[1])]) if operator.damp else top
-
-
-def close(computed: torch.Tensor, factor: np.ndarray, x: torch.Tensor) -> bool:
-    """Within ``(k + 2) u |factor| |x|`` of their product, elementwise: k products, a weight, an addition."""
-    exact = factor @ x.numpy().astype(np.longdouble)
-    bound = (x.shape[0] + 2) * U64 * (np.abs(factor) @ np.abs(x.numpy()))
+def close(computed: torch.Tensor, factor: torch.Tensor, x: torch.Tensor) -> bool:
+    """Within ``(k + 2) u |factor| |x|`` of their product, elementwise."""
+    a, y = (z.numpy().astype(np.longdouble) for z in (factor, x))
+    exact, bound = a @ y, (len(x) + 2) * U64 * (np.abs(a) @ np.abs(y))
     return computed.shape == exact.shape and bool((np.abs(computed.numpy() - exact) <= bound).all())
 
 
-@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
+@SHAPES
 @pytest.mark.parametrize("k", [1, 2, 5])
-def test_products(shape: tuple[int, int], weighted: bool, damp: float, k: int) -> None:
-    operator = make(*shape, weighted, damp)
-    factor = stacked(operator)
-    x, y = random_matrix("normal", shape[1], k, seed=2), random_matrix("normal", factor.shape[0], k, seed=3)
-    before = x.clone(), y.clone(), operator.a.clone()
-    assert operator.shape == factor.shape
-    assert close(operator.matmul(x), factor, x)
-    assert close(operator.rmatmul(y), factor.T, y)
-    for given, kept in zip((x, y, operator.a), before, strict=True):
+def test_products(shape: tuple[int, int], k: int) -> None:
+    a = random_matrix("normal", *shape)
+    operator = LeastSquaresOperator(a)
+    x, y = random_matrix("normal", shape[1], k, seed=2), random_matrix("normal", shape[0], k, seed=3)
+    before = x.clone(), y.clone(), a.clone()
+    assert operator.shape == shape
+    assert close(operator.matmul(x), a, x)
+    assert close(operator.rmatmul(y), a.T, y)
+    for given, kept in zip((x, y, a), before, strict=True):
         assert torch.equal(given, kept)
 
 
-@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
+@SHAPES
 @pytest.mark.parametrize("k", [1, 2])
-def test_both_products_at_once(shape: tuple[int, int], weighted: bool, damp: float, k: int) -> None:
-    operator = make(*shape, weighted, damp)
-    x, b = random_matrix("normal", shape[1], k, seed=2), random_matrix("normal", operator.shape[0], k, seed=3)
+def test_both_products_at_once(shape: tuple[int, int], k: int) -> None:
+    operator = LeastSquaresOperator(random_matrix("normal", *shape))
+    x, b = random_matrix("normal", shape[1], k, seed=2), random_matrix("normal", shape[0], k, seed=3)
     y, z = operator.normal(x)
     assert torch.equal(y, operator.matmul(x))
     assert torch.equal(z, operator.rmatmul(y))
@@ -71,89 +57,39 @@ def test_both_products_at_once(shape: tuple[int, int], weighted: bool, damp: flo
 def test_products_with_views(k: int) -> None:
     store = random_matrix("normal", 80, 120)
     for a in (store[::2, ::3], store.T, store[:, 5:6]):
-        operator = LeastSquaresOperator(a, None, 0.5)
-        x, y = random_matrix("normal", a.shape[1], k), random_matrix("normal", sum(a.shape), k)
-        assert close(operator.matmul(x), stacked(operator), x)
-        assert close(operator.rmatmul(y), stacked(operator).T, y)
+        operator = LeastSquaresOperator(a)
+        x, y = random_matrix("normal", a.shape[1], k), random_matrix("normal", a.shape[0], k)
+        assert close(operator.matmul(x), a, x)
+        assert close(operator.rmatmul(y), a.T, y)
 
 
-@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
-def test_right_hand_side(shape: tuple[int, int], weighted: bool, damp: float) -> None:
-    operator = make(*shape, weighted, damp)
-    b = random_matrix("normal", shape[0], 3, seed=4)
-    before = b.clone()
-    rhs = operator.right_hand_side(b)
-    weights = torch.ones(shape[0]) if operator.weights is None else operator.weights
-    assert torch.equal(rhs[: shape[0]], b * weights.double()[:, None])
-    assert rhs.shape == (operator.shape[0], 3)
-    assert not rhs[shape[0] :].any()
-    assert torch.equal(b, before)
-
-
-@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
-def test_dense(shape: tuple[int, int], weighted: bool, damp: float) -> None:
-    operator = make(*shape, weighted, damp)
-    assert close(operator.dense(), stacked(operator), torch.eye(shape[1], dtype=torch.float64))
-    if not weighted and not damp:
-        assert operator.dense() is operator.a
-
-
-@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
-@pytest.mark.parametrize("name", ["cpu", "emulated"])
-def test_column_max(shape: tuple[int, int], weighted: bool, damp: float, name: str) -> None:
-    operator = make(*shape, weighted, damp)
-    largest = operator.column_max(ENGINES[name]("cpu", "fp32"))
-    expected = np.abs(stacked(operator)).max(0)
-    assert (np.abs(largest.numpy() - expected) <= 2 * U64 * expected).all()
-
-
-def test_column_max_counts_a_damping_of_either_sign() -> None:
-    operator = LeastSquaresOperator(torch.full((4, 2), 0.5, dtype=torch.float64), None, -2.0)
-    assert operator.column_max(ENGINES["cpu"]("cpu", "fp32")).tolist() == [2.0, 2.0]
-
-
-@pytest.mark.parametrize(("shape", "weighted", "damp"), CASES)
-@pytest.mark.parametrize("format", ["fp32", "fp64"])
-@pytest.mark.parametrize("name", ["cpu", "emulated"])
-def test_fill(shape: tuple[int, int], weighted: bool, damp: float, format: str, name: str) -> None:
-    """The stacked, scaled matrix in working storage; a weight costs a rounding more."""
-    engine = ENGINES[name]("cpu", format)
-    operator = make(*shape, weighted, damp)
-    scales = power_of_two_scales(operator.column_max(engine))
-    work = operator.fill(engine, scales)
-    expected = stacked(operator) * scales.numpy()
-    u = U64 if format == "fp64" else 2.0**-24
-    assert work.shape == expected.shape
-    assert work.dtype == engine.storage
-    assert work.stride() == (1, work.shape[0]), "column-major"
-    assert (np.abs(work.double().numpy() - expected) <= 3 * u * np.abs(expected)).all()
-
-
-@pytest.mark.parametrize("weight", [1e-40, 1e-25, 1e25, 1e40])
-@pytest.mark.parametrize("format", ["fp32", "fp64"])
-def test_weights_in_any_unit(weight: float, format: str) -> None:
-    """All rows in other units: the scales undo it, and nothing in between may overflow."""
-    engine = ENGINES["cpu"]("cpu", format)
-    weights = torch.full((30,), weight, dtype=torch.float64)
-    operator = LeastSquaresOperator(random_matrix("normal", 30, 4), weights)
-    scales = power_of_two_scales(operator.column_max(engine))
-    expected = operator.a.numpy() * (weight * scales.numpy())
-    u = U64 if format == "fp64" else 2.0**-24
-    work = operator.fill(engine, scales).double().numpy()
-    assert np.isfinite(work).all()
-    assert (np.abs(work - expected) <= 3 * u * np.abs(expected)).all()
+@pytest.mark.parametrize("weight", [1e-160, 1e-40, 1e25, 1e160])
+@pytest.mark.parametrize("compute", ["fp16", "fp32"])
+def test_weights_in_any_unit(weight: float, compute: str) -> None:
+    """All rows in other units: nothing in between overflows, and x is that without weights."""
+    a, b = (
+        random_matrix("normal", 300, 40, seed=1).numpy(),
+        random_matrix("normal", 300, 1, seed=2)[:, 0].numpy(),
+    )
+    weights = np.full(300, weight)
+    found = neula.lstsq(a, b, weights=weights, compute=compute, algorithm="cgls", engine="emulated")
+    expected = np.linalg.lstsq(a, b, rcond=None)[0]
+    assert found.converged
+    np.testing.assert_allclose(found.x, expected, rtol=0, atol=1e-13 * np.linalg.norm(expected))
 
 
 def test_rows_that_a_weight_rescues() -> None:
     """Rows of 1e30 with weights of 1e-30 are rows of 1."""
-    engine = ENGINES["cpu"]("cpu", "fp32")
-    a = random_matrix("normal", 30, 4)
-    sizes = 10.0 ** torch.linspace(-30, 30, 30, dtype=torch.float64)
-    operator = LeastSquaresOperator(a * sizes[:, None], 1 / sizes)
-    scales = power_of_two_scales(operator.column_max(engine))
-    expected = a.numpy() * scales.numpy()
-    work = operator.fill(engine, scales).double().numpy()
-    assert (np.abs(work - expected) <= 4 * 2.0**-24 * np.abs(expected)).all()
+    a, b = (
+        random_matrix("normal", 300, 40, seed=1).numpy(),
+        random_matrix("normal", 300, 1, seed=2)[:, 0].numpy(),
+    )
+    sizes = 10.0 ** np.linspace(-30, 30, 300)
+    given = {"weights": 1 / sizes, "algorithm": "cgls", "compute": "fp32"}
+    found = neula.lstsq(a * sizes[:, None], b * sizes, **given)
+    expected = np.linalg.lstsq(a, b, rcond=None)[0]
+    assert found.converged
+    np.testing.assert_allclose(found.x, expected, rtol=0, atol=1e-13 * np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("damp", [0.0, 0.7])
@@ -178,3 +114,17 @@ def test_an_r_in_half_precision_comes_from_a_matrix_in_half_precision(
         expected = torch.cat([a, damp * torch.eye(150)]) if damp else a
         assert torch.equal(work[: len(expected)], (expected * scales).to(dtype))
         assert not work[len(expected) :].any()
+
+
+@pytest.mark.parametrize("given", [{}, {"damp": 1e-3}, {"damp": 1e-3, "weights": True}, {"weights": True}])
+@pytest.mark.parametrize("size", [1.0, 1e200])
+def test_a_forward_error_that_is_requested_counts_rounded_weights(given: dict[str, Any], size: float) -> None:
+    a = random_matrix("geometric", 60, 20, cond=1e4, seed=1).numpy()
+    rng = np.random.default_rng(0)
+    b, weights = rng.standard_normal((60, 2)), rng.random(60) + 0.1
+    asked = {**given, "weights": weights} if "weights" in given else given
+    found = neula.lstsq(size * a, b, algorithm="cgls", certify="forward", **asked)
+    judge = LeastSquares(size * a, b, weights=asked.get("weights"), damp=asked.get("damp", 0.0), rcond=0.0)
+    assert found.converged
+    assert (judge.errors(found.x, 20) <= found.forward_errors).all()
+    assert found.forward_error <= 8 * U64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,9 @@ import pytest
 import torch
 
 from campaign.oracle import LeastSquares
+from neula.algorithms.krylov.cgls import LeastSquaresOperator
 from neula.algorithms.krylov.driver import Refined
-from neula.algorithms.krylov.operators import LeastSquaresOperator
-from neula.algorithms.krylov.refine_forward import refine_forward
-from neula.algorithms.krylov.refinement import refine
+from neula.algorithms.krylov.refinement import refine, refine_forward
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import power_of_two_scales
@@ -20,6 +20,8 @@ from neula.algorithms.spectra.condition import extreme_singular_values, solve_r
 from neula.certificates.backward_error import Norms, Scale
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
+from neula.kernels.shift import shift
+from neula.pipeline.gradients import stacked_problem
 
 U64 = 2.0**-53
 M, N = 60, 20
@@ -41,10 +43,10 @@ def refined(
     start: Refined | None = None,
 ) -> tuple[Refined, torch.Tensor]:
     """Refine as the chain does: reduce the backward error of x first, then its forward error."""
-    sizes = torch.linalg.vector_norm(operator.dense(), dim=0)
+    sizes = torch.linalg.vector_norm(operator.a, dim=0)
     largest, smallest = extreme_singular_values(r / sizes, r / sizes).tolist()
     # By how much R may be wrong.
-    w = torch.linalg.svdvals(solve_r(r, torch.eye(N, dtype=torch.float64)).T @ operator.dense().T)
+    w = torch.linalg.svdvals(solve_r(r, torch.eye(N, dtype=torch.float64)).T @ operator.a.T)
     scale = Scale(1 / sizes, largest * float(w[0]), min(1.0, float(w[-1])))
     b = problem.b[0]
     if start is None:
@@ -64,7 +66,10 @@ def refined(
 
 def exact_problem(a: torch.Tensor, b: torch.Tensor, *given: Any) -> ScaledProblems:
     """A scaled to numbers near 1, and b as it is given."""
-    return ScaledProblems.from_arrays(a[None], b[None], *(given or (None, 0.0))).with_given_b()
+    found = ScaledProblems.from_arrays(a[None], b[None], *(given or (None, 0.0)))
+    units, low = found.b_columns, found.b_low
+    whole = {"b": shift(found.b, units), "b_low": None if low is None else shift(low, units)}
+    return replace(found, **whole, b_columns=torch.zeros_like(units))
 
 
 @pytest.mark.parametrize("consistent", [False, True])
@@ -122,11 +127,11 @@ def test_weighted_rows_lose_nothing(damp: float) -> None:
     a = random_matrix("geometric", M, N, cond=1e4, seed=1)
     rng = np.random.default_rng(2)
     b, weights = torch.from_numpy(rng.standard_normal((M, 1))), torch.from_numpy(rng.random(M) + 0.1)
-    operator = LeastSquaresOperator(a, weights, damp)
     problem = exact_problem(a, b, weights, damp)
+    operator = LeastSquaresOperator(stacked_problem(a, b, weights, damp)[0])
     assert problem.a_low is not None
     assert problem.b_low is not None
-    found, _ = refined(operator, torch.linalg.qr(operator.dense(), mode="r")[1], problem)
+    found, _ = refined(operator, torch.linalg.qr(operator.a, mode="r")[1], problem)
     assert found.forward_error is not None
     judge = LeastSquares(a.numpy(), b.numpy(), weights=weights.numpy(), damp=damp, rcond=0.0)
     assert judge.errors(found.x.numpy(), N)[0] <= float(found.forward_error) <= 1.1 * (U64 + TOLERANCE)

@@ -9,9 +9,14 @@ import pytest
 import torch
 from tests.exact_solutions import error_of, least_squares
 
-from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
-from neula.algorithms.krylov.streamed_lstsq import RefinementSums, SummedGradient, SummedProblem, merged
+from neula.algorithms.krylov.streamed_lstsq import (
+    Coordinates,
+    RefinementSums,
+    SummedGradient,
+    SummedProblem,
+    merged,
+)
 
 U = 2.0**-53
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from neula.algorithms.elimination.lu import lu_factorize
-from neula.algorithms.krylov.cgls import Stop, cgls, lsqr
-from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.cgls import LeastSquaresOperator, Stop, cgls, lsqr
 from neula.algorithms.orthogonal.caqr import caqr
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.trace import Trace, TraceEvent

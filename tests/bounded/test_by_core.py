@@ -14,7 +14,7 @@ from tests.bounded.kkt import U, violation
 from tests.bounded.test_bounded import bound, problem
 
 import neula
-from neula.problems.bounded import by_core
+from neula.problems.bounded import run
 
 
 def is_alone(result) -> bool:
@@ -150,6 +150,6 @@ def test_who_else_is_left_to_the_chain() -> None:
 
 def test_large_problems_are_left_to_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     A, b = problem(30, 6)
-    monkeypatch.setattr(by_core, "LARGEST", A.size * 6)
+    monkeypatch.setattr(run, "LARGEST", A.size * 6)
     assert is_alone(neula.nnls(A, b))
     assert not is_alone(neula.nnls(*problem(31, 6)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from neula.algorithms.krylov.triangles import Triangles
+from neula.algorithms.krylov.batched_lstsq import Triangles
 from neula.algorithms.spectra.condition import extreme_singular_values
 from neula.algorithms.spectra.gram import gram, gram_r
 from neula.algorithms.spectra.gram_svd import gram_svd

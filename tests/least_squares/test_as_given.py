@@ -20,13 +20,10 @@ from neula.algorithms.krylov.doubled_refinement import (
     DoubledSolution,
     Pace,
     Refinement,
-    Updated,
-    refine_doubled,
 )
 from neula.algorithms.orthogonal.r_only import cholesky_r
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
-from neula.problems.least_squares import together
 
 GRAM, SHIFTED = "cholesky fp64 + seminormal", "shifted cholesky fp64 + seminormal"
 DEFICIENT = "complete orthogonal fp64"
@@ -107,10 +104,6 @@ def test_what_lacks_full_rank_comes_to_its_minimum_norm(matrix) -> None:
     assert result.forward_error <= 1e-9
 
 
-def settled(system: Overdetermined, refinement: Refinement) -> Updated:
-    return partial(system.settled, left=refinement.left + system.size(refinement.low))
-
-
 def exact_measures(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> tuple[mpmath.mpf, ...]:
     """``||r||``, ``||D^-1 A^T r||`` and ``||P r||`` of ``r = b - A x``."""
     with mpmath.workdps(60):
@@ -132,7 +125,7 @@ def test_what_is_settled_takes_no_other_residual(condition: float, size: float) 
     system = Overdetermined(a[None], cholesky_r(a[None]))
     refinement = Refinement(system, b[None], 2.0**-54)
     refinement.advance(3, 3)
-    found, other = refinement.solution(settled(system, refinement)), refinement.solution()
+    found, other = refinement.solution(system.settled), refinement.solution()
     r, gradient, projected = exact_measures(a, b, found.x[0])
     norm = float(torch.linalg.matrix_norm(a / torch.linalg.vector_norm(a, dim=0), 2))
     image = norm * float(torch.linalg.vector_norm(a * found.x[0].T))
@@ -153,7 +146,7 @@ def test_what_is_not_settled_is_measured(noise: float, wrong: float) -> None:
     system = Overdetermined(a[None], wrong * cholesky_r(a[None]))
     refinement = Refinement(system, b[None], 2.0**-54)
     refinement.advance(1)
-    assert refinement.solution(settled(system, refinement)).measures.backward_error.item() == math.inf
+    assert refinement.solution(system.settled).measures.backward_error.item() == math.inf
     assert refinement.solution().measures.backward_error.isfinite().all()
 
 
@@ -203,11 +196,13 @@ def test_a_scaled_copy_is_refined_step_by_step(
     """Unless all steps are prelaunched: asynchronous steps are those of problems as they are given."""
     seen: list[Pace] = []
 
-    def recorded(*given: Any, pace: Pace, **keywords: Any) -> DoubledSolution:
-        seen.append(pace)
-        return refine_doubled(*given, pace=pace, **keywords)
+    solve = Refinement.solved
 
-    monkeypatch.setattr(together, "refine_doubled", recorded)
+    def recorded(self: Refinement, max_steps: int, pace: Pace) -> DoubledSolution:
+        seen.append(pace)
+        return solve(self, max_steps, pace)
+
+    monkeypatch.setattr(Refinement, "solved", recorded)
     monkeypatch.setattr(Queued, "tuning", replace(Queued.tuning, replayed_bytes=0 if large else 1 << 20))
     assert neula.lstsq(normal(120, 12), normal(120, 1, seed=1), engine=Queued("cpu"), **asked).converged
     assert seen == paces

@@ -13,7 +13,7 @@ from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP64
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares import ways, with_r
+from neula.problems.least_squares import refined, together
 from neula.problems.least_squares.problem import LeastSquaresSolutions
 from neula.problems.least_squares.together import solve_together
 
@@ -62,7 +62,7 @@ def test_when_the_host_reads(monkeypatch: pytest.MonkeyPatch, plain: bool, steps
         asked.append(keywords)
         return solve_together(*given, **keywords)
 
-    monkeypatch.setattr(ways, "solve_together", recorded)
+    monkeypatch.setattr(refined, "solve_together", recorded)
     solved(*problem(10.0), compute="fp16", plain_residuals=plain)
     (keywords,) = asked
     assert keywords["pace"] == Pace.asynchronous(steps)
@@ -81,7 +81,7 @@ def test_plain_steps_are_those_of_problems_as_they_are_given(
         asked.append(half_precision)
         return Overdetermined(*given, half_precision=half_precision, **keywords)
 
-    monkeypatch.setattr(with_r, "Overdetermined", recorded)
+    monkeypatch.setattr(together, "Overdetermined", recorded)
     a, b = problem(10.0)
     assert accepted(solved(size * a / torch.linalg.vector_norm(a, dim=0), b).values)
     assert asked == plain_starts

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import neula
-from neula.problems.least_squares.prepared import PreparedProblem
+from neula.problems.least_squares.problem import PreparedProblem
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

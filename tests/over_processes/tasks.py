@@ -26,7 +26,7 @@ from neula.kernels.doubled.doubled_normal import doubled_normal
 from neula.kernels.few_vectors.normal_product import normal_product, transposed_product
 from neula.pipeline.inputs import Spread
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.least_squares.with_r import SOURCES
+from neula.problems.least_squares.together import SOURCES
 from over_processes.problems import counts_of, noise
 
 

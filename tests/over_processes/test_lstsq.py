@@ -12,7 +12,7 @@ import torch
 
 import neula
 from gram_problems import accepted, problem, solved
-from neula.problems.least_squares.with_r import SOURCES
+from neula.problems.least_squares.together import SOURCES
 from over_processes import tasks
 from over_processes.problems import COUNTS, SPECTRA, matrix, noise
 from over_processes.processes import Processes

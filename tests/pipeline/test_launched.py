@@ -15,7 +15,7 @@ import neula
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
 from neula.pipeline import plans
-from neula.problems.least_squares import solution
+from neula.problems.least_squares import run
 from neula.problems.least_squares import together as least_squares
 from neula.problems.systems import links as systems
 from neula.problems.systems import together
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
 
 def by_chain(monkeypatch: pytest.MonkeyPatch, function: Any, *args: Any, **asked: Any) -> Any:
     with monkeypatch.context() as patched:
-        for module in (solution, solve):
+        for module in (run, solve):
             patched.setattr(module, "solved_by_plan", lambda *_: None)
         return function(*args, engine=OnAGPU("cpu"), **asked)
 

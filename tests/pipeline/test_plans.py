@@ -19,7 +19,7 @@ from neula.engines import FORMATS
 from neula.kernels import core
 from neula.pipeline import plans
 from neula.pipeline.plans import Plans
-from neula.problems.least_squares import solution
+from neula.problems.least_squares import run
 
 normal = partial(normal_array, seed=None)
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
 def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     function, a, b, asked = CASES[name]
     with monkeypatch.context() as patched:
-        for module in (solution, solve):
+        for module in (run, solve):
             patched.setattr(module, "solved_by_plan", lambda *_: None)
         first = function(wrap(a), wrap(b), **asked)
     _, third = [function(wrap(a), wrap(b), **asked) for _ in range(2)]
@@ -196,7 +196,7 @@ def test_new_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="A must be square"):
         neula.solve(normal(6, 5), normal(6))
     begun: list[None] = []
-    for module in (solution, solve):
+    for module in (run, solve):
         monkeypatch.setattr(module, "solved_by_plan", lambda *_: begun.append(None))
     for m, n in ((7, 7), (9, 9), (9, 2), (2, 9), (30, 1)):
         a, b = normal(m, n), normal(m)

@@ -16,7 +16,7 @@ from neula.algorithms.elimination.cholesky import cholesky, working_matrices
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
 from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu, library_lu
 from neula.algorithms.krylov import iterative_refinement
-from neula.algorithms.krylov.cg import cg
+from neula.algorithms.krylov.gmres import cg
 from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine
 from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU, InvertedTuning
 from neula.certificates.backward_error import Scaling

@@ -13,7 +13,7 @@ from tests.matrices import normal
 
 import neula
 from campaign.oracle import System
-from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
 from neula.certificates.forward_error import COMPUTED
 from neula.engines import FP64, CpuEngine
@@ -162,7 +162,7 @@ def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
     square = FactoredSystems(
         scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=True
     )
-    found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
+    found = Refinement(square, scaled.b, U64 / 2).solved()
     x = scaled.unscale(found.x)
     for i in range(3):
         errors = torch.from_numpy(System(a[i].numpy(), b[i].numpy()).errors(x[i].numpy(), 12))
@@ -180,7 +180,7 @@ def test_without_doubled_residuals(cond: float) -> None:
     square = FactoredSystems(
         scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=False
     )
-    found = refine_doubled(square, scaled.b, tolerance=U64 / 2)
+    found = Refinement(square, scaled.b, U64 / 2).solved()
     errors = System(a[0].numpy(), b[0].numpy()).errors(scaled.unscale(found.x)[0].numpy(), 12)
     assert (torch.from_numpy(errors) <= found.forward_error[0]).all()
     # Rounding errors of the residual through the inverse, whose bound is n^(1/4) too large at most, and the

@@ -90,11 +90,11 @@ class ScaledProblems(ScaledUnknowns):
     ) -> Self:
         """Whiten or weigh, damp and scale.
 
-        Shapes: a (..., m, n), b (..., m, k), weights (m,), or None. ``damp``: 0 for none. ``factor``, shape
-        (m, m): lower Cholesky factor of a covariance, in place of weights. ``limits_damping``: whether
-        damping far above A may be less: x is ``A^H b / damp^2``, up to ``||A||^2 / damp^2`` of itself, and is
-        scaled by what the damping is divided by. There are no constraints then. ``keeps_rounding``: whether
-        to keep what products with weights lose, which no graph of derivatives goes through.
+        Shapes: a (..., m, n), b (..., m, k), weights (m,); the lower Cholesky ``factor`` of a covariance,
+        shape (m, m), takes the place of weights. ``limits_damping``: whether damping far above A may be less,
+        without constraints: x is ``A^H b / damp^2``, up to ``||A||^2 / damp^2`` of itself, and is scaled by
+        what the damping is divided by. No graph of derivatives goes through the rounding that products with
+        weights lose.
         """
         wide = over_rows.count(a.shape[-2]) < a.shape[-1] and not damp
         (a, a_low), columns = _scaled(in_double(a), weights, factor, over_rows, keeps_rounding)
@@ -133,11 +133,6 @@ class ScaledProblems(ScaledUnknowns):
         a, a_low = _shifted((self.a, self.a_low), self.columns - columns)
         return replace(self, a=a, a_low=a_low, columns=columns)
 
-    def with_given_b(self) -> Self:
-        """These problems with b unscaled."""
-        b, b_low = _shifted((self.b, self.b_low), self.b_columns)
-        return replace(self, b=b, b_low=b_low, b_columns=torch.zeros_like(self.b_columns))
-
     def in_units(self, relative: torch.Tensor) -> Self:
         """Divide the columns of each matrix by its units times ``2^relative``."""
         columns = self.units + relative
@@ -145,8 +140,7 @@ class ScaledProblems(ScaledUnknowns):
 
     def with_rows(self) -> tuple[Self, torch.Tensor]:
         """These problems in the units of each matrix, with rows divided by powers of two for the minimum-norm
-        solution, and
-        the exponents of these powers, shape (batch, m, 1).
+        solution, and the exponents of these powers, shape (batch, m, 1).
         """
         # Columns in their units again, relative to the largest; then rows.
         a = shift(self.a, self.columns - self.units)
@@ -219,12 +213,6 @@ class ScaledProblems(ScaledUnknowns):
         """Residual and gradient for an unevaluated sum, with nothing lost to rounding."""
         known = self.doubled, self.b, y, y_low
         return doubled_gradient(*known, a_low=self.a_low, b_low=self.b_low, over_rows=self.over_rows)
-
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals of the problem that was given, shape (..., k)."""
-        if self.given:
-            return norm
-        return shift(norm, self.b_columns.squeeze(-2))
 
 
 def gradient_vanishes(

@@ -74,7 +74,7 @@ class ScaledUnknowns:
     # divided.
     columns: torch.Tensor
     b_columns: torch.Tensor
-    given: bool  # whether nothing was scaled
+    given: bool = False  # whether nothing was scaled
 
     def unscale(self, y: torch.Tensor) -> torch.Tensor:
         """The x of the problem that was given, for a solution of the scaled one, shape (..., n, k)."""
@@ -87,3 +87,7 @@ class ScaledUnknowns:
         if self.given:
             return x
         return shift(x, self.columns.mT - self.b_columns)
+
+    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
+        """Norms of residuals of the problem that was given, shape (..., k)."""
+        return norm if self.given else shift(norm, self.b_columns.squeeze(-2))

@@ -132,6 +132,11 @@ def lstsq_bound(target: Format, n: int) -> float:
     return 8 * target.u + 8 * math.sqrt(n) * FP64.u
 
 
+def lstsq_bound_of(target: Format, shape: tuple[int, ...]) -> float:
+    """The bound for matrices of a shape, also for empty ones and vectors."""
+    return lstsq_bound(target, min((1, *shape)[-2:]) or 1)
+
+
 def solve_bound(target: Format, n: int) -> float:
     """Largest accepted backward error of a linear system, in the infinity norm: ``4 u + sqrt(n) u64``.
 

@@ -13,8 +13,7 @@ from rich.table import Table as Grid
 
 from neula.algorithms.corrected import corrected_product
 from neula.algorithms.elimination.lu import lu_factorize
-from neula.algorithms.krylov.cgls import Stop, cgls, lsqr
-from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.cgls import LeastSquaresOperator, Stop, cgls, lsqr
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.orthogonal.tsqr import tsqr
 from neula.algorithms.scaling import power_of_two_scales

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 
 import torch
 
-from neula.algorithms.krylov.lu_refinement import MAX_ITERATIONS
+from neula.algorithms.krylov.iterative_refinement import MAX_ITERATIONS
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.factored import logdet_error, shown_norm
 from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update, where

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from neula.algorithms.elimination.lu import PackedLU
-from neula.algorithms.krylov.lu_refinement import KeptMatrix
+from neula.algorithms.krylov.iterative_refinement import KeptMatrix
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE, digits_of, measured_error
 from neula.certificates.verdict import within

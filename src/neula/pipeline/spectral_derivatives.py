@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.cg import cg
+from neula.algorithms.krylov.gmres import cg
 from neula.certificates.forward_error import SURE
 from neula.engines.formats import in_double
 from neula.pipeline.derivatives import Answerer, Attached, Tensors, Wanted, lyapunov

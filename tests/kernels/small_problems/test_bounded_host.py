@@ -10,11 +10,11 @@ import torch
 from tests.bounded.kkt import U, by_enumeration, violation
 
 from capabilities import LEVELS, core_of
-from neula.algorithms.bounded.block_pivoting import PATIENCE
+from neula.algorithms.bounded.active_set import PATIENCE
 from neula.kernels.magnitudes import MODERATE
 from neula.kernels.small_problems import bounded_host
 from neula.kernels.small_problems.bounded_host import BoundedLimits, BoundedMinimum, minimum
-from neula.problems.bounded.by_core import ROUGH, SETTLED, STEPS
+from neula.problems.bounded.run import ROUGH, SETTLED, STEPS
 
 LIMITS = BoundedLimits(MODERATE, ROUGH, SETTLED, STEPS, PATIENCE, 100)
 

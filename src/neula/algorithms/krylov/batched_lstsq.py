@@ -13,12 +13,13 @@ Whether a step does so is measured on random vectors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems
+from neula.algorithms.krylov.doubled_refinement import DoubledEvaluation, FactoredProblems, Refinement
 from neula.algorithms.krylov.passes import (
     doubled_gradient,
     in_one_pass,
@@ -27,17 +28,27 @@ from neula.algorithms.krylov.passes import (
     residual_and_gradient,
     transposed,
 )
-from neula.algorithms.krylov.triangles import Triangles, solved, solved_transposed
+from neula.algorithms.orthogonal.r_only import householder_r
+from neula.algorithms.scaling import two_product
+from neula.algorithms.spectra.inverse_norm import (
+    EXPLICIT,
+    inverse_norm,
+    norm_of_triangle,
+    schatten_bounds,
+    schatten_bounds_of_gram,
+)
 from neula.certificates.backward_error import Measures, Norms
-from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE
+from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, left_by_update
 from neula.certificates.residuals import DOUBLED, FLOOR, STAGNATION, residual_noise
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.doubled.doubled import Doubled
+from neula.kernels.doubled.doubled import Doubled, Pair, two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal
-from neula.kernels.small_problems.refining import uncertainty
+from neula.kernels.shift import shift
+from neula.kernels.small_problems.refining import over, uncertainty
 from neula.kernels.small_problems.seminormal import RefinementLimits
+from neula.kernels.triangular_inverse import triangular_inverse
 
 PROBES = 8
 """Random vectors that show ``||I - W^H W||_F``; with up to as many columns they are the unit vectors, which
@@ -68,20 +79,75 @@ MARGINS = {PROBES: MARGIN, FEW: 10.0}
 """By the number of vectors; an estimate from four is below a tenth as rarely as two in ten thousand."""
 
 
-class FactoredTallMatrices(FactoredProblems):
-    """A batch of tall matrices T with R of each.
+@dataclass(frozen=True)
+class Triangles:
+    """Measures of each R of a batch by itself."""
 
-    ``t``, shape (batch, rows, columns), rows >= columns: in double precision, parts at most 1 in magnitude,
-    columns of comparable size. ``r``, shape (batch, columns, columns): upper triangular, in double precision;
-    accurate to any format. ``inverse``, shape (batch, columns, columns), or None: ``R^-1``; None where the
-    library solves. ``low``, shape (batch, rows, columns): what rounding T has lost. ``b_low``: what rounding
-    the right-hand sides has lost. ``columns``, shape (batch, columns, 1): norms of the columns of T, where
-    they are not of comparable size. ``doubled``: whether residuals are in twice the working precision.
-    ``over_rows``: where other rows of T are. ``rhs``, shape (batch, rows, k): what T^H is applied to in the
-    same pass. ``few``: whether few vectors measure the rate although more would take no pass more.
-    ``inverse_norm``, shape (batch, 1): ``||D R^-1||_2`` from above, D being the norms of the columns: what
-    rounding errors of a solve are measured by where there is no inverse. ``rate``, shape (batch,): ``||I -
-    W^H W||_F`` from above, the rounding errors of its measurement included.
+    # Shape (batch, n, n). R^-1: products with it take less time than triangular solves for single vectors.
+    # None where the library solves.
+    inverse: torch.Tensor | None
+    # norm, norm_bound, shape (batch, 1): ||R D^-1||_2 from below and from above: from Schatten norms, within
+    # n^(1/4), or estimated.
+    norm: torch.Tensor
+    norm_bound: torch.Tensor
+    inverse_norm: torch.Tensor  # shape (batch, 1): ||D R^-1||_2 from above, likewise
+    margin: float = 1.0  # by how much that may exceed the norm because it is estimated: 1, or ESTIMATED
+
+    @classmethod
+    def from_factor(
+        cls, r: torch.Tensor, columns: torch.Tensor, gram: torch.Tensor | None = None
+    ) -> Triangles:
+        """For upper triangular R, shape (batch, n, n), and the diagonal of D, shape (batch, n, 1).
+
+        The lower triangle of ``R^H R``, where it is known, spares a product.
+        """
+        inverse = triangular_inverse(r, upper=True)
+        if gram is None:
+            bounds = schatten_bounds(r / columns.mT, upper=True)
+        else:
+            bounds = schatten_bounds_of_gram(gram, columns)
+        return cls(inverse, *bounds, schatten_bounds(columns * inverse, upper=True)[1])
+
+    @classmethod
+    def estimated(cls, r: torch.Tensor, columns: torch.Tensor) -> Triangles:
+        """Estimate the norms by power methods, with D the column norms of R: no operation takes n^3."""
+        norm = norm_of_triangle(r, columns)
+        largest = (ESTIMATED * norm).clamp_max(r.shape[-1] ** 0.5)
+        solves = partial(solved, r), partial(solved_transposed, r)
+        inverse_norm_of = inverse_norm(*solves, columns, dtype=r.dtype)[0]
+        return cls(None, norm, largest, ESTIMATED * inverse_norm_of[:, None], ESTIMATED)
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Tensors of triangles whose inverse is known."""
+        assert self.inverse is not None
+        return self.inverse, self.norm, self.norm_bound, self.inverse_norm
+
+
+def are_solved(r: torch.Tensor) -> bool:
+    """Whether the library solves with triangles sooner than it inverts them: large ones on a CPU."""
+    return r.is_cpu and r.shape[-1] > EXPLICIT
+
+
+def solved(r: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``R^-1 Y``."""
+    return torch.linalg.solve_triangular(r, y, upper=True)
+
+
+def solved_transposed(r: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """``R^-H Y``."""
+    return torch.linalg.solve_triangular(r.mH, y, upper=False)
+
+
+class FactoredTallMatrices(FactoredProblems):
+    """A batch of tall matrices T with R of each, accurate to any format.
+
+    T, shape (batch, rows, columns), is in double precision, parts at most 1 in magnitude, and columns of
+    comparable size unless their norms are given, shape (batch, columns, 1). ``low`` and ``b_low`` are what
+    rounding T and the right-hand sides has lost. Without ``inverse``, ``R^-1``, the library solves, and the
+    ``inverse_norm``, ``||D R^-1||_2`` from above, is what rounding errors of a solve are measured by. ``rhs``
+    is what T^H is applied to in the pass that measures the ``rate``, shape (batch,): ``||I - W^H W||_F`` from
+    above, the rounding errors of its measurement included.
     """
 
     def __init__(
@@ -142,49 +208,29 @@ class FactoredTallMatrices(FactoredProblems):
 class Overdetermined(FactoredTallMatrices):
     """``min ||A x - b||`` for tall A.
 
-    Parameters are those of the matrices A, whose columns are at most 1 in magnitude, and
-
-    ``columns`` : Tensor, shape (batch, n, 1), optional
-        The diagonal of D; the norms of the columns by default.
-    ``triangles`` : Triangles, optional
-        Of R, where they are known.
-    ``rhs`` : Tensor, shape (batch, m, k), optional
-        Right-hand sides whose gradient at zero is wanted: the pass over A that measures the rate computes it.
-    ``half_precision`` : bool, optional
-        Whether R comes from half-precision products: then the first steps are with residuals in working
-        precision, which take half the time and leave no more.
-
-    Shapes: columns (batch, n, 1). ``norm``, ``norm_bound``, shape (batch, 1): ``||B||_2`` for ``B = A D^-1``,
-    from below and from above, from :class:`Triangles`. ``inverse_norm``, shape (batch, 1): ``||B^+||_2`` from
-    above, likewise. ``condition``, ``condition_bound``, shape (batch,): condition number of B, estimated and
-    from above.
+    ``columns``, shape (batch, n, 1), are the diagonal of D, by default the norms of the columns. ``norm``,
+    ``norm_bound``, shape (batch, 1): ``||B||_2`` for ``B = A D^-1``, from below and from above, as of
+    ``triangles``; ``inverse_norm`` is ``||B^+||_2`` from above. With an R of ``half_precision`` products the
+    first steps are with residuals in working precision, which take half the time and leave no more.
     """
 
     def __init__(
         self,
         a: torch.Tensor,
         r: torch.Tensor,
-        low: torch.Tensor | None = None,
-        b_low: torch.Tensor | None = None,
         columns: torch.Tensor | None = None,
         over_rows: Reduction = HERE,
         *,
-        doubled: bool = True,
         triangles: Triangles | None = None,
-        rhs: torch.Tensor | None = None,
         half_precision: bool = False,
+        **of_matrix: Any,
     ) -> None:
         if columns is None:
             (sizes,) = over_rows.norms(a, dim=1)
             columns = torch.where(sizes > 0, sizes, 1.0)[..., None]
         known = Triangles.from_factor(r, columns) if triangles is None else triangles
-        super().__init__(
-            *(a, r, known.inverse, low, b_low, columns, over_rows),
-            doubled=doubled,
-            rhs=rhs,
-            few=half_precision and over_rows.spread,
-            inverse_norm=known.inverse_norm,
-        )
+        of_matrix |= {"few": half_precision and over_rows.spread, "inverse_norm": known.inverse_norm}
+        super().__init__(a, r, known.inverse, columns=columns, over_rows=over_rows, **of_matrix)
         self.columns, self._plain_steps = columns, PLAIN_STEPS if half_precision else 0
         self.norm, self.norm_bound, self.inverse_norm = known.norm, known.norm_bound, known.inverse_norm
         self.condition = (known.norm * known.inverse_norm)[:, 0] / known.margin
@@ -234,45 +280,165 @@ class Overdetermined(FactoredTallMatrices):
     def _residual_and_gradient(self, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return residual_and_gradient(self.t, x, b)
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        residual, gradient = self._residual_and_gradient(update, residual)
-        gradient, *of_rows = self.over_rows.total_and_norms(gradient, b, residual, dim=1)
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
+        residual, gradient = self._residual_and_gradient(at.change, at.residual)
+        gradient, *of_rows = self.over_rows.total_and_norms(gradient, residual, at.b, dim=1)
         projected = lengths(self.coordinates(gradient)) / (1 - self.rate[:, None]).clamp_min(0)
-        norms = self._norms(unknowns, of_rows, lengths(gradient / self.columns), projected)
+        image, (residual_norm, b_norm) = self.norm * self.size(at.high), of_rows
+        norms = Norms(residual_norm, lengths(gradient / self.columns), projected, image, b_norm)
         return residual, norms.measures(self.norm)
 
-    def settled(
-        self,
-        b: torch.Tensor,
-        unknowns: torch.Tensor,
-        residual: torch.Tensor,
-        update: torch.Tensor,
-        left: torch.Tensor,
-    ) -> tuple[torch.Tensor, Measures]:
+    def settled(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
         """Bound the measures of :meth:`updated` from above without a pass over A.
 
-        The part of the residual in the range of A is A times the error of x, of which ``left`` is a bound.
-        Measures are infinite unless the update is :data:`NEGLIGIBLE`, and the rate one to be trusted.
+        The part of the residual in the range of A is A times the error of x. Measures are infinite unless the
+        update is :data:`NEGLIGIBLE`, and the rate one to be trusted.
         """
-        projected = self.norm_bound * left
-        of_rows = self.over_rows.norms(b, residual, dim=1)
-        norms = self._norms(unknowns, of_rows, self.norm_bound * projected, projected)
-        measures = norms.measures(self.norm)
-        negligible = self.norm_bound * self.size(update) <= NEGLIGIBLE * norms.residual
+        projected = self.norm_bound * (at.left + self.size(at.low))
+        residual_norm, b_norm = self.over_rows.norms(at.residual, at.b, dim=1)
+        image = self.norm * self.size(at.high)
+        norms = Norms(residual_norm, self.norm_bound * projected, projected, image, b_norm)
+        negligible = self.norm_bound * self.size(at.change) <= NEGLIGIBLE * residual_norm
         known = negligible & (self.rate[:, None] <= MAX_RATE)
-        return residual, measures.where(known)
+        return at.residual, norms.measures(self.norm).where(known)
 
-    def _norms(
+
+class DampedProblems(Overdetermined):
+    """``min ||A x - b||^2 + ||D x||^2`` for one A and a batch of diagonal matrices D, shape (batch, n, 1).
+
+    A, shape (m, n), is float64, and at most 1 in magnitude. Right-hand sides, and residuals, have the rows of
+    D below those of A; there b is zero.
+    """
+
+    def __init__(self, a: torch.Tensor, damps: torch.Tensor) -> None:
+        self.damps = damps
+        r = householder_r(a[None]).expand(len(damps), -1, -1)
+        r = householder_r(torch.cat([r, torch.diag_embed(damps[..., 0])], 1))
+        sizes = torch.hypot(torch.linalg.vector_norm(a, dim=0)[:, None], damps)
+        super().__init__(a[None], r, columns=torch.where(sizes > 0, sizes, 1.0))
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        gradient = self._apart(transposed(self.t, self._together(b[:, : self.t.shape[1]])))
+        return self.solve(self.coordinates(gradient))
+
+    def residual(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+        """``b - A x`` for an unevaluated sum, shape (batch, m, k), in twice the working precision."""
+        return self._apart(self._doubled_residual(b, high, low)[0])
+
+    def _prepared(self, columns: torch.Tensor | None) -> Doubled:
+        sizes = torch.linalg.vector_norm(self.t, dim=1)[..., None]  # those of A alone, not of each problem
+        return Doubled.from_matrix(self.t, torch.where(sizes > 0, sizes, 1.0))
+
+    def _normal(self, x: torch.Tensor) -> torch.Tensor:
+        return self._apart(normal(self.t, self._together(x))) + self.damps.square() * x
+
+    def _residual_and_gradient(self, x: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        m = self.t.shape[1]
+        known = residual_and_gradient(self.t, self._together(x), self._together(b[:, :m]))
+        (residual, gradient), below = map(self._apart, known), b[:, m:] - self.damps * x
+        return torch.cat([residual, below], 1), gradient + self.damps * below
+
+    def _doubled_gradient(
+        self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.doubled is not None
+        residual = self._doubled_residual(b, high, low)
+        gradient, rest = map(self._apart, self.doubled.transposed_pair(*residual))
+        # D^2 x as a sum of two numbers; the right-hand sides of these rows are zero.
+        damps = self.damps.expand_as(high)
+        image, lost = two_product(damps, high)
+        lost = lost + damps * low
+        again, lost_again = two_product(damps, image)
+        gradient, error = two_sum(gradient, -again)
+        gradient = gradient + (error + rest - lost_again - damps * lost)
+        return torch.cat([self._apart(residual[0]), -image], 1), gradient
+
+    def _doubled_residual(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> Pair:
+        assert self.doubled is not None
+        top = self._together(b[:, : self.t.shape[1]])
+        return self.doubled.residual(self._together(high), top, self._together(low))
+
+    def _together(self, x: torch.Tensor) -> torch.Tensor:
+        """Vectors of all problems side by side, shape (1, n, batch k)."""
+        return x.movedim(0, 1).flatten(1)[None]
+
+    def _apart(self, x: torch.Tensor) -> torch.Tensor:
+        """The inverse of :meth:`_together`."""
+        return x[0].unflatten(1, (len(self.damps), -1)).movedim(1, 0)
+
+
+class Underdetermined(FactoredTallMatrices):
+    """``min ||x||`` subject to ``A x = b`` for wide A, T being ``A^H`` with scaled columns: ``x = T w``.
+
+    Both x and w are refined (the augmented system): errors of x outside the range of T do not show in the
+    residual of ``A x = b``. D holds the norms of the columns of A, up to a common factor; ``norm`` is ``||A
+    D^-1||_2`` from below. Rows of A and b were divided by powers of two with the ``exponents``, shape (batch,
+    1, m).
+    """
+
+    def __init__(
         self,
-        unknowns: torch.Tensor,
-        of_rows: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        projected: torch.Tensor,
-    ) -> Norms:
-        b_norm, residual_norm = of_rows
-        return Norms(residual_norm, gradient, projected, self.norm * self.size(unknowns), b_norm)
+        t: torch.Tensor,
+        r: torch.Tensor,
+        columns: torch.Tensor,
+        low: torch.Tensor | None = None,
+        b_low: torch.Tensor | None = None,
+        *,
+        norm: torch.Tensor | None = None,
+        exponents: torch.Tensor | None = None,
+    ) -> None:
+        self.inverse = triangular_inverse(r, upper=True)
+        super().__init__(t, r, self.inverse, low, b_low)
+        self.columns = columns
+        self._norm = torch.ones_like(columns[:, 0]) if norm is None else norm
+        self._exponents = torch.zeros_like(t[:, :1], dtype=torch.int64) if exponents is None else exponents
+        of_r, of_inverse = (schatten_bounds(x, upper=True)[1] for x in (r, self.inverse))
+        self._condition, self._left = of_r * of_inverse, left_by_update(self.rate[:, None], lifted=True)
+
+    def start(self, b: torch.Tensor) -> torch.Tensor:
+        w = self.solve(self.coordinates(b))
+        return torch.cat([self.t @ w, w], 1)
+
+    def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return unknowns[:, : self.t.shape[1]]
+
+    def size(self, unknowns: torch.Tensor) -> torch.Tensor:
+        return lengths(self.columns * self.solution(unknowns))
+
+    def evaluate(self, b: torch.Tensor, high: torch.Tensor, low: torch.Tensor) -> DoubledEvaluation:
+        """Updates of x and of w, by solves with R."""
+        n = self.t.shape[1]
+        (x, w), (x_low, w_low) = high.tensor_split([n], 1), low.tensor_split([n], 1)
+        assert self.doubled is not None
+        outside, rest = self.doubled.residual(w, x, w_low)
+        residual, residual_low = self.doubled.mH.residual(x, b, x_low)
+        rest = rest + x_low
+        if self.low is not None and self.b_low is not None:
+            rest, residual_low = rest - self.low @ w, residual_low - self.low.mH @ x + self.b_low
+        outside, residual = outside + rest, residual + residual_low
+        inside = self.coordinates(residual + self.t.mH @ outside)
+        dw = self.solve(inside)
+        dx = self.t @ dw - outside
+        sizes = lengths(x)
+        noise = residual_noise(self._size, doubled=True) * self._condition
+        wrong = self._left * (lengths(outside) + lengths(inside)) + noise * sizes
+        return DoubledEvaluation(torch.cat([dx, dw], 1), self.columns.amax(1) * wrong, residual)
+
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
+        """``||r|| / (||B|| ||D x|| + ||b||)``, rows in the units that were given (Rigal and Gaches, 1967).
+
+        From above: where sums of slices lose what is small compared with the largest x, that is added to r.
+        """
+        residual = at.residual - self.t.mH @ self.solution(at.change)
+        of_residual, of_b = (lengths(shift(x, self._exponents.mT)) for x in (residual, at.b))
+        assert self.doubled is not None
+        if self.doubled.cut:
+            largest = self.solution(at.high).abs().amax(1)  # T is at most 1
+            noise = residual_noise(self._size, doubled=True) * largest
+            rows = lengths(shift(torch.ones_like(at.b[..., :1]), self._exponents.mT))
+            of_residual = of_residual + noise * rows
+        error = over(of_residual, self._norm * self.size(at.high) + of_b)
+        return residual, Measures(error, error)
 
 
 def rate_of(t: torch.Tensor, r: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:

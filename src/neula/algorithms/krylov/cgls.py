@@ -14,17 +14,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from neula.algorithms.krylov.operators import LeastSquaresOperator
 from neula.algorithms.spectra.condition import solve_r, solve_rt
 from neula.algorithms.trace import TraceEvent, Tracer
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
 from neula.engines.formats import double_of
-from neula.engines.graphs import Replay, Tensors
+from neula.engines.graphs import Replay, Tensors, called
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
 from neula.kernels.magnitudes import squares
 from neula.kernels.polar.svd import converged_eigvalsh
 
@@ -37,6 +37,39 @@ many more as it took to get there, since slow convergence is not monotone."""
 
 BLIND = 4
 """At most so many iterations go by before the host reads how far they got, which synchronizes."""
+
+
+@dataclass(frozen=True)
+class LeastSquaresOperator:
+    """The tall matrix A of a problem, as products with it see it."""
+
+    a: torch.Tensor  # shape (m, n): in the precision of the vectors, or in a narrower one
+    over_rows: Reduction = HERE  # where other rows of A are, if they are not all here
+    replay: Replay = called  # runs the vector operations between two products, possibly from a graph
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape with all rows."""
+        return self.over_rows.count(self.a.shape[0]), self.a.shape[1]
+
+    def matmul(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply it to the columns of x, shape (n, k)."""
+        return product(self.a, x)
+
+    def rmatmul(self, y: torch.Tensor) -> torch.Tensor:
+        """Apply its conjugate transpose to the columns of y, shape (m, k)."""
+        return self.over_rows.total(transposed_product(self.a, y))
+
+    def normal(self, x: torch.Tensor, b: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """``Y = A X``, or ``B - A X`` where B is given, and ``A^H Y``, by a kernel in one pass over A."""
+        y, image = normal_product(self.a, x, b)
+        return y, self.over_rows.total(image)
+
+    def normal_and_squares(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """``A^H A X`` and the squared norms of the columns of ``A X``, in one message."""
+        y, image = normal_product(self.a, x)
+        image, of_y = self.over_rows.totals(image, squares(y).sum(0))
+        return image, of_y
 
 
 @dataclass(frozen=True)
@@ -76,7 +109,7 @@ class InnerSolution:
     @property
     def smallest(self) -> float:
         """Estimate from above of the smallest singular value of ``A R^-1``, from the coefficients of CGLS for
-        the first column up to the iteration in which it was done; NaN where the solver gives none.
+        the first column until it was done; NaN without them.
 
         The tridiagonal matrix behind CGLS has eigenvalues that approximate those of ``(A R^-1)^H (A R^-1)``,
         the extreme ones first (Golub and Van Loan, section 11.3).
@@ -108,14 +141,12 @@ def cgls(
     by_gradient: bool = False,
     trace: Tracer | None = None,
 ) -> InnerSolution:
-    """Minimize ``||A x - b||`` from x = 0 for all columns of b together.
+    """Minimize ``||A x - b||`` from x = 0 for all columns of b, shape (m, k), together.
 
-    Shapes: b (m, k). ``operator``: A, shape (m, n), in double precision. ``r``, shape (n, n): with ``A R^-1``
-    well conditioned. ``stop``: when a column is done. ``max_iterations``: stop here in any case, or as soon
-    as the rate of convergence says that it will not be enough. ``gradient``, shape (n, k): ``A^H b`` where it
-    is known already. ``by_gradient``: whether it is more accurate than b, so that it is to be updated also
-    with an R in double precision. ``trace``: called after each iteration with the largest ``||R^-H A^H r||``
-    of a column.
+    ``A R^-1`` is well conditioned. It ends earlier as soon as the rate of convergence says that
+    ``max_iterations`` will not be enough. ``gradient`` is ``A^H b`` where it is known; ``by_gradient`` says
+    that it is more accurate than b, so that it is to be updated also with an R in double precision. ``trace``
+    is called after each iteration with the largest ``||R^-H A^H r||`` of a column.
     """
     gradient = operator.rmatmul(b) if gradient is None else gradient
     residual, precise = b, r.dtype == double_of(r.dtype) and not by_gradient
@@ -193,8 +224,7 @@ def _advanced(
         moved, beta = now.moved(BlockTriangular(*of_r), test, alpha, gradient)
         return *moved, alpha, beta
 
-    stops = (stop.preconditioned, stop.gradient, stop.scales)
-    test = (torch.as_tensor(x, device=getattr(x, "device", "cpu")) for x in stops)
+    test: Any = (stop.preconditioned, stop.gradient, stop.scales)  # tensors after the first step
     inputs = (image, squares, *state, *test, *triangular(r).tensors)
     *moved, alpha, beta = replay(advanced, inputs, "cgls")
     return _CGLSState(*moved), alpha, beta

@@ -33,8 +33,9 @@ MAX_STEPS = 30
 """At a rate of 1/4 so many steps give 60 bits."""
 
 
-Updated = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, Measures]]
-"""The residual that an update leaves, and what it says (:meth:`FactoredProblems.updated`)."""
+Updated = Callable[["Refinement"], tuple[torch.Tensor, Measures]]
+"""As :meth:`FactoredProblems.updated`."""
+
 
 OnStep = Callable[[torch.Tensor, torch.Tensor], None]
 """Called with the unknowns before each update, and their residuals."""
@@ -133,12 +134,8 @@ class FactoredProblems(Protocol):
     ) -> DoubledEvaluation | Trusting:
         """How good ``high + low`` is, and what makes it better."""
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
-        """The residual that an update leaves, shape (batch, rows, k), and what it says of the unknowns: the
-        backward error and the optimality of each right-hand side, shape (batch, k).
-        """
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
+        """The residual that the last update leaves, shape (batch, rows, k), and what it says of x."""
 
     def solution(self, unknowns: torch.Tensor) -> torch.Tensor:
         """The x among the unknowns, by default all of them."""
@@ -150,44 +147,17 @@ class FactoredProblems(Protocol):
 
 @dataclass(frozen=True)
 class DoubledSolution:
-    """Outcome of :func:`refine_doubled`."""
+    """A solution that was refined."""
 
-    # x, x_low, shape (batch, n, k): as an unevaluated sum.
-    x: torch.Tensor
-    x_low: torch.Tensor
+    x: torch.Tensor  # shape (batch, n, k)
     measures: Measures  # tensors of shape (batch, k)
     residual: torch.Tensor  # shape (batch, rows, k): b - A x
     # Shape (batch, k): for x alone, bound on ||D (x - x*)|| / ||D x*||; infinite where updates are not to be
     # trusted.
     forward_error: torch.Tensor
     # Shape (batch, k): what x alone lacks, relative to it: by so much its backward error is larger.
-    rounding: torch.Tensor
-    steps: int
-
-
-def refine_doubled(
-    system: FactoredProblems,
-    b: torch.Tensor,
-    *,
-    tolerance: float,
-    max_steps: int = MAX_STEPS,
-    pace: Pace = SYNCHRONOUS,
-    on_step: OnStep | None = None,
-    over_rows: Reduction = HERE,
-) -> DoubledSolution:
-    """Solve and refine until the forward error of each right-hand side meets the tolerance, or stagnates.
-
-    A right-hand side that is done stays as it is: its solution does not depend on the rest of the batch.
-
-    ``b``, shape (batch, rows, k): in double precision, elements near 1. ``tolerance``: largest forward error
-    of the unrounded solution. ``pace``: when the host reads whether refinement continues. If prelaunched,
-    nothing synchronizes. ``over_rows``: where other rows are: all processes stop at once. Returns
-    DoubledSolution: with an x of NaN where factors or a problem are not finite. Other problems are not
-    affected.
-    """
-    refinement = Refinement(system, b, tolerance, over_rows)
-    refinement.advance(pace.limit(max_steps), pace.steps, on_step)
-    return refinement.solution()
+    rounding: torch.Tensor | float = 0.0
+    steps: int = 0
 
 
 _BEGINNING: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
@@ -201,12 +171,14 @@ Nothing changes these in place."""
 
 
 class Refinement:
-    """Refinement in parts, for a caller that measures between steps.
+    """Refinement until the forward error of each right-hand side meets the tolerance, or stagnates.
 
-    ``steps``: that were taken. ``active``, shape (batch, k): which right-hand sides are neither accurate
-    enough nor stagnate. ``high``, ``low``, shape (batch, unknowns, k): the unknowns, as an unevaluated sum.
-    ``left``, shape (batch, k): bound on their error. ``residual``, ``update``: of the last step: before it,
-    and what it has added.
+    One that is done stays as it is: its solution does not depend on the rest of the batch. Elements of b are
+    near 1. Where factors or a problem are not finite, x is NaN.
+
+    ``high``, ``low``, shape (batch, unknowns, k), are the unknowns, as an unevaluated sum; ``left``, shape
+    (batch, k), bounds their error; ``active`` right-hand sides are neither accurate enough nor stagnate.
+    ``residual`` was there before the last step, and ``update`` is what it has added.
     """
 
     def __init__(
@@ -220,24 +192,28 @@ class Refinement:
             for i, begin in enumerate(_BEGINNING)
         )
 
+    def solved(self, max_steps: int = MAX_STEPS, pace: Pace = SYNCHRONOUS) -> DoubledSolution:
+        """The solution after as many steps as are needed; a prelaunched pace synchronizes nowhere."""
+        self.advance(pace.limit(max_steps), pace.steps)
+        return self.solution()
+
     def advance(self, most: int, unread: int = 1, on_step: OnStep | None = None) -> None:
         """Take steps while anything is left to refine, up to ``most`` in all.
 
         Of that the host reads nothing, and waits for nothing, before ``unread`` steps have been taken.
         """
         while self.steps < most and (self.steps < unread or bool(self._over_rows.agree(self.active.any()))):
-            if on_step is None:
-                self._step()
-            else:
-                on_step(self.high, self._step())
+            self.steps += 1
+            high, found = self.high, self.system.evaluate(self.b, self.high, self.low)
+            self.high, self.low, self.update, self.left, self.active = found.stepped(self)
+            self.residual = found.residual
+            if on_step is not None:
+                on_step(high, found.residual)
 
-    def _step(self) -> torch.Tensor:
-        """Take one, without synchronizing; returns the residuals before it."""
-        self.steps += 1
-        found = self.system.evaluate(self.b, self.high, self.low)
-        self.high, self.low, self.update, self.left, self.active = found.stepped(self)
-        self.residual = found.residual
-        return found.residual
+    @property
+    def change(self) -> torch.Tensor:
+        """By how much the last update has changed x alone, as it is returned."""
+        return self.update - self.low
 
     def solution(self, updated: Updated | None = None) -> DoubledSolution:
         """The refined solution with its measures, after at least one step; ``updated`` may take the place of
@@ -247,12 +223,9 @@ class Refinement:
         size = system.size(high)
         low_size, rate = system.size(low), system.rate[:, None]
         forward_error = relative_error(self.left, size, low_size, rate, MAX_RATE, COMPUTED)
-        # Of x alone, as it is returned.
-        updated = updated or system.updated
-        residual, measures = updated(self.b, high, self.residual, self.update - low)
+        residual, measures = (updated or system.updated)(self)
         return DoubledSolution(
             x=system.solution(high),
-            x_low=system.solution(low),
             measures=measures,
             residual=residual,
             forward_error=forward_error,

@@ -80,12 +80,11 @@ def iterate(
 
     The host reads the numbers of an evaluation at once, which is the only time that it waits.
 
-    ``update``: maps the best solutions, the columns to update and the iterations left to the evaluation of
-    these columns after an update, and the iterations that it took. It may update the best or the latest x.
-    ``goes_on``: maps the errors of columns, and their smallest errors before, infinite at first, to the mask
-    of columns to update. ``errors_of``: maps numbers to the errors by which solutions are compared, shape
-    (levels, k). NaN is never better. ``max_iterations``: in total. ``over_rows``: where other rows are: all
-    processes decide by the same numbers.
+    ``update`` maps the best solutions, the columns to update and the iterations left to the evaluation of
+    these columns after an update, of the best or the latest x, and the iterations that it took. ``goes_on``
+    maps the errors of columns, and their smallest errors before, infinite at first, to the mask of columns to
+    update. ``errors_of`` maps numbers to the errors by which solutions are compared, shape (levels, k); NaN
+    is never better.
 
     Examples
     --------

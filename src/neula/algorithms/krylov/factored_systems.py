@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, ROUNDING, lengths, probes
-from neula.algorithms.krylov.doubled_refinement import FactoredProblems, Trusting
+from neula.algorithms.krylov.doubled_refinement import FactoredProblems, Refinement, Trusting
 from neula.algorithms.spectra.inverse_norm import SharedSolves, inverse_norm, norm_of
 from neula.certificates.backward_error import Measures
 from neula.certificates.forward_error import ESTIMATED
@@ -48,15 +48,13 @@ class Images(NamedTuple):
 
 
 class FactoredSystems(FactoredProblems):
-    """Linear systems with factors, for :func:`neula.algorithms.krylov.doubled_refinement.refine_doubled`.
+    """Linear systems with factors, for :mod:`neula.algorithms.krylov.doubled_refinement`.
 
     Factors are read four times for the norm of the inverse. Beside that they show how well they solve, find
     the first solutions, and what to update these by: ten columns take a GPU hardly longer than one.
 
-    A, shape (batch, n, n), is in double precision; ``sizes``, shape (batch, n, 1), are the diagonal of D, and
-    ``norm``, shape (batch,), is ``||A||_F``. If ``doubled``, residuals are in twice the working precision.
-    Factors have the unit roundoff u, and solves with them magnify rounding errors by a ``power`` of the
-    condition number.
+    ``sizes``, shape (batch, n, 1), are the diagonal of D, and ``norm``, shape (batch,), is ``||A||_F``.
+    Solves with factors magnify rounding errors u by a ``power`` of the condition number.
     """
 
     def __init__(
@@ -117,10 +115,8 @@ class FactoredSystems(FactoredProblems):
         # Without doubled products low is below the rounding errors of the residual.
         return b - self.a @ high if self.doubled is None else self.doubled.residual(high, b, low)[0]
 
-    def updated(
-        self, b: torch.Tensor, unknowns: torch.Tensor, residual: torch.Tensor, update: torch.Tensor
-    ) -> tuple[torch.Tensor, Measures]:
+    def updated(self, at: Refinement) -> tuple[torch.Tensor, Measures]:
         """Normwise, in the matrix as it is scaled."""
-        residual, trust = residual - self.a @ update, self._trust
-        error = over(lengths(residual), trust.norm * lengths(unknowns) + trust.length)
+        residual, trust = at.residual - self.a @ at.change, self._trust
+        error = over(lengths(residual), trust.norm * lengths(at.high) + trust.length)
         return residual, Measures(error, error)

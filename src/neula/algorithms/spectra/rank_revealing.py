@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGIN, Overdetermined, probes
-from neula.algorithms.krylov.doubled_refinement import refine_doubled
+from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.orthogonal.r_only import householder_r
 from neula.algorithms.orthogonal.reorthogonalize import refine_qr
 from neula.algorithms.scaled_problems import ScaledProblems
@@ -202,8 +202,8 @@ def _refined(
     # The columns are a basis as they are; rounding them has turned it by no more than a unit roundoff.
     one = torch.ones_like(s)[None, :, None]
     r = householder_r(image, over_rows)
-    system = Overdetermined(image, r, low, problem.b_low, columns=one, over_rows=over_rows)
-    found = refine_doubled(system, problem.b, tolerance=FP64.u)
+    system = Overdetermined(image, r, one, over_rows, low=low, b_low=problem.b_low)
+    found = Refinement(system, problem.b, FP64.u).solved()
     return found.x[0], v, found.forward_error[0] + 4 * FP64.u
 
 

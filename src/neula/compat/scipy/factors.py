@@ -12,7 +12,7 @@ import torch
 from scipy import linalg
 
 import neula
-from neula.algorithms.krylov.lu_refinement import direction
+from neula.algorithms.krylov.iterative_refinement import direction
 from neula.certificates.cholesky import cholesky_bound
 from neula.compat.drop_in import drop_in, has_safe_diagonal, need, squared, torch_dtype
 from neula.compat.measured import LAPACKS

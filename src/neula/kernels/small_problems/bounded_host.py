@@ -1,6 +1,6 @@
 """One small least-squares problem with bounds on a CPU, with its evidence, by the compiled core.
 
-Block principal pivoting, as :func:`neula.algorithms.bounded.block_pivoting.block_pivoting`, which works on R.
+Block principal pivoting, as :func:`neula.algorithms.bounded.active_set.block_pivoting`, which works on R.
 Here A is not factorized: sets of free variables are tried with parts of the Gram matrix, and the last one is
 solved for by corrected seminormal equations, with residuals of A itself.
 """

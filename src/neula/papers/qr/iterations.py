@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.cgls import Stop, cgls, lsqr
-from neula.algorithms.krylov.operators import LeastSquaresOperator
+from neula.algorithms.krylov.cgls import LeastSquaresOperator, Stop, cgls, lsqr
 from neula.algorithms.krylov.refinement import InnerSolver
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales

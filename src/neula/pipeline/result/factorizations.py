@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from neula.algorithms.elimination.butterfly import TwoSided
     from neula.algorithms.elimination.lu import PackedLU
-    from neula.algorithms.krylov.lu_refinement import KeptMatrix
+    from neula.algorithms.krylov.iterative_refinement import KeptMatrix
     from neula.algorithms.triangular.substitution import Substitution
 from dataclasses import replace
 

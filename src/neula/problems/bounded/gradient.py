@@ -103,10 +103,7 @@ def attached(call: Call, shapes: BatchedProblem, result: R) -> R:
 
 
 def with_residuals(result: R, a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, *, is_vector: bool) -> R:
-    """A result with an x that is attached to graphs, and with what follows from x; matrices of one batch.
-
-    Numbers stay what they were, where they are there.
-    """
+    """A result with an x that is attached to graphs, and with what follows from x, whose numbers stay."""
 
     def joined(value: Any, x: torch.Tensor) -> torch.Tensor:
         x = x.squeeze(-1) if is_vector else x

@@ -188,7 +188,7 @@ def lsq_linear(
         constraints=constraints,
     )
     known = solved.linear()
-    result = solved.attached(solved.result(LsqLinearResult, known | {"message": MESSAGES[known["status"]]}))
+    result = solved.result(LsqLinearResult, known | {"message": MESSAGES[known["status"]]})
     report(1.0)
     if verbose > 0:
         print(result.message)

@@ -129,7 +129,7 @@ def nnls(
         total = number("sum_to", sum_to, "above 0", lambda x: 0 < x < math.inf)
         asked["constraints"] = lambda n: (np.ones((1, n)), np.array([total]))
     solved = solve_bounded(A, b, (0.0, math.inf), max_iterations=most, **asked)
-    result = solved.attached(solved.result(NNLSResult, {}))
+    result = solved.result(NNLSResult, {})
     report(1.0)
     solved.report(result)
     return result

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from neula.algorithms.bounded.reduced import Equalities, Reduced, TriangularFactors
+from neula.algorithms.bounded.free_sets import Equalities, Reduced, TriangularFactors
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
@@ -77,11 +77,7 @@ class Whole:
         options: BoundedOptions,
         equalities: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> Whole:
-        """Scale and factorize.
-
-        Shapes: a (P, m, n), b (P, m, K), lower and upper (P, n) or (1, n), equalities (p, n) and (p, 1) or
-        (p, k).
-        """
+        """Scale and factorize A, shape (P, m, n), and b, shape (P, m, K)."""
         a, b = a.double(), b.double()
         without_b = ~b.any(1).flatten()
         exponents = _exponents_of_columns(a)

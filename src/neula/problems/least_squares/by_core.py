@@ -29,8 +29,13 @@ from neula.kernels.small_problems.seminormal_host import (
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import LeastSquaresProblems, Way
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
+    LeastSquaresOptions,
+    LeastSquaresProblems,
+    LeastSquaresSolutions,
+    Way,
+)
 
 LARGEST, WIDEST = 1 << 18, 256
 """Elements, and columns or rows, of matrices up to which its one thread takes less time than a library with
@@ -85,8 +90,8 @@ def takes_right(k: int, m: int, n: int, options: LeastSquaresOptions) -> bool:
 
 
 def by_core(
-    problems: LeastSquaresProblems, before: Answer[LeastSquaresSolutions] | None, *, label: str, together: Way
-) -> Answer[LeastSquaresSolutions]:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, together: Way
+) -> LeastSquaresAnswer:
     """Solve all problems by the core; many right-hand sides are faster otherwise."""
     options = problems.options
     m, n = problems.a.shape[1:]
@@ -140,11 +145,7 @@ def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> N
 
 
 def takes(m: int, n: int, options: LeastSquaresOptions) -> bool:
-    """Whether problems of a shape are for the core.
-
-    Weighted ones are solved with rounded elements, unless more digits than these leave are requested, or the
-    minimum-norm solution.
-    """
+    """Whether problems of a shape are for the core, which rounds weighted elements."""
     exact = options.weights is None or not (options.forward or options.is_wide(m, n))
     return exact and _are_here(options) and suits(options.rows(m, n), n, options.dtype)
 

@@ -1,21 +1,21 @@
-"""Statistics of linear fits, from a certified R: no inverse of ``A^H A`` is formed unless it is requested."""
+"""Statistics of linear fits, from a certified R: no inverse of ``A^H A`` is formed unless it is requested.
+
+Fits whose rows are gone, or elsewhere, are numbers; those in memory are in
+:mod:`neula.problems.least_squares.regression`.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 
-from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.scaling import binary_exponents
 from neula.engines import FP64, select_engine
 from neula.engines.formats import double_of, in_double
-from neula.engines.random_vectors import gaussian
-from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares
+from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
@@ -23,11 +23,6 @@ from neula.pipeline.inputs import Taken
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.orthogonal.certified import certified_qr
-from neula.problems.orthogonal.factors import QRFactors
-
-UNCHANGED = 1e-10
-"""Largest relative change of a recomputed norm of a difference: rounding errors are far smaller."""
 
 
 class FitNumbers(NamedTuple):
@@ -55,24 +50,23 @@ class FitNumbers(NamedTuple):
 
 @dataclass(frozen=True)
 class LinearFit:
-    """The problem behind a solution."""
+    """A linear fit, as far as statistics need it."""
 
     call: Call
     shapes: BatchedProblem
     options: LeastSquaresOptions
     x: torch.Tensor  # shape (P, n, K): the solution
     norms: torch.Tensor  # shape (P, K): norms of its residuals
-    rows: int | None = None  # How many rows are data; those below are damping. None: all that were given.
-    # Shape (n, q): unknowns by those of the problem that was solved, whose matrix the shapes have: a null
-    # space.
-    basis: torch.Tensor | None = None
-    # Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
-    exponents: tuple[torch.Tensor, torch.Tensor] | None = None
-    # Of the covariance of b: lower Cholesky factor, shape (m, m), or standard deviations, shape (m,).
-    factor: torch.Tensor | None = None
+    source: Callable[[], FitNumbers] | None = None  # makes the numbers at the first request
+    is_spread: bool = False  # over processes, all of which have to ask
 
     def __reduce__(self) -> Any:
-        """Matrices do not travel with a result, but what statistics follow from does."""
+        """Matrices do not travel with a result, but what statistics follow from does.
+
+        One process that pickles a result would wait for the others.
+        """
+        if self.is_spread and "kept" not in vars(self):
+            return _forgotten, ()
         try:
             device = self.call.first.tensor.device
             numbers = self.kept.each(lambda x: x.detach().to(device))
@@ -81,160 +75,45 @@ class LinearFit:
         arrays = not isinstance(self._given(numbers.free), torch.Tensor)
         return _kept, (numbers, self.shapes.without_numbers(), arrays)
 
-    @property
+    @cached_property
     def kept(self) -> FitNumbers:
         """Numbers from which statistics are computed, except leverages and residuals."""
-        fields = self._map, self._effective, self._free, self._squares
-        return FitNumbers(float(self._data), *fields, *self._units)
-
-    # --- what was solved ---
-
-    @cached_property
-    def _scaled(self) -> ScaledProblems:
-        """Weighted and damped problem, each matrix in its own units: as given if float64 holds squares."""
-        double = double_of(self.x.dtype)
-        a, b = (self.call.here(y).to(double) for y in (self.shapes.matrices, self.shapes.columns))
-        a, b = stacked_problem(a, b, self.options.weights, self.options.damp)
-        (a, of_a), (b, of_b) = _in_range(a, (1, 2)), _in_range(b, (1,))
-        if self.exponents is not None:
-            of_a, of_b = of_a + self.exponents[0], of_b + self.exponents[1]
-        return ScaledProblems(a, None, of_a, b, None, of_b, wide=False)
-
-    @property
-    def _data(self) -> int:
-        """Rows that are data."""
-        given = self.options.observations if self.rows is None else self.rows
-        return self.shapes.matrices.shape[1] if given is None else given
-
-    @cached_property
-    def _factors(self) -> QRFactors:
-        """QR of the stacked matrix. Raises ValueError if A lacks full rank."""
-        with self.call.computing():
-            found = certified_qr(self._scaled.a, self.call.engine)
-            diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
-            norms = torch.linalg.vector_norm(found.r, dim=1)
-            least = self.options.rcond * norms[:, : diagonal.shape[1]]
-            full = found.r.shape[1] == found.r.shape[2] and bool((diagonal > least).all())
-        if not full:
-            raise ValueError(
-                f"A of shape {tuple(self.call.first.tensor.shape)} lacks full rank: its parameters have no "
-                "covariance; leave columns out that depend on others, or pass damp="
-            )
-        return found
-
-    @cached_property
-    def _inverse(self) -> torch.Tensor:
-        """``R^-1``, by which ``Q^H b`` becomes x, shape (P, n, q)."""
-        r = self._factors.r
-        identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
-        inverse = torch.linalg.solve_triangular(r, identity, upper=True)
-        return inverse if self.basis is None else self.basis @ inverse
-
-    @cached_property
-    def _map(self) -> torch.Tensor:
-        """M, the covariance of the scaled problem being ``M M^H``, shape (P, n, q).
-
-        ``R^-1``, or damped less than that.
-        """
-        q = self._factors.q
-        if q.shape[1] == self._data:
-            return self._inverse
-        # The triangle of a QR of the rows that are data is as good as they are.
-        return self._inverse @ torch.linalg.qr(q[:, : self._data], mode="r")[1].mH
-
-    # --- numbers of each matrix, and of each right-hand side ---
-
-    @cached_property
-    def _effective(self) -> torch.Tensor:
-        """Sums of leverages, shape (P,)."""
-        q = self._factors.q
-        if q.shape[1] == self._data:
-            return q.real.new_full((len(q),), q.shape[2])
-        return squares(q[:, : self._data]).sum((1, 2))
-
-    @cached_property
-    def _beside(self) -> torch.Tensor | None:
-        """Orthonormal vectors that span what is orthogonal to Q, shape (P, M, M - n), where their part in the
-        rows that are data is as small as the damping: differences from one would lose it.
-        """
-        q = self._factors.q
-        if q.shape[1] == self._data or q.shape[2] < self._data:
-            return None
-        return torch.linalg.qr(q, mode="complete")[0][..., q.shape[2] :]
-
-    @cached_property
-    def _free(self) -> torch.Tensor:
-        """Rows less leverages, shape (P,)."""
-        if self._beside is None:
-            return self._data - self._effective
-        return squares(self._beside[:, : self._data]).sum((1, 2))
+        assert self.source is not None
+        return self.source()
 
     @cached_property
     def _variance(self) -> torch.Tensor:
         """Residual variances of the scaled problem, shape (P, K)."""
-        free = self._free[:, None]
+        kept, free = self.kept, self.kept.free[:, None]
         if not bool((free > 0).all()):
             raise ValueError(
-                f"{self._data} rows and {self._effective.max():.0f} parameters leave no degrees of freedom "
+                f"{kept.rows:.0f} rows and {kept.effective.max():.0f} parameters leave no degrees of freedom "
                 "to estimate the variance of b from: pass absolute=True where it is known"
             )
-        return self._squares / free
-
-    @property
-    def _squares(self) -> torch.Tensor:
-        """Squared norms of residuals of the scaled problem in the rows that are data, shape (P, K)."""
-        self._check_unchanged()
-        return squares(self._residuals[:, : self._data]).sum(1)
-
-    @property
-    def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Exponents of the scaled problem, shape (P, 1) and (P, K)."""
-        return self._scaled.columns[:, 0], self._scaled.b_columns[:, 0]
-
-    @cached_property
-    def _residuals(self) -> torch.Tensor:
-        """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
-        b, q = self._scaled.b, self._factors.q
-        if self._beside is not None:
-            return self._beside @ (self._beside.mH @ b)
-        left = b - q @ (q.mH @ b)
-        return left - q @ (q.mH @ left)
-
-    def _check_unchanged(self) -> None:
-        """A and b are those that were solved."""
-        given, norm = self._scaled, torch.linalg.vector_norm
-        a, b, x = given.a, given.b, given.scale(self.x)
-        changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.b_columns[:, 0])).abs()
-        size = norm(b, dim=1) + norm(norm(a, dim=1)[..., None] * x, dim=1)
-        if not bool((changed <= UNCHANGED * size).all()):
-            raise ValueError("A or b has changed since it was solved: solve again, or keep a copy")
+        return kept.squares / free
 
     def _given(self, x: torch.Tensor) -> Any:
         return self.call.give_back(x.contiguous().resolve_conj(), double_of(x.dtype))
 
     def _scale(self, absolute: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Standard deviations of b, and binary exponents of what is made of them and of M, shape (P, K)."""
-        of_a, of_b = self._units
+        of_a, of_b = self.kept.of_a, self.kept.of_b
         if absolute:
-            self._check_unchanged()
             return torch.ones_like(of_b, dtype=torch.float64), (-of_a).expand_as(of_b)
         return self._variance.sqrt(), of_b - of_a
-
-    def _of_columns(self, x: torch.Tensor) -> torch.Tensor:
-        return self.shapes.of_columns(x)
 
     def _of_matrices(self, x: torch.Tensor) -> torch.Tensor:
         """Reshape values of each matrix, shape (P, ...), to the user's batch, shape (*batch, ...)."""
         places = torch.arange(len(x), device=x.device)
         return x[self.shapes.of_members(places)]
 
-    # --- what is requested ---
-
     def covariance(self, x: Any, absolute: bool) -> Any:
         """Covariance matrices of the parameters."""
         deviation, exponents = self._scale(absolute)
-        variance, exponents = (self._of_columns(y)[..., None, None] for y in (deviation.square(), exponents))
-        found = self._of_matrices(self._map @ self._map.mH)
+        variance, exponents = (
+            self.shapes.of_columns(y)[..., None, None] for y in (deviation.square(), exponents)
+        )
+        found = self._of_matrices(self.kept.map @ self.kept.map.mH)
         found = variance * (found if self.shapes.is_vector else found.unsqueeze(-3))
         return self._given(shift(shift(found, exponents), exponents))
 
@@ -243,25 +122,28 @@ class LinearFit:
         return self._given(self._errors(absolute))
 
     def _errors(self, absolute: bool) -> torch.Tensor:
-        lengths, (deviation, exponents) = torch.linalg.vector_norm(self._map, dim=2), self._scale(absolute)
+        lengths, (deviation, exponents) = (
+            torch.linalg.vector_norm(self.kept.map, dim=2),
+            self._scale(absolute),
+        )
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
         """Ends of intervals about x, standard errors times a quantile to either side."""
-        return self._intervals(x, level, self._errors(absolute), None if absolute else self._free)
+        return self._intervals(x, level, self._errors(absolute), None if absolute else self.kept.free)
 
     def _intervals(self, x: Any, level: float, errors: torch.Tensor, free: torch.Tensor | None) -> Any:
         """Intervals by Student's distribution for degrees of freedom of each matrix, or by the normal one."""
         from scipy.special import ndtri, stdtrit
 
-        if self._map.is_complex():
+        if self.kept.map.is_complex():
             raise ValueError(
                 "confidence intervals are those of real parameters, and these are complex: use "
                 "standard_errors(), or fit real and imaginary parts as real parameters"
             )
         tail = 0.5 + level / 2
         if free is None:
-            quantiles = torch.full_like(self._effective, float(ndtri(tail)))
+            quantiles = torch.full_like(self.kept.effective, float(ndtri(tail)))
         else:
             quantiles = torch.from_numpy(stdtrit(free.cpu().numpy(), tail)).to(errors)
         half = self._of_matrices(quantiles)[(..., *[None] * (1 if self.shapes.is_vector else 2))] * errors
@@ -269,114 +151,40 @@ class LinearFit:
         return self._given(torch.stack([centre - half, centre + half], -1))
 
     def leverage(self, samples: int | None) -> Any:
-        """Squared norms of rows of Q, or of their images of random vectors."""
-        a, r = self._scaled.a, self._factors.r
-        mixed = torch.eye(r.shape[2], dtype=r.dtype, device=r.device)
-        if samples is not None:
-            mixed = gaussian(r.shape[2], samples, r.dtype, r.device, seed=2) / math.sqrt(samples)
-        inverse = torch.linalg.solve_triangular(r, mixed.expand(len(r), *mixed.shape), upper=True)
-        parts = [squares(block @ inverse).sum(2) for block in self._blocks(a[:, : self._data])]
-        return self._given(self._of_matrices(torch.cat(parts, 1) if parts else a.real.new_zeros(len(a), 0)))
-
-    def _blocks(self, a: torch.Tensor) -> Iterator[torch.Tensor]:
-        size = max(1, 8 * self.call.engine.tuning.chunk_elements // max(1, len(a) * a.shape[2]))
-        return iter(a.split(size, 1)) if a.shape[1] else iter(())
-
-    def residual_variance(self, x: Any) -> Any:
-        """Variance of each right-hand side; of a single one a number."""
-        of_b = self._units[1]
-        return self._number(self._of_columns(shift(shift(self._variance, of_b), of_b)))
-
-    def effective_degrees_of_freedom(self) -> Any:
-        """Sum of the leverages of each matrix; of a single one a number."""
-        return self._number(self._of_matrices(self._effective))
-
-    def degrees_of_freedom(self) -> Any:
-        """Rows less that sum for each matrix; of a single one a number."""
-        return self._number(self._of_matrices(self._free))
-
-    def _number(self, x: torch.Tensor) -> Any:
-        return self._given(x) if x.ndim else float(x)
-
-
-@dataclass(frozen=True)
-class KeptFit(LinearFit):
-    """A fit whose rows are gone, or elsewhere."""
-
-    source: Callable[[], FitNumbers] | None = None
-    is_spread: bool = False  # over processes, all of which have to ask
-
-    def __reduce__(self) -> Any:
-        """One process that pickles a result would wait for the others."""
-        return super().__reduce__() if not self.is_spread or "kept" in vars(self) else (_forgotten, ())
-
-    @cached_property
-    def kept(self) -> FitNumbers:
-        """Numbers from which statistics are computed, made at the first request."""
-        assert self.source is not None
-        return self.source()
-
-    @property
-    def _scaled(self) -> ScaledProblems:
+        """Not without the rows."""
         raise ValueError(
             "leverages and residuals need the rows of A, which this result does not keep: solve with A in "
             "memory, in one process, and ask before the result is pickled"
         )
 
-    @property
-    def _factors(self) -> QRFactors:
-        return self._scaled  # type: ignore[return-value]
+    def residual_variance(self, x: Any) -> Any:
+        """Variance of each right-hand side; of a single one a number."""
+        of_b = self.kept.of_b
+        return self._number(self.shapes.of_columns(shift(shift(self._variance, of_b), of_b)))
 
-    def _check_unchanged(self) -> None:
-        """There is nothing that could have changed."""
+    def effective_degrees_of_freedom(self) -> Any:
+        """Sum of the leverages of each matrix; of a single one a number."""
+        return self._number(self._of_matrices(self.kept.effective))
 
-    @property
-    def _data(self) -> int:
-        return int(self.kept.rows)
+    def degrees_of_freedom(self) -> Any:
+        """Rows less that sum for each matrix; of a single one a number."""
+        return self._number(self._of_matrices(self.kept.free))
 
-    @property
-    def _map(self) -> torch.Tensor:
-        return self.kept.map
-
-    @property
-    def _effective(self) -> torch.Tensor:
-        return self.kept.effective
-
-    @property
-    def _free(self) -> torch.Tensor:
-        return self.kept.free
-
-    @property
-    def _squares(self) -> torch.Tensor:
-        return self.kept.squares
-
-    @property
-    def _units(self) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.kept.of_a, self.kept.of_b
-
-
-def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """X divided by powers of two where float64 does not hold the squares of its largest elements along some
-    dimensions, and their exponents.
-    """
-    if not x.numel():
-        return x, x.real.sum(dims, keepdim=True).int()
-    exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=dims, keepdim=True))
-    exponents = exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
-    return shift(x, -exponents) if bool(exponents.any()) else x, exponents
+    def _number(self, x: torch.Tensor) -> Any:
+        return self._given(x) if x.ndim else float(x)
 
 
 def _forgotten() -> None:
     return None
 
 
-def _kept(numbers: FitNumbers, shapes: BatchedProblem, arrays: bool) -> KeptFit:
+def _kept(numbers: FitNumbers, shapes: BatchedProblem, arrays: bool) -> LinearFit:
     """A fit that was pickled: its numbers are arrays of NumPy or tensors."""
     like = numbers.map
     operand = Taken(like, torch.Tensor.numpy if arrays else torch.Tensor.detach, like)
     call = Call({"A": operand}, select_engine("cpu", like.device), torch.float64, FP64, False)
     nothing: Any = None
-    return KeptFit(call, shapes, nothing, like, like, source=lambda: numbers)
+    return LinearFit(call, shapes, nothing, like, like, source=lambda: numbers)
 
 
 def from_triangle(
@@ -386,12 +194,10 @@ def from_triangle(
     rcond: float,
     units: tuple[torch.Tensor, torch.Tensor],
 ) -> FitNumbers:
-    """Numbers of one fit.
+    """Numbers of one fit, of so many rows without those of the damping; a ValueError if A lacks full rank.
 
-    ``triangle``, shape (n + k, n + k): R of ``[A b]`` by Householder reflections, up to an orthogonal factor
-    of its last k rows. ``damping``, shape (n,): of each column. ``rows``: of A, without those of the damping.
-    ``units``, shape (n,) and (k,): exponents of the powers of two by which columns of A and b were divided.
-    Raises ValueError if A lacks full rank.
+    ``triangle``: R of ``[A b]`` by Householder reflections, up to an orthogonal factor of its last k rows.
+    ``units``: exponents of the powers of two by which columns of A and b were divided.
     """
     of_a, of_b = units
     n = len(of_a)
@@ -420,7 +226,9 @@ def from_triangle(
     )
 
 
-def fit_held(call: Call, shapes: BatchedProblem, held: Held, x: torch.Tensor, norms: torch.Tensor) -> KeptFit:
+def fit_held(
+    call: Call, shapes: BatchedProblem, held: Held, x: torch.Tensor, norms: torch.Tensor
+) -> LinearFit:
     """The fit of sums that were kept."""
 
     def numbers() -> FitNumbers:
@@ -433,12 +241,12 @@ def fit_held(call: Call, shapes: BatchedProblem, held: Held, x: torch.Tensor, no
         effective = found.effective * 4.0**-excess
         return found._replace(effective=effective, free=sums.rows - effective)
 
-    return KeptFit(call, shapes, held.options, x, norms, source=numbers)
+    return LinearFit(call, shapes, held.options, x, norms, source=numbers)
 
 
 def fit_spread(
     call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, x: torch.Tensor, norms: torch.Tensor
-) -> KeptFit:
+) -> LinearFit:
     """The fit of rows over processes, all of which have to ask for statistics: their R are merged then."""
 
     def numbers() -> FitNumbers:
@@ -454,4 +262,4 @@ def fit_spread(
             found = [from_triangle(one, damping, count, options.rcond, (zeros[:n], zeros[:k])) for one in r]
         return FitNumbers.joined(found)
 
-    return KeptFit(call, shapes, options, x, norms, source=numbers, is_spread=True)
+    return LinearFit(call, shapes, options, x, norms, source=numbers, is_spread=True)

@@ -22,9 +22,9 @@ from neula.pipeline.inputs import Taken, check_finite, take
 from neula.pipeline.result import IllConditionedWarning
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import does_not_fit
-from neula.problems.least_squares.constrained import ConstrainedSolution, constrained, whitened, worst_of
+from neula.problems.least_squares.constrained import ConstrainedSolution, Elimination, whitened, worst_of
 from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.solution import LeastSquaresOutcome
+from neula.problems.least_squares.run import LeastSquaresOutcome
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ def checked_general(
 ) -> General | None:
     """Constraints and covariance on the device of the engine; None where there are none.
 
-    ``rows``: rows that are data; those below are damping, of unit variance. ``intercept``: whether A has a
-    column for it. Raises ValueError for shapes that do not fit, NaN or Inf, and a covariance that is not
-    positive definite.
+    ``rows`` are data; those below are damping, of unit variance.
     """
     if constraints is None and covariance is None and factor is None:
         return None
@@ -142,17 +140,14 @@ def _checked_factor(lower: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def solve_general(
-    call: Call,
-    shapes: BatchedProblem,
-    options: LeastSquaresOptions,
-    weights: torch.Tensor | None,
-    general: General,
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, general: General
 ) -> LeastSquaresOutcome:
     """Whiten, scale, eliminate the constraints, solve, and bound the digits lost by these steps."""
     a, b = (call.here(call.operands[name].graph).to(double_of(call.dtype)) for name in ("A", "b"))
     if not shapes.batch:
         for name, x in (("A", a.detach()), ("b", b.detach())):
             check_finite(x, x, name)
+    weights = None if call.weights is None else call.weights.graph
     b, factor, noise = b.unsqueeze(-1) if shapes.is_vector else b, general.factor, 0.0
     if factor is not None:
         with call.computing():
@@ -175,7 +170,7 @@ def solve_general(
             known = found.solved.result.forward_errors + _rounded_products(found)
             found = replace(found, forward=torch.where(problem.limited, known, found.forward))
     else:
-        found = constrained(call, problem, plain, general.constraints, noise)
+        found = Elimination(call, problem, plain, general.constraints, noise).solved()
         if found.remark and not found.doubt:
             warn(found.remark, IllConditionedWarning)
     return _given_back(call, shapes, options, found, a.shape[-2], factor)
@@ -291,11 +286,7 @@ def _given_back(
 
 
 def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
-    """Factors of the rows: ``weights``, the reciprocals of ``sigma``, or the roots of ``sample_weight``.
-
-    Raises ValueError for several of them; for standard deviations that are not positive, and squares that are
-    negative.
-    """
+    """Factors of the rows: ``weights``, the reciprocals of ``sigma``, or the roots of ``sample_weight``."""
     given = {"weights": weights, "sigma": sigma, "sample_weight": sample_weight}
     named = [name for name, x in given.items() if x is not None]
     if len(named) > 1:
@@ -316,8 +307,6 @@ def with_intercept(call: Call, damp: float) -> Call:
     """A call with a column of ones before those of A, and rows below that damp all other columns.
 
     The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
-
-    Raises ValueError over processes, and for shapes that do not fit.
     """
     if call.engine.over_rows.spread:
         raise ValueError("intercept=True is for whole matrices: put a column of ones into the rows of A")
@@ -338,10 +327,7 @@ def with_intercept(call: Call, damp: float) -> Call:
 
 
 def with_intercept_of_constraints(c: torch.Tensor, n: int) -> torch.Tensor:
-    """C with a column of zeros for the intercept, unless it has one.
-
-    Raises ValueError for another number of columns.
-    """
+    """C with a column of zeros for the intercept, unless it has one."""
     if c.ndim == 2 and c.shape[1] == n - 1:
         return torch.nn.functional.pad(c, (1, 0))
     if c.ndim != 2 or c.shape[1] != n:

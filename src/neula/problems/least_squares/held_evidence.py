@@ -9,12 +9,11 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import MARGINS, ROUNDING
-from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.held_sums import HeldSums, normal_product
-from neula.algorithms.krylov.streamed_lstsq import SummedGradient, SummedProblem
+from neula.algorithms.krylov.streamed_lstsq import Coordinates, SummedGradient, SummedProblem
 from neula.algorithms.scaled_problems import DOMINATES
-from neula.algorithms.scaling import binary_exponents
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents
 from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import enlarged
@@ -26,15 +25,15 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.with_r import summed_members
+from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions
+from neula.problems.least_squares.together import summed_members
 
 LONGEST = 8.0
 """Elements of a random vector exceed this once in 1e15 cases."""
 
 
 @dataclass
-class Held(SingleProblem):
+class Held(SingleProblem, ScaledUnknowns):
     """An incremental fit as a problem."""
 
     sums: HeldSums
@@ -52,9 +51,7 @@ class Held(SingleProblem):
         n = len(self.exponents)
         return lstsq_bound(self.options.target, n) + 4 * n * max(1, self.sums.updates) ** 0.5 * FP64.u
 
-    def solved(
-        self, problems: Held, before: Answer[LeastSquaresSolutions] | None
-    ) -> Answer[LeastSquaresSolutions]:
+    def solved(self, problems: Held, before: LeastSquaresAnswer | None) -> LeastSquaresAnswer:
         """The solution by R, updated where that helps, and how far ``R^H [R z]`` is from ``A^H [A b]``.
 
         R and ``Q^H b`` have the backward errors of one perturbed problem, R and the sums have not: an update
@@ -97,20 +94,14 @@ class Held(SingleProblem):
         return Answer(members, "householder fp64, incremental", of.doubt)
 
     @cached_property
-    def _columns(self) -> torch.Tensor:
-        """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
-        return self.sums.of_b[None] - (self.exponents + self.sums.of_a)[:, None] - 2 * self.excess
+    def columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which columns of A were divided, with what damping far above A was, shape (1, n)."""
+        return (self.exponents + self.sums.of_a + 2 * self.excess)[None]
 
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """Solutions in the units that were given."""
-        return shift(y, self._columns)
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        return shift(x, -self._columns)
-
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals in the units that were given."""
-        return shift(norm, self.sums.of_b)
+    @property
+    def b_columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which right-hand sides were divided, shape (1, k)."""
+        return self.sums.of_b[None]
 
     def _damped(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """R, z and S with the rows of the damping."""

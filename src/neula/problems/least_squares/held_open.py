@@ -36,7 +36,7 @@ from neula.problems.least_squares.fit import fit_held
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions
-from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
+from neula.problems.least_squares.run import LeastSquaresOutcome, collect
 from neula.problems.signatures import ArrayLike
 
 

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.engines import Arithmetic, Engine, format_of
+from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
-from neula.pipeline.chain import Answer
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
@@ -36,9 +35,9 @@ from neula.problems.least_squares.general import (
     with_intercept,
 )
 from neula.problems.least_squares.plan import core_plan, plan_for
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
+from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions, default_rcond
 from neula.problems.least_squares.regression import RegressionFit
-from neula.problems.least_squares.solution import begin_system, solve_system
+from neula.problems.least_squares.run import begin_system, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords
@@ -225,8 +224,7 @@ def lstsq(
     (:class:`neula.pipeline.derivatives.Solution`).
 
     Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
-    right-hand sides and column scaling. Damping and weights are applied in the buffer that the factorization
-    overwrites, without forming the stacked matrix.
+    right-hand sides and column scaling. Damping and weights are applied in a copy of A in double precision.
 
     Small problems, alone or in a batch, are solved by the corrected seminormal equations [2]_
     (:mod:`neula.algorithms.krylov.batched_lstsq`), each step one launch for the whole batch, with residuals
@@ -263,13 +261,6 @@ def lstsq(
     max_iterations = whole_number("max_iterations", max_iterations)
     rcond, damp = part_of_one("rcond", rcond), check_damp(damp)
     weights = row_factors(weights, sigma, sample_weight)
-    if is_source(A):
-        if intercept or any(x is not None for x in (constraints, covariance, covariance_factor)):
-            raise ValueError(
-                "intercept, constraints and covariances need A in memory: leave them out, or load A first"
-            )
-        asked = (accuracy, engine, algorithm, compute, damp, weights, rcond, certify, strict, progress)
-        return lstsq_streamed(A, b, *asked)
     keywords: Any = {
         "accuracy": accuracy,
         "engine": engine,
@@ -284,6 +275,12 @@ def lstsq(
         "strict": strict,
         "progress": progress,
     }
+    if is_source(A):
+        if intercept or any(x is not None for x in (constraints, covariance, covariance_factor)):
+            raise ValueError(
+                "intercept, constraints and covariances need A in memory: leave them out, or load A first"
+            )
+        return lstsq_streamed(A, b, **keywords)
     more = {"constraints": constraints, "covariance": covariance, "covariance_factor": covariance_factor}
     general_asked = any(x is not None for x in more.values())
     call, shapes, options = _asked(A, b, wait=wait, general=general_asked, **keywords)
@@ -292,19 +289,17 @@ def lstsq(
         joined = _by_parts(call, shapes, partial(lstsq, **keywords), whole)
         vars(joined)["intercept"] = intercept
         return joined
-    w = call.weights
-    weight = None if w is None else w.graph
     general = checked_general(
         call, constraints, covariance, covariance_factor, options.observations, intercept=intercept
     )
     if general is not None:
-        solved = solve_general(call, shapes, options, weight, general)
-    elif not wait and w is None and (pending := begin_system(call, shapes, options)) is not None:
+        solved = solve_general(call, shapes, options, general)
+    elif not wait and call.weights is None and (pending := begin_system(call, shapes, options)) is not None:
         return pending
     else:
-        solved = solve_system(call, shapes, options, weight)
+        solved = solve_system(call, shapes, options)
         if options.damp and not solved.result.converged and not call.engine.over_rows.spread:
-            limited = solve_general(call, shapes, options, weight, General(None, None, computed=False))
+            limited = solve_general(call, shapes, options, General(None, None, computed=False))
             solved = limited if limited.result.converged else solved
     vars(solved.result)["intercept"] = intercept
     return solved.reported(call)
@@ -353,17 +348,15 @@ def _asked(
         call = call.by_host(engine, has_kernel=lambda m, n: plain and by_core.suits(m, n, dtype), most=most)
     a, w = call.first.tensor, call.weights
     shapes = broadcast_system(*call.tensors)
-    m, unit = call.engine.over_rows.count(a.shape[-2]), format_of(given.dtype).u
-    options = LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=call.dtype,
+    options = LeastSquaresOptions.of_call(
+        call,
+        given.dtype,
+        (call.engine.over_rows.count(a.shape[-2]), a.shape[-1]),
+        rcond,
         algorithm=algorithm,
         compute=None if compute is None else Arithmetic.named(compute).name,
         damp=damp,
         weights=None if w is None else w.tensor.to(call.engine.device).double(),
-        rcond=default_rcond((m, a.shape[-1]), unit) if rcond is None else rcond,
-        unit=unit,
         max_iterations=max_iterations,
         forward=certify == "forward",
         progress=progress,
@@ -423,15 +416,10 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
 
 
 def _gone_on(
-    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: Answer[LeastSquaresSolutions]
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: LeastSquaresAnswer
 ) -> LstsqResult[Any]:
     """The result where the first link has not solved all."""
-    return solve_system(call, shapes, options, None, begun).reported(call)
-
-
-def default_rcond(shape: Sequence[int], unit: float) -> float:
-    """Rounding errors of the double-precision factorization, or of the data where those are larger."""
-    return max(max(shape[-2:]) * 2.0**-52, 2 * unit)
+    return solve_system(call, shapes, options, begun).reported(call)
 
 
 def check_damp(damp: Any) -> float:

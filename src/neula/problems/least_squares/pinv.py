@@ -7,8 +7,8 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from neula.certificates.bounds import Accuracy, lstsq_bound
-from neula.engines import Engine, format_of
+from neula.certificates.bounds import Accuracy, lstsq_bound_of
+from neula.engines import Engine
 from neula.errors import part_of_one
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_solution
@@ -18,10 +18,8 @@ from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.by_core import takes, takes_right
-from neula.problems.least_squares.lstsq import default_rcond
 from neula.problems.least_squares.plan import InversePlan
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions
+from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
 from neula.problems.least_squares.run import solve_problems, with_exact_zeros
 from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr
@@ -112,7 +110,7 @@ def pinv(
     array([[0.1, 0.2],
            [0.1, 0.2]])
     """
-    call, options = _asked(A, rcond, accuracy, engine, strict, progress)
+    call, options = _asked(A, rcond, accuracy=accuracy, engine=engine, strict=strict, progress=progress)
     a = call.first.tensor
     batch, tall = a.shape[:-2], a.shape[-2] > a.shape[-1]
     matrices = call.matrices()
@@ -146,34 +144,15 @@ def pinv(
 
 
 def _asked(
-    A: Any,
-    rcond: float | None = None,
-    accuracy: Accuracy | None = None,
-    engine: str | Engine = "auto",
-    strict: bool = False,
-    progress: Progress | None = None,
+    A: Any, rcond: float | None = None, *, progress: Progress | None = None, **asked: Any
 ) -> tuple[Call, LeastSquaresOptions]:
     """Check the arguments of :func:`pinv`."""
-    call = Call.begin(
-        {"A": A},
-        engine=engine,
-        accuracy=accuracy,
-        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
-        strict=strict,
-        gradients=True,
-    )
+    asked = {"engine": "auto", **asked}
+    call = Call.begin({"A": A}, bound=lstsq_bound_of, gradients=True, **asked)
     a = call.first.tensor
     check_matrices(a, "A")
-    rcond, unit = part_of_one("rcond", rcond), format_of(a.dtype).u
-    options = LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=call.dtype,
-        rcond=default_rcond(a.shape, unit) if rcond is None else rcond,
-        unit=unit,
-        max_iterations=60,
-        progress=progress,
-    )
+    known = call, a.dtype, a.shape, part_of_one("rcond", rcond)
+    options = LeastSquaresOptions.of_call(*known, max_iterations=60, progress=progress)
     return call, options
 
 

@@ -23,10 +23,11 @@ from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem, shape_of_one
 from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, takes, takes_right
 from neula.problems.least_squares.links import chain_together
-from neula.problems.least_squares.prepared import LeastSquaresProblems
 from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
     LeastSquaresJudge,
     LeastSquaresOptions,
+    LeastSquaresProblems,
     LeastSquaresSolutions,
     in_words,
     norms_of,
@@ -41,10 +42,9 @@ ZERO = LeastSquaresSolutions.names.index("zero")
 
 
 class LeastSquaresPlan:
-    """A plan for single problems with k right-hand sides.
+    """A plan for single problems with k right-hand sides, without weights.
 
-    ``options``: without weights. ``fit_of``: from the user's operands, x and norms of residuals to what
-    statistics are made of.
+    ``fit_of`` makes a fit of the user's operands, x and norms of residuals.
     """
 
     def __init__(
@@ -115,10 +115,7 @@ class LeastSquaresPlan:
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
-    """A plan for problems whose first link launches its work.
-
-    ``fit_of``: from the user's operands, x and norms of residuals to what statistics are made of.
-    """
+    """A plan for problems whose first link launches its work."""
 
     result = LstsqResult
     judge: LeastSquaresJudge
@@ -137,7 +134,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
     def problems(self, a: torch.Tensor, b: torch.Tensor) -> LeastSquaresProblems:
         return LeastSquaresProblems(a, b, self.options)
 
-    def begin(self, problems: LeastSquaresProblems) -> Answer[LeastSquaresSolutions] | None:
+    def begin(self, problems: LeastSquaresProblems) -> LeastSquaresAnswer | None:
         if not in_reach(problems.a, problems.b.shape[2], self.options):
             return super().begin(problems)
         # Needs none of the solvers, which take half a second to load.
@@ -148,7 +145,7 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
         return self.judge.reason(of["backward_error"][1], of["forward_error"][1], len(found.values))
 
     def fields(
-        self, given: Given, shapes: BatchedProblem, found: Answer[LeastSquaresSolutions], of: Extremes
+        self, given: Given, shapes: BatchedProblem, found: LeastSquaresAnswer, of: Extremes
     ) -> dict[str, Any]:
         values, layout = found.values, shapes.without_numbers()
         return {
@@ -190,7 +187,7 @@ def plan_for(
 
 def solved_by_plan(
     call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
-) -> LstsqResult[Any] | Answer[LeastSquaresSolutions] | None:
+) -> LstsqResult[Any] | LeastSquaresAnswer | None:
     """The result where all problems are accepted, else what the first link of a device has found, if any."""
 
     def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:

@@ -9,35 +9,40 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from neula.algorithms.krylov.batched_lstsq import MARGIN, PROBES
 from neula.algorithms.krylov.cgls import Stop, cgls
-from neula.algorithms.krylov.craig import refine_minimum_norm
+from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Pace
 from neula.algorithms.krylov.driver import Refined
-from neula.algorithms.krylov.refine_forward import refine_forward
-from neula.algorithms.krylov.refinement import INNER_REDUCTION, InnerSolver, refine
-from neula.algorithms.orthogonal.householder import solve_by_householder
+from neula.algorithms.krylov.refinement import (
+    INNER_REDUCTION,
+    InnerSolver,
+    refine,
+    refine_forward,
+    refine_minimum_norm,
+)
+from neula.algorithms.orthogonal.householder import normal_equations, qr_solve, solve_by_householder
+from neula.algorithms.orthogonal.r_only import low_cholesky_r, sampled_max
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.spectra.condition import expected_decay, extreme_singular_values, solve_r, solve_rt
 from neula.algorithms.spectra.gram import gram_r
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.algorithms.triangular.triangular import BlockTriangular, UpperTriangular, triangular
-from neula.certificates.backward_error import Scale
-from neula.certificates.forward_error import (
-    ESTIMATED,
-    MAX_RATE,
-    least_squares_error,
-    residual_ratio,
-    rounded_error,
-)
+from neula.certificates.backward_error import Measures, Scale, norms_of
+from neula.certificates.bounds import lstsq_bound
+from neula.certificates.forward_error import ESTIMATED, SURE, least_squares_error, residual_ratio
+from neula.certificates.verdict import Evidence
 from neula.engines import FP16
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import Reduction
-from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
-from neula.problems.least_squares.prepared import PreparedProblem, nonzero_norms
-from neula.problems.least_squares.problem import LeastSquaresSolutions
+from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
+    LeastSquaresProblems,
+    PreparedProblem,
+    nonzero_norms,
+)
+from neula.problems.least_squares.together import RSource, certified, solve_together
 
 FP16_GRAM_CONDITION = 300.0
 """A larger condition number of its R says that the Gram matrix is too coarse in fp16. Its rounding errors are
@@ -89,9 +94,9 @@ class Limit:
     iterations: int  # of the first solve with an R of a larger condition number
     decay: float = math.inf  # by how much its diagonal may fall
 
-    def check_decay(self, n: int, diagonal: torch.Tensor) -> None:
+    def check_half(self, n: int, over_rows: Reduction, diagonal: torch.Tensor) -> None:
         """Give an R of n columns up, by the diagonal of its first ones."""
-        decay = expected_decay(diagonal, n)
+        decay = expected_decay(over_rows.agree(diagonal), n)
         if math.isnan(decay):
             raise Declined("R is not finite")
         if decay > self.decay:
@@ -111,25 +116,27 @@ LIMITS = {
 def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
     """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
 
-    A GPU replays it if A is small and no progress is reported. Otherwise it ends early with
-    :class:`~neula.pipeline.chain.Declined` where R will be worse than ``limit`` allows.
+    A GPU replays it if A is small and no progress is reported. Otherwise it is declined early where R will be
+    worse than ``limit`` allows.
     """
-    options, operator, n = problem.options, problem.operator, problem.scales.numel()
+    options, a, n = problem.options, problem.operator.a, problem.scales.numel()
     engine = options.engine.using(compute)
     report = stage(options.progress, f"factorizing in {compute}")
-    size = problem.b.element_size() * math.prod(operator.shape)
+    size = problem.b.element_size() * math.prod(problem.shape)
     played_back = size <= options.engine.replayed_bytes and options.progress is None
     on_columns = None if options.progress is None else lambda k: report((k / n) ** 2)
     over_rows = options.over_rows
-    on_half = None if played_back or limit is None else partial(_check_half, limit, n, over_rows)
+    on_half = None if played_back or limit is None else partial(limit.check_half, n, over_rows)
 
-    def factorized(a: torch.Tensor, scales: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        same = replace(operator, a=a, weights=weights[0] if weights else None)
-        if method == "cholesky":
-            given = engine.is_complex and same.weights is None and not same.damp  # rounded as it is split
-            r = gram_r(same.a, engine, scales) if given else gram_r(same.operand(engine, scales), engine)
+    def factorized(a: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if method == "cholesky" and engine.is_complex:  # rounded as it is split
+            r = gram_r(a, engine, scales)
+        elif method == "cholesky":
+            operand = torch.empty(a.shape, dtype=engine.operand_dtype, device=a.device)
+            r = gram_r(engine.fill(operand, a, scales), engine)
         else:
-            work = same.working(engine, scales)
+            work = engine.padded(*a.shape, dtype=engine.working_dtype)
+            engine.fill(work[: len(a)], a, scales)
             r = rgsqrf(work, engine, overwrite_a=True, on_columns=on_columns, on_half=on_half)[1]
         r = over_rows.agree(r)
         # Dozens of launches that know nothing of A, which may be too large for a graph, or on another device.
@@ -140,18 +147,14 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
         found = Preconditioner.from_factor(r, triangle)
         return triangle.inverses, found.columns, found.extremes
 
-    inputs = (operator.a, problem.scales, *(() if operator.weights is None else (operator.weights,)))
+    inputs = (a, problem.scales)
     if played_back:
-        key = ("lstsq", method, repr(engine), operator.damp)
+        key = ("lstsq", method, repr(engine))
         r, inverses, columns, extremes = options.engine.replay(factorized, inputs, key)
     else:
         r, inverses, columns, extremes = factorized(*inputs)
     report(1.0)
     return Preconditioner(BlockTriangular(r, inverses), columns, over_rows.agree(extremes))
-
-
-def _check_half(limit: Limit, n: int, over_rows: Reduction, diagonal: torch.Tensor) -> None:
-    limit.check_decay(n, over_rows.agree(diagonal))
 
 
 def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tensor | None]:
@@ -162,7 +165,7 @@ def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tenso
     """
     report = stage(problem.options.progress, "factorizing in fp64")
     start, over_rows = None, problem.options.over_rows
-    a = problem.operator.dense() * problem.scales
+    a = problem.operator.a * problem.scales
     if problem.wide or over_rows.spread:
         r = over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
     else:
@@ -199,8 +202,8 @@ class LeastSquaresErrorBounds:
     spread: float = 1.0
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
-        """``||D x||``, shape (k,)."""
-        return torch.linalg.vector_norm(x * self.sizes[:, None], dim=0)
+        """``||D x||``, shape (..., k)."""
+        return torch.linalg.vector_norm(x * self.sizes[:, None], dim=-2)
 
     @property
     def condition(self) -> float:
@@ -225,39 +228,37 @@ class LeastSquaresErrorBounds:
 
 def answer_of(
     problem: PreparedProblem, label: str, refined: Refined, evidence: LeastSquaresErrorBounds, doubt: str
-) -> Answer[LeastSquaresSolutions]:
+) -> LeastSquaresAnswer:
     """A solution in the user's units, with its evidence.
 
-    A doubt concerns R or the rank: the singular values of R then say nothing about A, and no digit is
-    guaranteed.
+    A doubt concerns R or the rank: the singular values of R then say nothing about A.
     """
     if doubt:
         evidence = replace(evidence, smallest=0.0)
-    options, measures, residual_norm = problem.options, refined.measures, refined.residual_norm
-    assert residual_norm is not None
-    x = in_double(problem.unscale(refined.x).to(options.dtype))
-    rounding = over(evidence.size(problem.rescale(x) - refined.x), evidence.size(refined.x))
-    forward_error = INEXACT * rounded_error(evidence.forward_error(refined), rounding)
-    refined_error = measures.backward_error.amax()
-    if options.dtype != x.dtype:  # x is not what was refined
-        residual_norm = problem.residual_norm(problem.rescale(x))
-    (b_norm,) = options.over_rows.norms(problem.b)
+    options, operator, over_rows = problem.options, problem.operator, problem.options.over_rows
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        (b_norm,), size = over_rows.norms(problem.b), refined.residual_norm
+        if lost is not None and options.dtype != refined.x.dtype:  # x is not what was refined
+            x = refined.x - lost[0]
+            (size,) = over_rows.norms(problem.b - (operator.rmatmul if problem.wide else operator.matmul)(x))
+        assert size is not None
+        return size[None], b_norm[None]
+
+    of_data = (x[None] for x in (refined.measures.backward_error, refined.measures.optimality))
+    forward_error = evidence.forward_error(refined)[None]
     condition = forward_error.new_tensor([evidence.condition])
-    values = LeastSquaresSolutions(
-        x=x[None],
-        residual_norm=problem.unscale_residual(residual_norm)[None],
-        forward_error=forward_error[None],
-        backward_error=(measures.backward_error + rounding).amax()[None],
-        refined_error=refined_error[None],
-        optimality=measures.optimality.amax()[None],
-        residual=over(residual_norm, b_norm).amax()[None],
-        condition=condition,
-        condition_bound=ESTIMATED * condition,
-        rank=torch.tensor([problem.rank], device=x.device),
-        doubtful=torch.tensor([bool(doubt)], device=x.device),
+    values = certified(
+        problem,
+        DoubledSolution(refined.x[None], Measures(*of_data), problem.b[None], forward_error),
+        options,
+        size=evidence.size,
+        norms=norms,
+        conditions=(condition, ESTIMATED * condition),
+        rank=problem.rank,
+        doubtful=bool(doubt),
     )
-    # Results and decisions are equal on all processes.
-    values = LeastSquaresSolutions(*options.over_rows.agreed(*values.tensors))
+    values = replace(values, forward_error=INEXACT * values.forward_error)
     return Answer(values, label, doubt, refined.iterations, tuple(refined.history))
 
 
@@ -268,24 +269,16 @@ def refined_with(
     inner: InnerSolver,
     limit: Limit | None = None,
     start: torch.Tensor | None = None,
-) -> Answer[LeastSquaresSolutions]:
-    """Refine with R as preconditioner, and find out whether A has full rank.
-
-    An R whose condition number exceeds that of ``limit`` is not tried for longer than that says. Iterations
-    begin with ``start``, where that is known.
-
-    Raises Declined if R is too poor, or A may lack full rank.
-    """
+) -> LeastSquaresAnswer:
+    """Refine with R as preconditioner, and find out whether A has full rank; declined if R is too poor."""
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
     iterations = _iterations(problem, largest, smallest, limit)
     r = _unscale(preconditioner.triangle, problem.scales)
     columns = problem.scales / preconditioner.columns
-    target = problem.bound / 3
+    target = lstsq_bound(options.target, min(problem.shape)) / 3
     report = stage(options.progress, "refining")
     probed, doubt = _Probed(x=start), ""
-    if not preconditioner.stable and start is not None:
-        probed = _sampled(problem, r, start)
-    elif not preconditioner.stable:
+    if not preconditioner.stable:
         probed = _probe(problem, r, columns, largest, target, inner, iterations)
     if not probed.error <= PROBE_ERROR:
         doubt = f"a known solution comes back with error {probed.error:.1e}: R is poor, or A not of full rank"
@@ -296,7 +289,7 @@ def refined_with(
     if problem.wide:
         evidence = _evidence_of_wide(problem, preconditioner, scale)
         refined = refine_minimum_norm(
-            *(problem.operator.a, r, problem.b),
+            *(problem.operator, r, problem.b),
             scale=evidence.scale,
             rows=scale,
             tolerance=target,
@@ -346,8 +339,8 @@ def _iterations(problem: PreparedProblem, largest: float, smallest: float, limit
 
 def _check_rank(problem: PreparedProblem, largest: float, smallest: float) -> None:
     condition = largest / smallest if smallest > 0 else math.inf
-    if not problem.options.limits(problem.operator.shape).full_rank(ESTIMATED * condition):
-        rcond = problem.options.certain_rcond(problem.operator.shape)
+    if not problem.options.limits(problem.shape).full_rank(ESTIMATED * condition):
+        rcond = problem.options.certain_rcond(problem.shape)
         raise Declined(f"condition number about {condition:.1e}: not of full rank to {rcond:.1e}")
 
 
@@ -399,19 +392,6 @@ class _Probed:
     iterations: int = 0  # those that x took
 
 
-def _sampled(problem: PreparedProblem, r: UpperTriangular, start: torch.Tensor) -> _Probed:
-    """Find out along random vectors whether the singular values of ``A R^-1`` are near 1.
-
-    That takes less than a problem with known solution, where iterations are hardly needed.
-    """
-    z = gaussian(problem.rank, PROBES, start.dtype, start.device, seed=1)
-    image = problem.operator.rmatmul(problem.operator.matmul(solve_r(r, z)))
-    norm = torch.linalg.matrix_norm
-    rate = float(MARGIN * norm(z - solve_rt(r, image)) / PROBES**0.5)
-    # A null direction of A leaves a whole component.
-    return _Probed(0.0 if rate <= MAX_RATE else rate, max(0.0, 1 - rate) ** 0.5, start)
-
-
 def _probe(
     problem: PreparedProblem,
     r: UpperTriangular,
@@ -449,3 +429,99 @@ def _probe(
     if not together:
         return _Probed(error, smallest_of_all)
     return _Probed(error, smallest_of_all, found.x[:, 1:], found.iterations)
+
+
+def by_fast_r(
+    problems: LeastSquaresProblems,
+    before: LeastSquaresAnswer | None,
+    *,
+    label: str,
+    method: str,
+    compute: str,
+    inner: InnerSolver,
+    limit: Limit | None,
+) -> LeastSquaresAnswer:
+    """R by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``) in some arithmetic."""
+    problem = problems.prepared
+    return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
+
+
+def by_gram(
+    problems: LeastSquaresProblems,
+    before: LeastSquaresAnswer | None,
+    *,
+    label: str,
+    compute: str,
+    plain_residuals: bool = False,
+) -> LeastSquaresAnswer:
+    """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
+
+    Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and guarantees
+    a number of digits. With ``plain_residuals``, those in working precision, R is checked before.
+    """
+    options, over_rows = problems.options, problems.options.over_rows
+    factor = partial(low_cholesky_r, engine=options.engine.using(compute))
+    source = RSource(partial(factor, sampled=True), half_precision=True, plain_residuals=plain_residuals)
+    pace = Pace.asynchronous(2 if source.checked_first else 1)
+    solve = partial(solve_together, problems, before, label=label, pace=pace)
+    answer = solve(source=source)
+    shape = (over_rows.count(problems.a.shape[1]), problems.a.shape[2])
+    assert answer.measured is not None
+    evidence = Evidence.from_numbers(answer.measured[:, 0].tolist())
+    if not options.limits(shape, SURE).accept(evidence):
+        beyond = problems.largest[0] > over_rows.largest(sampled_max(problems.a[0]))
+        if bool(over_rows.agree(beyond.any())):
+            answer = solve(source=replace(source, factor=factor))
+    return answer
+
+
+def by_householder(
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, inner: InnerSolver
+) -> LeastSquaresAnswer:
+    """R by the library's Householder reflections, and iterations that start from what they give."""
+    problem = problems.prepared
+    preconditioner, start = householder_r(problem)
+    return refined_with(problem, label, preconditioner, inner, start=start)
+
+
+def unrefined(
+    problems: LeastSquaresProblems,
+    before: LeastSquaresAnswer | None,
+    *,
+    label: str,
+    algorithm: str,
+    compute: str,
+) -> LeastSquaresAnswer:
+    """The comparators of the papers, which do not refine: ``"direct"`` or the normal equations."""
+    problem, options = problems.prepared, problems.options
+    if problem.wide:
+        raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
+    engine, over_rows = options.engine.using(compute), options.over_rows
+    work = engine.empty(*problem.operator.a.shape)
+    engine.fill(work, problem.operator.a, problem.scales)
+    rhs = problem.b.to(engine.storage)
+    if algorithm == "direct":
+        q, r = rgsqrf(work, engine, overwrite_a=True)
+        y = qr_solve(q, r, rhs, over_rows)
+    else:
+        y, r = normal_equations(work, rhs, engine)
+    y, r = map(in_double, over_rows.agreed(y, r))
+    if not bool(torch.isfinite(y).all()):
+        raise Declined("the factorization broke down: A is too ill-conditioned for it")
+    preconditioner = Preconditioner.from_factor(r, r)
+    largest, smallest = over_rows.agree(preconditioner.extremes).tolist()
+    n, condition = problem.rank, largest / smallest if smallest > 0 else math.inf
+    x = in_double(y) * problem.scales[:, None]
+    residual = problem.b - problem.operator.matmul(x)
+    gradient = problem.operator.rmatmul(residual)
+    columns = problem.scales / preconditioner.columns
+    scale = Scale(columns, largest)
+    projected = solve_rt(r / problem.scales, gradient)
+    norms = norms_of(scale, problem.b, x, residual, gradient, projected, over_rows)
+    refined = Refined(x, norms.measures(scale.norm), norms.residual)
+    # Rounding errors of this R move singular values by so much; the normal equations square them.
+    errors = 4 * n**0.5 * engine.format.u * (condition if algorithm == "normal" else 1.0)
+    doubt, bound = "", ESTIMATED * condition
+    if not (options.limits(problem.shape).full_rank(bound) and bound * errors < 1):
+        doubt = f"condition number about {condition:.1e}: A may lack full rank"
+    return answer_of(problem, label, refined, LeastSquaresErrorBounds(scale, smallest, 1 / columns), doubt)

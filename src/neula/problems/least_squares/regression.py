@@ -3,22 +3,141 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from neula.algorithms.scaled_problems import ScaledProblems
+from neula.algorithms.scaling import binary_exponents
 from neula.engines.formats import double_of
-from neula.kernels.magnitudes import squares
+from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares
 from neula.kernels.shift import shift
+from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.result.regression import Robust
-from neula.problems.least_squares.fit import UNCHANGED, LinearFit
+from neula.problems.least_squares.fit import FitNumbers, LinearFit
+from neula.problems.orthogonal.certified import certified_qr
+from neula.problems.orthogonal.factors import QRFactors
+
+UNCHANGED = 1e-10
+"""Largest relative change of a recomputed norm of a difference: rounding errors are far smaller."""
 
 
 @dataclass(frozen=True)
 class RegressionFit(LinearFit):
     """A linear fit with the rows of A and b."""
+
+    rows: int | None = None  # How many rows are data; those below are damping. None: all that were given.
+    # Shape (n, q): unknowns by those of the problem that was solved, whose matrix the shapes have: a null
+    # space.
+    basis: torch.Tensor | None = None
+    # Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
+    exponents: tuple[torch.Tensor, torch.Tensor] | None = None
+    # Of the covariance of b: lower Cholesky factor, shape (m, m), or standard deviations, shape (m,).
+    factor: torch.Tensor | None = None
+
+    # --- what was solved ---
+
+    @cached_property
+    def _scaled(self) -> ScaledProblems:
+        """Weighted and damped problem, each matrix in its own units: as given if float64 holds squares."""
+        double = double_of(self.x.dtype)
+        a, b = (self.call.here(y).to(double) for y in (self.shapes.matrices, self.shapes.columns))
+        a, b = stacked_problem(a, b, self.options.weights, self.options.damp)
+        (a, of_a), (b, of_b) = _in_range(a, (1, 2)), _in_range(b, (1,))
+        if self.exponents is not None:
+            of_a, of_b = of_a + self.exponents[0], of_b + self.exponents[1]
+        return ScaledProblems(a, None, of_a, b, None, of_b, wide=False)
+
+    @property
+    def _data(self) -> int:
+        """Rows that are data."""
+        given = self.options.observations if self.rows is None else self.rows
+        return self.shapes.matrices.shape[1] if given is None else given
+
+    @cached_property
+    def _factors(self) -> QRFactors:
+        """QR of the stacked matrix. Raises ValueError if A lacks full rank."""
+        with self.call.computing():
+            found = certified_qr(self._scaled.a, self.call.engine)
+            diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
+            norms = torch.linalg.vector_norm(found.r, dim=1)
+            least = self.options.rcond * norms[:, : diagonal.shape[1]]
+            full = found.r.shape[1] == found.r.shape[2] and bool((diagonal > least).all())
+        if not full:
+            raise ValueError(
+                f"A of shape {tuple(self.call.first.tensor.shape)} lacks full rank: its parameters have no "
+                "covariance; leave columns out that depend on others, or pass damp="
+            )
+        return found
+
+    @cached_property
+    def _inverse(self) -> torch.Tensor:
+        """``R^-1``, by which ``Q^H b`` becomes x, shape (P, n, q)."""
+        r = self._factors.r
+        identity = torch.eye(r.shape[2], dtype=r.dtype, device=r.device).expand_as(r)
+        inverse = torch.linalg.solve_triangular(r, identity, upper=True)
+        return inverse if self.basis is None else self.basis @ inverse
+
+    @cached_property
+    def kept(self) -> FitNumbers:
+        """Numbers of the fit; damped, the map is less than ``R^-1``."""
+        q, data, map, beside = self._factors.q, self._data, self._inverse, self._beside
+        effective = q.real.new_full((len(q),), q.shape[2])
+        if q.shape[1] > data:
+            # The triangle of a QR of the rows that are data is as good as they are.
+            map = map @ torch.linalg.qr(q[:, :data], mode="r")[1].mH
+            effective = squares(q[:, :data]).sum((1, 2))
+        free = data - effective if beside is None else squares(beside[:, :data]).sum((1, 2))
+        self._check_unchanged()
+        left = squares(self._errors_of_rows).sum(1)
+        units = self._scaled.columns[:, 0], self._scaled.b_columns[:, 0]
+        return FitNumbers(float(data), map, effective, free, left, *units)
+
+    @cached_property
+    def _beside(self) -> torch.Tensor | None:
+        """Orthonormal vectors that span what is orthogonal to Q, shape (P, M, M - n), where their part in the
+        rows that are data is as small as the damping: differences from one would lose it.
+        """
+        q = self._factors.q
+        if q.shape[1] == self._data or q.shape[2] < self._data:
+            return None
+        return torch.linalg.qr(q, mode="complete")[0][..., q.shape[2] :]
+
+    @cached_property
+    def _residuals(self) -> torch.Tensor:
+        """``b - A x`` with weights, by the projection on the range of A, shape (P, M, K)."""
+        b, q = self._scaled.b, self._factors.q
+        if self._beside is not None:
+            return self._beside @ (self._beside.mH @ b)
+        left = b - q @ (q.mH @ b)
+        return left - q @ (q.mH @ left)
+
+    def _check_unchanged(self) -> None:
+        """A and b are those that were solved."""
+        given, norm = self._scaled, torch.linalg.vector_norm
+        a, b, x = given.a, given.b, given.scale(self.x)
+        changed = (norm(b - a @ x, dim=1) - shift(self.norms, -given.b_columns[:, 0])).abs()
+        size = norm(b, dim=1) + norm(norm(a, dim=1)[..., None] * x, dim=1)
+        if not bool((changed <= UNCHANGED * size).all()):
+            raise ValueError("A or b has changed since it was solved: solve again, or keep a copy")
+
+    def leverage(self, samples: int | None) -> Any:
+        """Squared norms of rows of Q, or of their images of random vectors."""
+        a, r = self._scaled.a, self._factors.r
+        mixed = torch.eye(r.shape[2], dtype=r.dtype, device=r.device)
+        if samples is not None:
+            mixed = gaussian(r.shape[2], samples, r.dtype, r.device, seed=2) / math.sqrt(samples)
+        inverse = torch.linalg.solve_triangular(r, mixed.expand(len(r), *mixed.shape), upper=True)
+        parts = [squares(block @ inverse).sum(2) for block in self._blocks(a[:, : self._data])]
+        return self._given(self._of_matrices(torch.cat(parts, 1) if parts else a.real.new_zeros(len(a), 0)))
+
+    def _blocks(self, a: torch.Tensor) -> Iterator[torch.Tensor]:
+        size = max(1, 8 * self.call.engine.tuning.chunk_elements // max(1, len(a) * a.shape[2]))
+        return iter(a.split(size, 1)) if a.shape[1] else iter(())
 
     # --- rows, whitened: with weights, or multiplied by the inverse factor of the covariance of b ---
 
@@ -114,7 +233,7 @@ class RegressionFit(LinearFit):
 
     def numbers(self) -> dict[str, Any]:
         """Regression table by name; a number each, or arrays of shape (*batch,) or (*batch, k)."""
-        return {name: self._number(self._of_columns(x)) for name, x in self._measures.items()}
+        return {name: self._number(self.shapes.of_columns(x)) for name, x in self._measures.items()}
 
     @cached_property
     def _measures(self) -> dict[str, torch.Tensor]:
@@ -127,8 +246,8 @@ class RegressionFit(LinearFit):
                 "covariance(), standard_errors() and residual_variance"
             )
         of_residuals, of_b, of_fitted = self._sums
-        m, p, free = self._data, self._effective[:, None], self._free[:, None]
-        constant, model = self._constant, self._effective[:, None] - self._constant
+        m, p, free = self._data, self.kept.effective[:, None], self.kept.free[:, None]
+        constant, model = self._constant, self.kept.effective[:, None] - self._constant
         r_squared = 1 - of_residuals / of_b
         f = (of_fitted / model) / (of_residuals / free)
         if self.basis is not None or self._factors.q.shape[1] > m:
@@ -169,7 +288,7 @@ class RegressionFit(LinearFit):
         else:
             errors = squares(left)
             if how.kind == "HC1":
-                errors = errors * (self._data / self._free[:, None, None])
+                errors = errors * (self._data / self.kept.free[:, None, None])
             elif how.kind in ("HC2", "HC3"):
                 rest = 1 - squares(q).sum(2)
                 if bool((rest <= UNCHANGED).any()):
@@ -186,7 +305,7 @@ class RegressionFit(LinearFit):
         if len(groups) != self._data:
             raise ValueError(f"groups must have shape ({self._data},), as A has rows, got ({len(groups)},)")
         count = int(groups.max()) + 1
-        correction = count / (count - 1) * (self._data - 1) / self._free[:, None, None, None]
+        correction = count / (count - 1) * (self._data - 1) / self.kept.free[:, None, None, None]
         sums = torch.stack([q * one.conj()[..., None] for one in left.unbind(2)], 1)
         scores = sums.new_zeros(*sums.shape[:2], count, q.shape[2]).index_add(2, groups, sums)
         return correction * (scores.mH @ scores)
@@ -206,7 +325,7 @@ class RegressionFit(LinearFit):
 
     def robust_intervals(self, x: Any, level: float, how: Robust) -> Any:
         """Ends of intervals about x."""
-        free = self._free
+        free = self.kept.free
         if how.groups is not None:
             free = torch.full_like(free, float(how.groups.max()))
         return self._intervals(x, level, self._roots(how), free)
@@ -219,3 +338,14 @@ class RegressionFit(LinearFit):
     def _exponents(self) -> torch.Tensor:
         """Binary exponents of x of the scaled problem, shape (P, K)."""
         return self._scaled.b_columns[:, 0] - self._scaled.columns[:, 0]
+
+
+def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """X divided by powers of two where float64 does not hold the squares of its largest elements along some
+    dimensions, and their exponents.
+    """
+    if not x.numel():
+        return x, x.real.sum(dims, keepdim=True).int()
+    exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=dims, keepdim=True))
+    exponents = exponents.masked_fill(exponents.abs() <= SQUARABLE_EXPONENT, 0)
+    return shift(x, -exponents) if bool(exponents.any()) else x, exponents

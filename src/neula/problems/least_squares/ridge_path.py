@@ -8,7 +8,7 @@ from typing import Any, Unpack, overload
 
 import torch
 
-from neula.certificates.bounds import Accuracy, lstsq_bound
+from neula.certificates.bounds import Accuracy, lstsq_bound, lstsq_bound_of
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, Engine, format_of
@@ -23,10 +23,14 @@ from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import has_parts, real_columns
-from neula.problems.least_squares.lstsq import default_rcond
-from neula.problems.least_squares.problem import LeastSquaresOptions
-from neula.problems.least_squares.ridge_refined import Estimates
-from neula.problems.least_squares.ridge_solutions import BoundedEstimate, Path, ScaledRidgeProblem, norm
+from neula.problems.least_squares.problem import LeastSquaresOptions, default_rcond
+from neula.problems.least_squares.ridge_solutions import (
+    BoundedEstimate,
+    Estimates,
+    Path,
+    ScaledRidgeProblem,
+    norm,
+)
 from neula.problems.signatures import ArrayLike, Kind, RidgeKeywords
 
 ANSWERS = "x", "residual_norms", "gcv", "leave_one_out"
@@ -132,13 +136,7 @@ def ridge_path(
     >>> path.x.shape, path.converged, bool(1e-6 < path.damps[path.best()] < 10)
     ((50, 12), True, True)
     """
-    call = Call.begin(
-        {"A": A, "b": b},
-        engine=engine,
-        accuracy=accuracy,
-        bound=lambda target, shape: lstsq_bound(target, min((1, *shape)[-2:]) or 1),
-        strict=strict,
-    )
+    call = Call.begin({"A": A, "b": b}, engine=engine, accuracy=accuracy, bound=lstsq_bound_of, strict=strict)
     shapes = broadcast_system(*call.tensors)
     if shapes.batch:
         raise ValueError(

@@ -4,53 +4,63 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
+from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
+from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.distributed import in_step
+from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.result import Attempt
-from neula.pipeline.solutions import host_for, nothing_to_do, numbers_of
+from neula.pipeline.result import Attempt, LstsqResult
+from neula.pipeline.result.deferred import Later
+from neula.pipeline.shapes import BatchedProblem
+from neula.pipeline.solutions import (
+    Report,
+    attached,
+    does_not_fit,
+    host_for,
+    nothing_to_do,
+    numbers_of,
+    rounded_away,
+    unread,
+    unsure,
+)
+from neula.problems.least_squares.fit import LinearFit, fit_spread
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresSolutions
+from neula.problems.least_squares.plan import solved_by_plan
+from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
+    LeastSquaresJudge,
+    LeastSquaresOptions,
+    LeastSquaresProblems,
+    LeastSquaresSolutions,
+    norms_of,
+)
+from neula.problems.least_squares.regression import RegressionFit
+from neula.problems.orthogonal.qr import qr
 
 ZERO = LeastSquaresSolutions.names.index("zero")
-
-
-def begin_problems(
-    problems: LeastSquaresProblems,
-) -> tuple[Answer[LeastSquaresSolutions], torch.Tensor] | None:
-    """Answer of the first link, and which problems it solves; None if that link synchronizes."""
-    count, (m, n), options = len(problems), problems.a.shape[1:], problems.options
-    if 0 in (problems.a.numel(), problems.b.numel()):
-        return None
-    answer = first_answer(chain_together(count, m, n, options), problems)
-    if answer is None or answer.measured is None:
-        return None
-    of = dict(zip(LeastSquaresSolutions.names, answer.measured, strict=True))
-    exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-    return answer, options.limits((m, n)).accept(Evidence.from_numbers(answer.measured)) & exact
 
 
 def solve_problems(
     problems: LeastSquaresProblems,
     *,
     is_batch: bool,
-    begun: Answer[LeastSquaresSolutions] | None = None,
+    begun: LeastSquaresAnswer | None = None,
     together: Sequence[LeastSquaresLink] | None = None,
 ) -> Run[LeastSquaresSolutions]:
     """Solve small problems together, then each unsolved problem by itself.
 
-    ``is_batch``: whether NaN and Inf are no error. ``begun``: from :func:`begin_problems`. ``together``:
-    links for all of them; by default those for their number.
+    In a batch NaN and Inf are no error. ``begun``: by the first link.
     """
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
@@ -61,37 +71,21 @@ def solve_problems(
     if together is None:
         together = chain_together(count, m, n, options, partial(_by_host, is_batch=is_batch))
     together = in_step(together) if options.over_rows.spread else together
-    run = _run_together(together, problems, begun)
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
+    try:
+        run = run_chain(together, problems, judge, begun=begun, settled=judge.settled)
+    except Unanswered as why:
+        run = Run.begin(count, _missing(problems, count))
+        run.attempts += why.attempts
     if len(run.open):
         _go_on(run, problems, is_batch=is_batch)
     _reject_vanished(run, problems)
     return run
 
 
-def _run_together(
-    together: Sequence[LeastSquaresLink],
-    problems: LeastSquaresProblems,
-    begun: Answer[LeastSquaresSolutions] | None,
-) -> Run[LeastSquaresSolutions]:
-    """Run the links for all problems together; an empty run if there are none."""
-    options, count = problems.options, len(problems)
-    m, n = options.over_rows.count(problems.a.shape[1]), problems.a.shape[2]
-    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
-    try:
-        return run_chain(together, problems, judge, begun=begun, settled=judge.settled)
-    except Unanswered as why:
-        run = Run.begin(count, _missing(problems, count))
-        run.attempts += why.attempts
-        return run
-
-
 def _by_host(
-    problems: LeastSquaresProblems,
-    before: Answer[LeastSquaresSolutions] | None,
-    *,
-    is_batch: bool,
-    passes: float,
-) -> Answer[LeastSquaresSolutions]:
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, is_batch: bool, passes: float
+) -> LeastSquaresAnswer:
     """Solve problems on the host by the whole chain, if so many passes over them are few enough."""
     options, here, (_, m, n) = problems.options, torch.device("cpu"), problems.a.shape
     work = m * n * (min(m, n) + problems.b.shape[2])
@@ -235,3 +229,170 @@ def _without_right_hand_sides(
     run.values = replace(values, x=x, residual_norm=residual_norm, forward_error=forward_error)
     numbers_of(run)["forward_error"][:] = 0.0
     return run
+
+
+def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOptions) -> LstsqResult | None:
+    """The result of the first link, before anything is read; None if that link synchronizes."""
+    without_waits, (m, n) = replace(options, may_wait=False), shapes.a.shape[-2:]
+    with call.computing():
+        problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), without_waits)
+        if 0 in (problems.a.numel(), problems.b.numel()):
+            return None
+        begun = first_answer(chain_together(len(problems), m, n, without_waits), problems)
+        if begun is None or begun.measured is None:
+            return None
+        of = dict(zip(LeastSquaresSolutions.names, begun.measured, strict=True))
+        exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
+        accepted = options.limits((m, n)).accept(Evidence.from_numbers(begun.measured)) & exact
+    values, least = begun.values, cast(int, begun.values.rank.amin())
+    result: LstsqResult[Any] = LstsqResult(
+        **unread(call, shapes, begun.values, accepted, options),
+        optimality=math.nan,
+        residual_norm=math.nan,
+        rank=least,
+        factorization=begun.label,
+        ranks=call.hand_back(shapes.of_members(values.rank), torch.int64),
+        _pending=lambda: solve_system(call, shapes, options, begun).reported(call),
+    )
+    return _attached(call, shapes, options, result)
+
+
+def solve_system(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, begun: LeastSquaresAnswer | None = None
+) -> LeastSquaresOutcome:
+    """Run or continue the chain, and attach the solution to the graphs of the operands and weights."""
+    if begun is None:
+        soon = solved_by_plan(call, shapes, options)
+        if isinstance(soon, LstsqResult):
+            return LeastSquaresOutcome(_attached(call, shapes, options, soon))
+        begun = soon
+    problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
+    is_batch = bool(shapes.batch)
+    with call.computing():
+        spoilt = _spoilt(shapes, problems.b)
+        if spoilt is not None:  # a column refined with others would overwrite them
+            usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
+            problems, begun = replace(problems, b=usable), None
+        run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
+    if spoilt is not None:
+        _put_nan(run, spoilt, shapes)
+    report = Report(call, shapes, options, run, spoilt)
+    fit: LinearFit | None = None
+    if spoilt is None:
+        make = fit_spread if options.over_rows.spread else RegressionFit
+        fit = make(call, shapes, options, run.found.x, run.found.residual_norm)
+    result = _attached(call, shapes, options, collect(report, fit=fit))
+    return LeastSquaresOutcome.from_report(result, report, is_batch=is_batch)
+
+
+def _spoilt(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:
+    """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
+    if shapes.copies <= 1:
+        return None
+    spoilt = ~shapes.finite.to(columns.device)
+    return spoilt if bool(spoilt.any()) else None
+
+
+def _put_nan(run: Run[LeastSquaresSolutions], spoilt: torch.Tensor, shapes: BatchedProblem) -> None:
+    """Say that nothing is known of right-hand sides with NaN or Inf."""
+    values, columns = run.found, shapes.for_columns(spoilt)
+    for known in (values.forward_error, values.residual_norm):
+        known.masked_fill_(columns, math.nan)
+    values.x.masked_fill_(columns[:, None], math.nan)
+    numbers_of(run)["forward_error"][0] = np.nan  # the largest of all is not known
+    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
+    run.attempts.append(Attempt("none", False, reason))
+
+
+def _attached(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions, result: LstsqResult[Any]
+) -> LstsqResult[Any]:
+    """A result, its x attached to the graphs of the operands and weights."""
+    weights = None if call.weights is None else call.weights.graph
+
+    def attach(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if x.numel() == 0 or a.numel() == 0:  # it does not depend on the numbers
+            return x + 0 * a.sum() + 0 * b.sum()
+        a, b = stacked_problem(a, b, weights, options.damp)
+        factorize = partial(qr, accuracy="fp64", engine=options.engine)
+        return attach_solution(a, b, x, ranks=result.ranks, factorize=factorize)
+
+    return attached(call, shapes, result, attach)
+
+
+@dataclass(frozen=True)
+class LeastSquaresOutcome:
+    """A result, and what is to be said where it is not converged."""
+
+    result: LstsqResult
+    why: str = ""
+    missed: Sequence[list[int]] = ()  # where in the batch problems are that were not accepted
+    unsure: bool = False  # whether x of any problem has no guaranteed digit
+
+    @classmethod
+    def from_report(cls, result: LstsqResult, report: Report, *, is_batch: bool = False) -> Self:
+        """The outcome of a run."""
+        if result.converged:
+            return cls(result)
+        reason = why(result, report.run, cast(LeastSquaresOptions, report.options), is_batch=is_batch)
+        return cls(result, reason, report.missed(), unsure(report.run))
+
+    def reported(self, call: Call) -> LstsqResult:
+        """The result, after a warning where the accuracy was missed, or an error where the call is strict."""
+        if not self.result.converged:
+            what = f"least squares is not certified to {self.result.accuracy} accuracy"
+            call.report_missed(what, self.why, self.result, self.missed, unsure=self.unsure)
+        return self.result
+
+
+def collect(report: Report, passes: int = 0, fit: Any = None) -> LstsqResult:
+    """One result for the batch: the worst of its members speaks for all."""
+    run, options = report.run, cast(LeastSquaresOptions, report.options)
+    values, of = run.found, numbers_of(run)
+    if np.isinf(of["largest"]).any():
+        raise does_not_fit(options.dtype)
+    m, n = options.over_rows.count(report.shapes.a.shape[-2]), report.shapes.a.shape[-1]
+    full_rank = options.full_rank(m, n)
+    ranks = of["rank"][~np.isnan(of["backward_error"])]
+    return LstsqResult._from_fields(
+        {
+            **report.common(),
+            "optimality": report.worst.get("optimality", 0.0),
+            "tolerance": lstsq_bound(options.target, max(1, full_rank)),
+            "residual_norm": Later(lambda: norms_of(values.residual_norm, report.layout)),
+            "rank": int(ranks.min(initial=full_rank)) if len(ranks) else min(m, n) * (not len(run.accepted)),
+            "full_rank": full_rank,
+            "factorization": run.label,
+            "ranks": report.of_members(lambda: values.rank, 0),
+            "passes": passes,
+            "_fit": fit,
+        }
+    )
+
+
+def why(
+    result: LstsqResult, run: Run[LeastSquaresSolutions], options: LeastSquaresOptions, *, is_batch: bool
+) -> str:
+    """Why the accuracy was missed."""
+    accurate = result.backward_error <= result.tolerance
+    if is_batch:
+        return run.attempts[-1].reason + rounded_away(run, result.tolerance, options.dtype)
+    if accurate and SURE >= result.forward_error > options.largest_error:
+        return (
+            f"forward error {result.forward_error:.1e}, asked for {options.largest_error:.1e}: "
+            f"condition number {result.condition:.1e} ({run.label})"
+        )
+    if accurate and run.doubt:
+        return f"no digit of x is guaranteed: {run.doubt} ({run.label})"
+    if accurate and not unsure(run):
+        return run.attempts[-1].reason
+    if accurate:
+        return (
+            f"A is ill-conditioned, no digit of x is guaranteed: condition number {result.condition:.1e}, "
+            f"forward error {result.forward_error:.1e} ({run.label})"
+        )
+    digits = ", no digit of x is guaranteed" if unsure(run) else ""
+    return (
+        f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}{digits} ({run.label})"
+        + rounded_away(run, result.tolerance, options.dtype)
+    )

@@ -10,24 +10,23 @@ from typing import Any
 
 import torch
 
-from neula.algorithms.krylov.coordinates import Coordinates
 from neula.algorithms.krylov.doubled_refinement import Refinement
 from neula.algorithms.krylov.streamed_lstsq import (
+    Coordinates,
     GramSums,
     HouseholderSums,
     RefinementSums,
     SummedGradient,
     SummedProblem,
 )
-from neula.algorithms.scaling import binary_exponents, power_of_two_scales
+from neula.algorithms.scaling import ScaledUnknowns, binary_exponents, power_of_two_scales
 from neula.certificates.bounds import Accuracy, lstsq_bound, target_format
 from neula.certificates.forward_error import MAX_RATE
-from neula.engines import FP64, Engine, format_of, select_engine
+from neula.engines import FP64, Engine, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.io.sources import Source, row_blocks
 from neula.kernels.magnitudes import SQUARABLE
-from neula.kernels.shift import shift
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
@@ -37,10 +36,15 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import FitNumbers, KeptFit, from_triangle
-from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.solution import LeastSquaresOutcome, collect
-from neula.problems.least_squares.with_r import summed_members
+from neula.problems.least_squares.fit import FitNumbers, LinearFit, from_triangle
+from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
+    LeastSquaresJudge,
+    LeastSquaresOptions,
+    LeastSquaresSolutions,
+)
+from neula.problems.least_squares.run import LeastSquaresOutcome, collect
+from neula.problems.least_squares.together import summed_members
 
 MOST_PASSES = 3
 """Over A: where it does not fit into memory, reading it is what takes time."""
@@ -58,16 +62,15 @@ Step = Callable[[torch.Tensor, torch.Tensor], None]
 def lstsq_streamed(
     A: Any,
     b: Any,
-    accuracy: Accuracy | None,
-    engine: str | Engine,
+    *,
     algorithm: str | None,
     compute: str | None,
     damp: float,
     weights: Any,
     rcond: float | None,
     certify: str,
-    strict: bool,
     progress: Progress | None,
+    **asked: Any,
 ) -> LstsqResult:
     """:func:`neula.lstsq` for a source of rows; names and numbers are checked already."""
     if algorithm not in (None, "householder") or compute is not None:
@@ -81,16 +84,12 @@ def lstsq_streamed(
         m, given = sources["A"].shape[0], sources["weights"].shape
         if given != (m,):
             raise ValueError(f"weights must have shape ({m},), one for each row of A, got {given}")
-    call = _begun(sources, b_taken, engine, accuracy, strict)
+    call = _begun(sources, b_taken, asked["engine"], asked["accuracy"], asked["strict"])
     a, right = (x.tensor for x in call.operands.values())
-    options = LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=call.dtype,
+    options = LeastSquaresOptions.of_call(
+        *(call, a.dtype, a.shape, rcond),
         algorithm=algorithm,
         damp=damp,
-        rcond=max(max(a.shape) * 2.0**-52, 2 * format_of(a.dtype).u) if rcond is None else rcond,
-        unit=format_of(a.dtype).u,
         max_iterations=MOST_PASSES,
         forward=certify == "forward",
         progress=progress,
@@ -100,7 +99,7 @@ def lstsq_streamed(
         run = _solved(problem)
     shapes, values = broadcast_system(a, right), run.found
     report = Report(call, shapes, options, run)
-    fit = KeptFit(
+    fit = LinearFit(
         call, shapes, options, values.x, values.residual_norm, source=partial(_numbers_of, call, problem)
     )
     result = collect(report, passes=problem.reader.passes, fit=fit)
@@ -170,7 +169,7 @@ def chain_streamed(options: LeastSquaresOptions) -> list[Link[Streamed, LeastSqu
 
 
 @dataclass
-class Streamed(SingleProblem):
+class Streamed(SingleProblem, ScaledUnknowns):
     """One problem, whose rows are read in passes."""
 
     reader: Reader  # of A, b, and weights if there are any
@@ -220,11 +219,9 @@ class Streamed(SingleProblem):
         return sums.whole, self.reader.count
 
     def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
-        """One pass: all rows, weighted and scaled, then those of the damping.
+        """One pass: ``step`` takes all rows of A and b, weighted and scaled, then those of the damping.
 
-        ``what``: for the progress. ``step`` takes some rows of A and b. ``rescale`` in a first pass
-        changes what was summed, where columns of A and b are too large, or small. ``damped``: whether the
-        rows of the damping are wanted.
+        ``rescale`` in a first pass changes what was summed, where columns of A and b are too large, or small.
         """
         for block in self.reader.read(what):
             a, b = self._weighted(block)
@@ -280,13 +277,8 @@ class Streamed(SingleProblem):
             wanted = self.scales * power_of_two_scales(norms)
             self.change(wanted.clamp(1 / LARGEST_SCALE, LARGEST_SCALE), rescale)
 
-    def refine(
-        self, coordinates: Coordinates, start: torch.Tensor, label: str
-    ) -> Answer[LeastSquaresSolutions]:
-        """Passes with updates, until the solution is accepted, or no pass is left.
-
-        ``start``, shape (r, k): those of b.
-        """
+    def refine(self, coordinates: Coordinates, start: torch.Tensor, label: str) -> LeastSquaresAnswer:
+        """Passes with updates from the coordinates ``start``, until x is accepted, or no pass is left."""
 
         def visited(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
             sums = RefinementSums(coordinates, x, low, self.doubled, "weights" in self.reader.sources)
@@ -308,26 +300,17 @@ class Streamed(SingleProblem):
         return Answer(members, label, coordinates.doubt, iterations=refinement.steps, history=tuple(history))
 
     @property
-    def _columns(self) -> torch.Tensor:
-        """Exponents by which solutions are multiplied to be in the units that were given, shape (n, k)."""
-        exponents = binary_exponents(self.scales)
-        return exponents[: self.n, None] - exponents[self.n :]
+    def columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which columns of A are divided, shape (1, n)."""
+        return 1 - binary_exponents(self.scales[: self.n])[None]
 
-    def unscale(self, y: torch.Tensor) -> torch.Tensor:
-        """Solutions in the units that were given."""
-        return shift(y, self._columns)
-
-    def scale(self, x: torch.Tensor) -> torch.Tensor:
-        return shift(x, -self._columns)
-
-    def residual_norm(self, norm: torch.Tensor) -> torch.Tensor:
-        """Norms of residuals in the units that were given."""
-        return norm / self.scales[self.n :]
+    @property
+    def b_columns(self) -> torch.Tensor:  # type: ignore[override]
+        """Exponents by which right-hand sides are divided, shape (1, k)."""
+        return 1 - binary_exponents(self.scales[self.n :])[None]
 
 
-def by_gram(
-    problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
-) -> Answer[LeastSquaresSolutions]:
+def by_gram(problem: Streamed, before: LeastSquaresAnswer | None, *, label: str) -> LeastSquaresAnswer:
     """R of the Gram matrix, which takes half the operations of a QR; for moderate condition numbers."""
     sums = GramSums.begin(problem.n, problem.k, problem.device, problem.dtype)
     problem.visit("Gram matrix", sums.add, sums.rescale)
@@ -344,9 +327,7 @@ def by_gram(
     return problem.refine(coordinates, coordinates.inverse.mH @ sums.products, label)
 
 
-def by_householder(
-    problem: Streamed, before: Answer[LeastSquaresSolutions] | None, *, label: str
-) -> Answer[LeastSquaresSolutions]:
+def by_householder(problem: Streamed, before: LeastSquaresAnswer | None, *, label: str) -> LeastSquaresAnswer:
     """R by Householder reflections, for any condition number; minimum-norm solutions below full rank."""
     if problem.reader.passes > MOST_PASSES - 2:
         raise Declined(f"it takes two passes, and {problem.reader.passes} of {MOST_PASSES} are made")

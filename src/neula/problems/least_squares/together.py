@@ -7,13 +7,20 @@ the working precision. Unsolved problems go to the SVD, one by one.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from functools import partial
-from typing import NamedTuple, Self
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
-from neula.algorithms.krylov.batched_lstsq import lengths, limits_of, rate_of
+from neula.algorithms.krylov.batched_lstsq import (
+    Overdetermined,
+    Triangles,
+    Underdetermined,
+    are_solved,
+    lengths,
+    limits_of,
+    rate_of,
+)
 from neula.algorithms.krylov.doubled_refinement import (
     MAX_STEPS,
     SYNCHRONOUS,
@@ -22,14 +29,28 @@ from neula.algorithms.krylov.doubled_refinement import (
     LaunchTuning,
     Pace,
     Refinement,
-    refine_doubled,
 )
-from neula.algorithms.krylov.underdetermined import Underdetermined
-from neula.algorithms.orthogonal.r_only import HALVED, cholesky_r, lower_gram
+from neula.algorithms.krylov.passes import times
+from neula.algorithms.krylov.streamed_lstsq import SummedProblem
+from neula.algorithms.orthogonal.r_only import (
+    HALVED,
+    cholesky32_r,
+    cholesky_r,
+    householder_r,
+    lower_gram,
+    shifted_cholesky3_r,
+)
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.spectra.inverse_norm import schatten_bounds
+from neula.algorithms.scaling import ScaledUnknowns
+from neula.certificates.backward_error import Measures
 from neula.certificates.bounds import lstsq_bound
-from neula.certificates.forward_error import ESTIMATED, MAX_RATE
+from neula.certificates.forward_error import (
+    ESTIMATED,
+    MAX_RATE,
+    least_squares_error,
+    residual_ratio,
+    rounded_error,
+)
 from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.engines.graphs import Tensors, made
@@ -40,32 +61,202 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.refining import over
-from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
-from neula.problems.least_squares.prepared import LeastSquaresProblems
-from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresSolutions
-from neula.problems.least_squares.with_r import (
-    Factor,
-    RSource,
-    UnscaledSolutions,
-    measured_members,
-    members_of,
-    refines_doubled_of,
-    system_of,
+from neula.problems.least_squares.problem import (
+    LeastSquaresAnswer,
+    LeastSquaresOptions,
+    LeastSquaresProblems,
+    LeastSquaresSolutions,
 )
+
+Factor = Callable[..., torch.Tensor]
+"""R of a batch of tall matrices, ``factor(a, over_rows=...)``."""
+
+
+@dataclass(frozen=True)
+class RSource:
+    """A way to compute R."""
+
+    factor: Factor
+    # Whether it also takes the Gram matrix of a single A, which is computed once for all such sources.
+    from_gram: bool = False
+    backward_stable: bool = False  # whether no other source has a better R
+    # Whether R comes from products of half-precision operands: the first steps then need no residuals in
+    # twice the working precision, and few random vectors measure the rate of convergence.
+    half_precision: bool = False
+    narrow: bool = False  # whether A may have any dtype
+    # Whether no step takes residuals in twice the working precision unless digits are requested.
+    plain_residuals: bool = False
+
+    @property
+    def checked_first(self) -> bool:
+        """Whether the host checks R before any step, and then launches two steps before it reads again.
+
+        Problems that come to a backward stable R, the last one, often lack full rank, and then all steps are
+        in vain; so are plain ones with an R that converges slowly.
+        """
+        return self.backward_stable or self.plain_residuals
+
+
+SOURCES = {
+    "cholesky fp32": RSource(cholesky32_r, narrow=True),
+    "cholesky fp64": RSource(cholesky_r, from_gram=True),
+    "shifted cholesky fp64": RSource(shifted_cholesky3_r, from_gram=True, backward_stable=True),
+    "householder fp64": RSource(householder_r, backward_stable=True),
+}
+
+
+def system_of(
+    problems: ScaledProblems,
+    r: torch.Tensor,
+    options: LeastSquaresOptions,
+    source: RSource,
+    gram: torch.Tensor | None = None,
+    norms: torch.Tensor | None = None,
+) -> Overdetermined:
+    """A with its R, whose Gram matrix and norms of columns may be known."""
+    over_rows = options.over_rows
+    shape = over_rows.count(problems.a.shape[1]), problems.a.shape[2]
+    doubled = options.refines_doubled(*shape, plain=source.plain_residuals)
+    columns, triangles = None, None
+    if are_solved(r) or problems.given or gram is not None:
+        columns = (lengths(r) if norms is None else norms)[..., None]
+    if are_solved(r):
+        assert columns is not None
+        triangles = Triangles.estimated(r, columns)
+    elif columns is not None:
+        # Dozens of launches that know nothing of A, which may be too large for a graph.
+        inputs = (r, columns) if gram is None or gram.shape[1] < HALVED else (r, columns, gram)
+        inverse, norm, bound, of_inverse = options.engine.alone.replay(_triangles, inputs, "triangles")
+        triangles = Triangles(inverse, norm, bound, of_inverse)
+    return Overdetermined(
+        *(problems.a, r, columns, over_rows),
+        low=problems.a_low,
+        b_low=problems.b_low,
+        doubled=doubled,
+        triangles=triangles,
+        rhs=problems.b if problems.given else None,
+        half_precision=source.half_precision,
+    )
+
+
+def _triangles(*known: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return Triangles.from_factor(*known).tensors
+
+
+def certified(
+    problems: ScaledUnknowns,
+    found: DoubledSolution,
+    options: LeastSquaresOptions,
+    *,
+    size: Callable[[torch.Tensor], torch.Tensor],
+    norms: Callable[[torch.Tensor | None], tuple[torch.Tensor, ...]],
+    conditions: tuple[torch.Tensor, torch.Tensor],
+    rank: int,
+    doubtful: bool = False,
+) -> LeastSquaresSolutions:
+    """Solutions in the units and the dtype of the result, with their evidence.
+
+    ``size`` is ``||D x||``. ``norms`` has those of residuals and right-hand sides in units of the scaled b,
+    where rounding moves x by so much, if at all. ``conditions`` are estimates and bounds.
+    """
+    z, exact = found.x, problems.given and options.dtype == found.x.dtype
+    x = z if exact else in_double(problems.unscale(z).to(options.dtype))
+    lost = None if exact else z - problems.scale(x)
+    rounding = torch.zeros_like(found.forward_error) if lost is None else over(size(lost), size(z))
+    residual_norm, b_norm = norms(lost)
+    # An error of x moves the projection of the residual by as much of ||A|| ||x||, and no more.
+    of_data = torch.minimum(found.measures.backward_error, found.forward_error)
+    backward_error = (of_data + rounding + found.rounding).amax(1)
+    members = LeastSquaresSolutions(
+        x=x,
+        residual_norm=problems.residual_norm(residual_norm),
+        forward_error=rounded_error(found.forward_error, rounding),
+        backward_error=backward_error,
+        refined_error=of_data.amax(1),
+        residual=over(residual_norm, b_norm).amax(1),
+        optimality=found.measures.optimality.amax(1),
+        condition=conditions[0],
+        condition_bound=conditions[1],
+        rank=torch.full_like(backward_error, rank, dtype=torch.int64),
+        doubtful=torch.full_like(backward_error, doubtful, dtype=torch.bool),
+    )
+    # Results and decisions are equal on all processes.
+    return LeastSquaresSolutions(*options.over_rows.agreed(*members.tensors))
+
+
+def measured_members(
+    problems: ScaledProblems,
+    system: Overdetermined,
+    found: DoubledSolution,
+    options: LeastSquaresOptions,
+    data_error: float = 0.0,
+) -> LeastSquaresSolutions:
+    """Solutions of tall problems with their evidence.
+
+    Residuals in working precision do not show errors below their own, which Wedin's bound may. Backward
+    errors include that of the data.
+    """
+    over_rows = options.over_rows
+    if data_error:
+        error, optimality = found.measures.backward_error, found.measures.optimality
+        found = replace(found, measures=Measures(error + data_error, optimality))
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        residual = found.residual if lost is None else found.residual + times(problems.a, lost)
+        return over_rows.norms(residual, problems.b, dim=1)
+
+    if system.doubled is None:
+        ratio = residual_ratio(norms(None)[0], system.norm, system.size(found.x))
+        error = least_squares_error(system.condition_bound[:, None], found.measures.backward_error, ratio)
+        error = torch.minimum(found.forward_error, error).where(found.forward_error < torch.inf, torch.inf)
+        found = replace(found, forward_error=error)
+    conditions = system.condition, system.condition_bound
+    rank = options.full_rank(over_rows.count(problems.a.shape[1]), found.x.shape[1])
+    return certified(
+        problems, found, options, size=system.size, norms=norms, conditions=conditions, rank=rank
+    )
+
+
+def summed_members(
+    problem: ScaledUnknowns, system: SummedProblem, found: DoubledSolution, options: LeastSquaresOptions
+) -> LeastSquaresSolutions:
+    """The solution of a problem of any rank whose rows are not in memory, with its evidence.
+
+    In place of the residual ``found`` has its norm, and its forward error is that in the range of the
+    coordinates.
+    """
+    of, size = system.coordinates, system.size(found.x)
+    ratio = residual_ratio(found.residual, of.norm, size)
+    errors = found.forward_error[0], found.measures.backward_error[0], ratio[0]
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        moved = found.rounding * size + (0.0 if lost is None else system.size(lost))
+        return torch.hypot(found.residual, of.norm_bound * moved), system.found.b[None]
+
+    return certified(
+        problem,
+        replace(found, forward_error=of.error(found.x[0], *errors)[None]),
+        options,
+        size=system.size,
+        norms=norms,
+        conditions=(size.new_tensor([max(1.0, of.condition)]), size.new_zeros(1)),
+        rank=of.rank,
+        doubtful=bool(of.doubt),
+    )
 
 
 def solve_together(
     problems: LeastSquaresProblems,
-    before: Answer[LeastSquaresSolutions] | None,
+    before: LeastSquaresAnswer | None,
     *,
     label: str,
     source: RSource,
     pace: Pace,
-) -> Answer[LeastSquaresSolutions]:
+) -> LeastSquaresAnswer:
     """Some problems with R from one source, as many at a time as fill the machine."""
     options, k = problems.options, problems.b.shape[2]
     report = stage(options.progress, label)
@@ -82,10 +273,10 @@ def solve_together(
         # Over processes small problems are scaled as others are: most of their time is for messages.
         few_messages = source.half_precision or not options.over_rows.spread
         synchronizes = not pace.is_prelaunched and few_messages
-        plain = PlainProblems.from_arrays(a, b, weighted) if synchronizes else None
+        plain = as_plain(a, b, weighted) if synchronizes else None
         if plain is not None:
-            known = source.from_gram and plain.a is problems.a and len(a) == 1
-            given = as_given(plain, source, pace, problems.gram[None] if known else None)
+            known = source.from_gram and plain[0] is problems.a and len(a) == 1
+            given = as_given(*plain, source, pace, problems.gram[None] if known else None)
         if given is None:
             # Of a scaled copy the host reads after every step, and none is plain.
             exact = replace(source, half_precision=False)
@@ -122,7 +313,7 @@ def in_reach(a: torch.Tensor, k: int, options: LeastSquaresOptions) -> bool:
     return small and seminormal.takes(a)
 
 
-def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> Answer[LeastSquaresSolutions]:
+def in_one_launch(problems: LeastSquaresProblems, label: str, pace: Pace) -> LeastSquaresAnswer:
     """Solve all problems by the kernel, except those with numbers near the ends of the range."""
     options = problems.options
     steps = pace.limit(min(MAX_STEPS, options.max_iterations))
@@ -165,9 +356,8 @@ def _refined(
     """Scale, factorize, refine and measure some problems; how many updates that took."""
     problems = ScaledProblems.from_arrays(a, b, options.weights, options.damp, options.over_rows)
     if problems.wide:
-        solved = _minimum_norm(problems, source.factor, options, pace)
-        members = members_of(problems, solved, options, a.shape[1])
-        return members, solved.found.steps, members.measured()
+        members, steps = _minimum_norm(problems, source.factor, options, pace)
+        return members, steps, members.measured()
     over_rows, gram, of = options.over_rows, None, {}
     if source.from_gram and problems.a.shape[2] >= HALVED:
         gram = over_rows.total(lower_gram(problems.a))
@@ -175,19 +365,18 @@ def _refined(
     r = source.factor(problems.a, over_rows=over_rows, **of)
     system = system_of(problems, r, options, source, gram)
     found = _refine(system, problems.b, options, pace)
-    members = measured_members(problems, system, found, options, a.shape[1])
+    members = measured_members(problems, system, found, options)
     return members, found.steps, members.measured()
 
 
 def _minimum_norm(
     problems: ScaledProblems, factor: Factor, options: LeastSquaresOptions, pace: Pace
-) -> UnscaledSolutions:
+) -> tuple[LeastSquaresSolutions, int]:
     rows, exponents = problems.with_rows()
     t = rows.a.mH
     b_transposed = (problems.a / problems.norms).mH
     r = factor(b_transposed)
-    inverse, (norm, norm_bound) = triangular_inverse(r, upper=True), schatten_bounds(r, upper=True)
-    inverse_norm = schatten_bounds(inverse, upper=True)[1]
+    inverse, norm, norm_bound, inverse_norm = Triangles.from_factor(r, torch.ones_like(r[..., :1])).tensors
     # An R of the normal equations may look regular where B is not.
     inverse_norm = inverse_norm.where(rate_of(b_transposed, r, inverse)[:, None] <= MAX_RATE, torch.inf)
     condition = norm * inverse_norm
@@ -202,32 +391,28 @@ def _minimum_norm(
         exponents=exponents.mT,
     )
     found = _refine(system, rows.b, options, pace)
-    x = in_double(rows.unscale(found.x).to(options.dtype))
-    lost = found.x - rows.scale(x)
-    residual = found.residual + rows.a @ lost
-    return UnscaledSolutions(
-        found=found,
-        x=x,
-        rounding=over(system.size(lost), system.size(found.x)),
-        low=found.rounding,
-        residual_norm=lengths(shift(residual, exponents)),
-        b_norm=lengths(problems.b),
-        condition=condition[:, 0],
-        condition_bound=condition_bound[:, 0],
+
+    def norms(lost: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        residual = found.residual if lost is None else found.residual + rows.a @ lost
+        return lengths(shift(residual, exponents)), lengths(problems.b)
+
+    members = certified(
+        rows,
+        found,
+        options,
+        size=system.size,
+        norms=norms,
+        conditions=(condition[:, 0], condition_bound[:, 0]),
+        rank=options.full_rank(*problems.a.shape[1:]),
     )
+    return members, found.steps
 
 
 def _refine(
     system: FactoredProblems, b: torch.Tensor, options: LeastSquaresOptions, pace: Pace
 ) -> DoubledSolution:
-    return refine_doubled(
-        system,
-        b,
-        tolerance=options.digits,
-        max_steps=min(MAX_STEPS, options.max_iterations),
-        pace=pace,
-        over_rows=options.over_rows,
-    )
+    refinement = Refinement(system, b, options.digits, options.over_rows)
+    return refinement.solved(min(MAX_STEPS, options.max_iterations), pace)
 
 
 REFINED_ERROR = LeastSquaresSolutions.names.index("refined_error")
@@ -236,36 +421,36 @@ ALIKE = 4.0
 """Columns whose norms differ by less are not scaled before their products are doubled."""
 
 
-class PlainProblems(NamedTuple):
-    """Tall problems, neither weighted nor damped."""
+def as_plain(
+    a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions
+) -> tuple[torch.Tensor, torch.Tensor, LeastSquaresOptions, float] | None:
+    """Tall problems whose weights and damping are in A, and the backward error of rounding weighted elements.
 
-    a: torch.Tensor  # shape (batch, m, n)
-    b: torch.Tensor  # shape (batch, m, k)
-    options: LeastSquaresOptions  # without weights and damping
-    # Backward error of rounding weighted elements: with columns of norm 1, what it changes of A has a
-    # Frobenius norm of at most sqrt(n) u, and A a norm of at least 1.
-    data_error: float = 0.0
-
-    @classmethod
-    def from_arrays(cls, a: torch.Tensor, b: torch.Tensor, options: LeastSquaresOptions) -> Self | None:
-        """Weights and damping go into A, unless residuals are in twice the working precision; None for wide
-        problems, and those.
-        """
-        m, n = options.over_rows.count(a.shape[1]), a.shape[2]
-        weighted = options.weights is not None
-        if options.is_wide(m, n):
-            return None
-        if not (weighted or options.damp):
-            return cls(a, b, options)
-        if options.over_rows.spread or options.refines_doubled(m, n):
-            return None
-        a, b = stacked_problem(a, b, options.weights, options.damp)
-        plain = replace(options, weights=None, damp=0.0)
-        return cls(a, b, plain, n**0.5 * FP64.u if weighted else 0.0)
+    None for wide problems, and for weighted and damped ones with residuals in twice the working precision.
+    With columns of norm 1, what rounding changes of A has a Frobenius norm of at most ``sqrt(n) u``, and A a
+    norm of at least 1.
+    """
+    m, n = options.over_rows.count(a.shape[1]), a.shape[2]
+    weighted = options.weights is not None
+    if options.is_wide(m, n):
+        return None
+    if not (weighted or options.damp):
+        return a, b, options, 0.0
+    if options.over_rows.spread or options.refines_doubled(m, n):
+        return None
+    plain = replace(options, weights=None, damp=0.0)
+    error = n**0.5 * FP64.u if weighted else 0.0
+    return *stacked_problem(a, b, options.weights, options.damp), plain, error
 
 
 def as_given(
-    plain: PlainProblems, source: RSource, pace: Pace, gram: torch.Tensor | None
+    a: torch.Tensor,
+    b: torch.Tensor,
+    options: LeastSquaresOptions,
+    data_error: float,
+    source: RSource,
+    pace: Pace,
+    gram: torch.Tensor | None,
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
     """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
 
@@ -276,9 +461,8 @@ def as_given(
 
     Returns solutions, how many steps they took, and their measured numbers, possibly on the host.
     """
-    a, b, options, data_error = plain
     over_rows = options.over_rows
-    doubled = refines_doubled_of(options, a, source)
+    doubled = options.refines_doubled(over_rows.count(a.shape[1]), a.shape[2], plain=source.plain_residuals)
     narrow = not doubled and len(a) == 1 and pays(a[0])
     problems = ScaledProblems.as_given(a, b, over_rows, narrow=narrow)
     known = {} if gram is None else {"gram": gram}
@@ -302,10 +486,7 @@ def as_given(
     most = min(MAX_STEPS, options.max_iterations)
     if pace.is_asynchronous:
         refinement.advance(min(pace.steps, most), pace.steps)
-        settled = partial(system.settled, left=refinement.left + system.size(refinement.low))
-        members = measured_members(
-            problems, system, refinement.solution(settled), options, a.shape[1], data_error
-        )
+        members = measured_members(problems, system, refinement.solution(system.settled), options, data_error)
         promising = refinement.active.any() & (system.rate <= MAX_RATE).any()
         numbers = members.measured()
         read = over_rows.agree(torch.cat([numbers.flatten(), torch.stack([usable, promising])])).cpu()
@@ -317,7 +498,7 @@ def as_given(
             return members, refinement.steps, numbers
         most = most if goes_on else refinement.steps
     refinement.advance(most, refinement.steps + 1)
-    members = measured_members(problems, system, refinement.solution(), options, a.shape[1], data_error)
+    members = measured_members(problems, system, refinement.solution(), options, data_error)
     return members, refinement.steps, members.measured()
 
 

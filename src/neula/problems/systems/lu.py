@@ -23,7 +23,7 @@ from neula.algorithms.elimination.lu import (
     lu_factorize,
     panel_widths,
 )
-from neula.algorithms.krylov.lu_refinement import KeptMatrix
+from neula.algorithms.krylov.iterative_refinement import KeptMatrix
 from neula.engines import Engine, Format
 from neula.engines.formats import matching_dtype
 from neula.errors import check_name

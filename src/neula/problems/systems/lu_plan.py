@@ -13,7 +13,7 @@ import torch
 from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import SMALL, VARIANTS, PackedLU, is_lapacks, largest_of
 from neula.algorithms.elimination.lu_panels import Interchanges
-from neula.algorithms.krylov.lu_refinement import KeptMatrix, RefinedSolution
+from neula.algorithms.krylov.iterative_refinement import KeptMatrix, RefinedSolution
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.orthogonality import PROBES, gaussian_probes

@@ -12,7 +12,7 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.lu_panels import Interchanges
-from neula.algorithms.krylov.lu_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
+from neula.algorithms.krylov.iterative_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
 from neula.engines import FP32, FP64, Format, format_of, select_engine
