@@ -94,4 +94,4 @@ def test_the_block_is_wider_than_the_rank(rank: int, width: int) -> None:
 def _options(tuning: Tuning, rank: int) -> SVDOptions:
     engine = EmulatedEngine("cpu")
     engine.tuning = tuning
-    return SVDOptions(FP32, None, engine, rank)
+    return SVDOptions(FP32, engine, rank=rank)

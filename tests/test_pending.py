@@ -150,9 +150,9 @@ def test_polar_factors_are_judged_where_they_are() -> None:
             pending = neula.polar(a, accuracy=accuracy, engine=GPU, wait=False)
         options = PolarOptions(FORMATS[accuracy], GPU)
         judge = PolarJudge.for_batch(a, options)
-        first = first_answer(chain(options), PolarMatrices(a, options), judge)
+        first = first_answer(chain(options), PolarMatrices(a, options))
         assert first is not None
-        verdict = judge.verdict(first, judge.measure(PolarMatrices(a, options), first).numpy())
+        verdict = judge.verdict(first, first.values.measured().numpy())
         assert pending.accepted.tolist() == verdict.accepted.tolist()
         assert pending.accepted[[0, 1, 7]].tolist() == [True, True, False]
         with pytest.warns(neula.AccuracyWarning, match=r"A\[7\]: residual nan"):

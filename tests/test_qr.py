@@ -22,7 +22,7 @@ from neula.engines.shipped import EMULATED, cuda_tuning
 from neula.engines.tuning import Recursion
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyError
-from neula.problems.orthogonal import launched
+from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.ways import WHOLE
 
 SHAPES = [
@@ -443,7 +443,7 @@ def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, c
         corrected.append(columns)
         return correct_last(q, r, engine, columns)
 
-    monkeypatch.setattr(launched, "correct_last", last)
+    monkeypatch.setattr(ways, "correct_last", last)
     a = random_matrix(kind, m, 250, cond=cond, seed=1, dtype=torch.float32)
     result = neula.qr(a, engine=Looking("cpu"))
     assert corrected == columns
@@ -469,7 +469,7 @@ def test_nothing_is_looked_at_unless_the_host_may_wait():
 
 def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
     """Then the next link starts from A again."""
-    monkeypatch.setattr(launched, "correct", lambda q, r, engine: (q, 1.001 * r))
+    monkeypatch.setattr(ways, "correct", lambda q, r, engine: (q, 1.001 * r))
     a = random_matrix("normal", 100, 60, dtype=torch.float32)
     result = neula.qr(a, engine=Queueing("cpu"))
     methods = [attempt.method for attempt in result.attempts]

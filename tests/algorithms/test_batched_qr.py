@@ -10,7 +10,7 @@ import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
 from neula.algorithms.orthogonal.householder import householder
-from neula.certificates.qr import qr_certificate, qr_certificates, qr_measures
+from neula.certificates.qr import certificates_of, qr_certificate, qr_measures
 from neula.engines import FP32, FP64
 from neula.io.matrices import random_matrix
 
@@ -148,7 +148,8 @@ def test_certificates_are_those_of_single_matrices(m: int, n: int, dtype: torch.
     r[2] *= 1.001
     scales = torch.rand(3, n, device=DEVICE) + 0.5
     target = FP32 if dtype == torch.float32 else FP64
-    together = qr_certificates(qr_measures(a, q, r, scales), a.shape[1:], target)
+    measures = qr_measures(a, q, r, scales)
+    together = certificates_of(measures.numpy(), measures.dtype, a.shape[1:], target)
     assert len(together) == 3
     for i, one in enumerate(together):
         alone = qr_certificate(a[i], q[i], r[i], scales[i], target)
@@ -171,6 +172,7 @@ def test_certificates_of_what_is_not_finite() -> None:
     r[1, 0, 0] = math.nan
     scales = torch.ones(3, 8, device=DEVICE)
     scales[2, 3] = math.nan
-    certificates = qr_certificates(qr_measures(a, q, r, scales), a.shape[1:], FP32)
+    measures = qr_measures(a, q, r, scales)
+    certificates = certificates_of(measures.numpy(), measures.dtype, a.shape[1:], FP32)
     assert certificates.accepted.tolist() == [True, False, False]
     assert np.isinf(certificates.error).tolist() == [False, True, True]

@@ -93,19 +93,6 @@ def test_subspaces_may_come_from_half_precision(spectrum: str, scale: float) -> 
     assert float(((found.s[:k] - s[:k]) / s[:k]).abs().max()) <= 1e-5
 
 
-@pytest.mark.parametrize(("spectrum", "width"), [("gap", 16), ("geometric", 24)])
-def test_columns_behind_a_gap_are_left_out(spectrum: str, width: int) -> None:
-    k, engine = 8, engine_of(torch.float64)
-    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
-    a, norm = with_spectrum(s, 400), float(s.norm())
-    bound = 40 * U64 * norm
-    found, _ = subspace_iteration(
-        MixedPrecisionOperator.from_matrix(a, norm, engine, engine), k, 24, gap_over(bound, k), 200
-    )
-    assert len(found.s) == width
-    assert float((found.s[:k] - s[:k]).abs().max()) <= bound
-
-
 def test_it_stops_where_it_would_take_too_long() -> None:
     s = torch.linspace(1, 0.999, N, dtype=torch.float64)
     a, engine = with_spectrum(s, N), engine_of(torch.float64)

@@ -25,7 +25,7 @@ from neula.certificates.orthogonality import (
     measured_again,
     power_margin,
 )
-from neula.certificates.qr import accepted_by, qr_certificate, qr_certificates, qr_measures
+from neula.certificates.qr import accepted_by, certificates_of, qr_certificate, qr_measures
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64
 from neula.io.matrices import random_matrix
 from neula.kernels.few_vectors.probes import spectral_norms
@@ -162,7 +162,7 @@ def test_a_batch_has_the_same(kind: str) -> None:
     q = torch.stack([with_loss(60, 40, kind, part * 0.1, seed=i) for i, part in enumerate((0.0, 0.3, 2.5))])
     r, scales = torch.eye(40).double().expand(3, 40, 40), torch.ones(3, 40).double()
     measures = qr_measures(q, q, r, scales)
-    found = qr_certificates(measures, (60, 40), FP16)
+    found = certificates_of(measures.numpy(), measures.dtype, (60, 40), FP16)
     assert (found.orthogonality_2norm >= exact(q) - 1e-13).all()
     assert not found.accepted[2]
     assert accepted_by(measures, (60, 40), FP16).tolist() == found.accepted.tolist()

@@ -191,9 +191,7 @@ def test_the_plain_definition_of_a_corrected_product():
     a, b = matrix("complex", 9, 200), matrix("complex", 200, 7, seed=1)
     from neula.engines.complex import three_products
 
-    c = three_products(
-        lambda x, y, z: gemm.corrected_gemm(x, y, c=z), a, b, torch.empty(9, 7, dtype=a.dtype)
-    )
+    c = three_products(lambda x, y, z: gemm.corrected_gemm(x, y, c=z), a, b, torch.empty(9, 7, dtype=a.dtype))
     assert excess(c, a, b, "fp16_cor", 2.0) <= 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -45,22 +45,22 @@ class Within:
     def __init__(self) -> None:
         self.sizes: list[int] = []
 
-    def measure(self, problems: Targets, answer: Answer[Numbers]) -> torch.Tensor:
-        self.sizes.append(len(problems))
-        return (answer.values.x - problems.wanted).abs()[None]
-
     def verdict(self, answer: Answer[Numbers], numbers: np.ndarray) -> Verdict:
         (error,) = numbers
+        self.sizes.append(len(error))
         accepted = (error <= 0.1) & (not answer.doubt)
         penalty = np.stack([~accepted, np.nan_to_num(error, nan=np.inf)]).astype(float)
         return Verdict(accepted, penalty, f"error {error.max():.2g}{answer.doubt}", accepted | (error > 100))
 
 
+def found_by(label: str, x: torch.Tensor, problems: Targets) -> Answer[Numbers]:
+    return Answer(Numbers(x), label, measured=(x - problems.wanted).abs()[None])
+
+
 def off_by(label: str, errors: Sequence[float] | float, doubt: str = "") -> Link[Targets, Numbers]:
     def answer(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
-        return Answer(
-            Numbers(problems.wanted + torch.as_tensor(errors, dtype=torch.float64)), label, doubt, 1
-        )
+        found = found_by(label, problems.wanted + torch.as_tensor(errors, dtype=torch.float64), problems)
+        return replace(found, doubt=doubt, iterations=1)
 
     return Link(label, answer)
 
@@ -116,7 +116,7 @@ def test_what_is_hopeless_is_not_tried_again() -> None:
     assert run.accepted.tolist() == [True, False, True]
 
 
-def test_numbers_that_a_link_knows_are_not_measured_again() -> None:
+def test_first_answers_that_are_settled_have_no_verdict_until_somebody_reads_it() -> None:
     def solved(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
         measured = np.full((1, len(problems)), 0.05)
         return Answer(Numbers(problems.wanted + 0.05), "b", measured=measured)
@@ -130,8 +130,7 @@ def test_numbers_that_a_link_knows_are_not_measured_again() -> None:
     assert run.accepted.tolist() == [True, True, True]
     assert run.numbers.tolist() == [[0.05] * 3]
     # After another link all are compared with what it has found.
-    run = run_chain([off_by("a", 1.0), Link("b", solved)], WANTED, judge)
-    assert judge.sizes == [3]
+    run = run_chain([off_by("a", 1.0), Link("b", solved)], WANTED, Within())
     assert run.numbers.shape == (1, 3)
 
 
@@ -163,7 +162,7 @@ def test_a_link_inherits_the_answers_of_those_problems_that_are_left() -> None:
     def halved(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
         assert before is not None
         assert len(before.values.x) == len(problems) == 2
-        return Answer(Numbers((before.values.x + problems.wanted) / 2), "halved")
+        return found_by("halved", (before.values.x + problems.wanted) / 2, problems)
 
     run = run_chain([off_by("a", [0.0, 0.15, 4.0]), Link("halved", halved, inherits=True)], WANTED, Within())
     assert run.accepted.tolist() == [True, True, False]
@@ -174,15 +173,15 @@ def test_rejected_answers_are_freed_before_a_link_that_does_not_inherit() -> Non
     kept: list[weakref.ref[torch.Tensor]] = []
 
     def worse(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
-        values = Numbers(problems.wanted + 7)
-        kept.append(weakref.ref(values.x))
-        return Answer(values, "worse")
+        x = problems.wanted + 7
+        kept.append(weakref.ref(x))
+        return found_by("worse", x, problems)
 
     def looks(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
         gc.collect()
         assert before is None
         assert kept[0]() is None
-        return Answer(Numbers(problems.wanted), "looks")
+        return found_by("looks", problems.wanted, problems)
 
     run_chain([off_by("best", 2.0), Link("worse", worse), Link("looks", looks)], WANTED, Within())
 
@@ -217,7 +216,7 @@ def test_a_link_improves_the_best_that_is_known_of_the_problems_that_are_left() 
 
     def improved(problems: Targets, before: Answer[Numbers] | None) -> Answer[Numbers]:
         seen.append([] if before is None else before.values.x.tolist())
-        return Answer(Numbers(problems.wanted.clone()), "c")
+        return found_by("c", problems.wanted.clone(), problems)
 
     last = Link("c", improved, improves=True)
     run = run_chain([off_by("a", [0.0, 1.0, 9.0]), off_by("b", [2.0, 4.0]), last], WANTED, Within())

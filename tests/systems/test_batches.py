@@ -13,8 +13,8 @@ from campaign.oracle import System
 from neula.engines import CpuEngine
 from neula.engines.shipped import cpu_tuning
 from neula.io.matrices import random_matrix
+from neula.pipeline.batches import SingularMember
 from neula.problems.systems import by_core
-from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.problem import Systems, SystemsSolutions
 from neula.problems.systems.together import solve_together
 

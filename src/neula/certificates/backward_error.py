@@ -29,8 +29,6 @@ class Scale:
 
 @dataclass
 class Measures:
-    """Upper bound on the backward error of each right-hand side, and its optimality."""
-
     backward_error: torch.Tensor  # shape (k,)
     optimality: torch.Tensor  # shape (k,)
 
@@ -52,7 +50,6 @@ class Norms:
 
     @property
     def stacked(self) -> torch.Tensor:
-        """In one tensor, shape (5, k), of which ``Norms(*stacked)`` are the parts."""
         return torch.stack([self.residual, self.gradient, self.projected, self.image, self.b])
 
     def measures(self, norm: float | torch.Tensor) -> Measures:

@@ -17,11 +17,7 @@ from neula.certificates.residuals import X, quotient
 from neula.engines import FP64, format_of
 
 SURE = 0.1  # forward error up to which at least one digit is guaranteed
-
-ESTIMATED = 3.0
-"""Factor between an estimate of a norm, or of a condition number, by some steps of the power method and a
-bound on it."""
-
+ESTIMATED = 3.0  # factor between an estimate of a norm by some power steps and a bound on it
 RARE = 1e-6  # probability that a norm exceeds its estimate from random vectors by more than the margin
 
 NOISE = 2.0
@@ -57,7 +53,7 @@ def inverse_margin(count: int) -> float:
     If A is nearly singular, its inverse maps all vectors to multiples of one, and ``||A^-1 Z||_F^2`` is
     ``||A^-1||^2`` times the mean of the squares of ``count`` normal numbers: below t^-2 with a probability of
     at most ``(count / (2 t^2))^(count/2) / Gamma(count/2 + 1)``. Other singular values make it larger. The
-    margin is the t for which that is :data:`RARE`.
+    margin is the t for which that is ``RARE``.
 
     Examples
     --------
@@ -90,7 +86,7 @@ def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X 
     ``left`` bounds ``||D (x - x*)||``, including the difference of x and a refined sum, ``size`` is ``||D
     x||``, ``rounding`` the relative rounding error of x in its dtype, and ``rate`` that of convergence. As
     ``refining.relative_error`` has it, which is one launch; infinite where updates are not trusted to show
-    errors, and where nothing but errors is left.
+    errors, and where only errors are left.
 
     Examples
     --------

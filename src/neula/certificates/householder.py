@@ -14,9 +14,7 @@ from neula.kernels.few_vectors.probes import norms, spectral_norms
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
 
-CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}
-"""Elements that are converted to double precision at a time: what a cache holds, and what fills a GPU."""
-
+CHUNK = {"cpu": 1 << 16, "cuda": 1 << 25}  # elements converted at a time: a cache, and what fills a GPU
 WIDTH = 64  # reflectors that are applied together
 
 

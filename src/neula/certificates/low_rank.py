@@ -17,9 +17,7 @@ from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.thin import thin_product
 
-VECTORS = 8
-"""Random vectors that look for what was missed: as many as a kernel multiplies while it reads A once."""
-
+VECTORS = 8  # random vectors that look for what was missed: as many as are multiplied while A is read once
 SEED = 2  # theirs: another one than that of any block from which triplets are found
 
 

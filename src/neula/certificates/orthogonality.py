@@ -5,7 +5,7 @@ Let lambda be the eigenvalue of E with the largest magnitude, ``|lambda| = ||E||
 eigenvector, and H a matrix of b Gaussian vectors. Then ``||E H||_2 >= |lambda| ||v^H H||``, and ``||v^H
 H||^2`` has the chi-squared distribution with b degrees of freedom. So ``||E H||_2`` times a :func:`margin`
 is at least ``||E||_2`` (b = 8) or half of that (b = 4, where more would reject too much), except with a
-probability of :data:`FAILURE`. It is too large by a factor of about 8 (b = 8) or 22 (b = 4) if other
+probability of ``FAILURE``. It is too large by a factor of about 8 (b = 8) or 22 (b = 4) if other
 eigenvalues are much smaller, and of up to ``3 sqrt(n)`` or ``11 sqrt(n)`` if they are not.
 
 Where that is too much, b power methods start from the columns h of H: ``||E^q h|| / ||E^(q-1) h||`` never
@@ -41,13 +41,8 @@ from neula.kernels.few_vectors.thin import thin_product
 from neula.kernels.precision import exact_matmul, exactly
 
 DIRECTIONS = 8  # random vectors that look for the direction in which Q is furthest from orthonormal
-
-FAILURE = 5e-7
-"""Probability that an estimate is less than the norm, or half of it. At most two estimates decide on a Q."""
-
-QUANTILES = {4: 2.0007e-3, 8: 0.11915}
-"""Quantiles of the chi-squared distribution at that probability, by degrees of freedom."""
-
+FAILURE = 5e-7  # probability that an estimate is too small; at most two estimates decide on a Q
+QUANTILES = {4: 2.0007e-3, 8: 0.11915}  # of the chi-squared distribution at it, by degrees of freedom
 COLUMNS = 64  # columns up to which the Gram matrix takes less time than repeated products with vectors
 
 PROBES = 4
@@ -57,7 +52,7 @@ contribute it is far closer."""
 
 
 def gaussian_probes(n: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Gaussian vectors, shape (n, :data:`PROBES`), in double precision, complex for a complex dtype:
+    """Gaussian vectors, shape (n, ``PROBES``), in double precision, complex for a complex dtype:
     always the same ones.
 
     As many as there are dimensions are orthogonal: with them a Frobenius norm is no estimate. Of thousands of
@@ -69,7 +64,7 @@ def gaussian_probes(n: int, device: torch.device, dtype: torch.dtype = torch.flo
 
 def margin(n: int, vectors: int) -> float:
     """The factor by which ``||E H||_2`` becomes an upper bound of ``||E||_2``, or of half of it for four
-    vectors, as many as kernels for batches take: except with :data:`FAILURE`.
+    vectors, as many as kernels for batches take: except with ``FAILURE``.
 
     No fewer vectors than there are dimensions have orthogonal rows, of norm ``sqrt(vectors)``: nothing is
     estimated then.
@@ -79,7 +74,7 @@ def margin(n: int, vectors: int) -> float:
 
 
 def directions(n: int, device: torch.device, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Gaussian vectors as :func:`gaussian_probes`, shape (n, :data:`DIRECTIONS`)."""
+    """Gaussian vectors as :func:`gaussian_probes`, shape (n, ``DIRECTIONS``)."""
     return gaussian(n, DIRECTIONS, double_of(dtype), device, seed=n + 1, orthogonal_rows=n <= DIRECTIONS)
 
 
@@ -87,7 +82,7 @@ def directions(n: int, device: torch.device, dtype: torch.dtype = torch.float64)
 def power_margin(n: int, q: int) -> float:
     """The factor by which q products of the power method become an upper bound of the norm: ``t^(-1/2)``.
 
-    Any number of products from 2 on may be the last, so each has a part of :data:`FAILURE`; all together are
+    Any number of products from 2 on may be the last, so each has a part of ``FAILURE``; all together are
     at most the whole.
     """
     most = (FAILURE / (q * (q - 1))) ** (1 / DIRECTIONS)

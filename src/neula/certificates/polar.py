@@ -39,13 +39,8 @@ STEPS_OF_H = 6
 """Lanczos steps for H: a single negative eigenvalue among hundreds of positive ones is found in four, or in
 six where it is a third of the largest."""
 
-SLIGHTLY = 0.05
-"""Eigenvalues of H that are negative by so much of the largest count: those of a wrong sign are far from
-zero."""
-
-DENSE = 1 << 18
-"""Cubes of orders, in sum, up to which all eigenvalues take a CPU less time than some Lanczos steps."""
-
+SLIGHTLY = 0.05  # negative eigenvalues of H that count, by the largest: those of a wrong sign are far from 0
+DENSE = 1 << 18  # cubes of orders, in sum, up to which a CPU has all eigenvalues sooner than Lanczos steps
 LEAST = 16  # order of matrices whose eigenvalues take hardly longer than the call
 SQUARINGS = 5  # squarings of a matrix of order at most 9, for the root of a norm of its 32nd power
 
@@ -188,7 +183,7 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
 class LanczosDecomposition(NamedTuple):
     """Tridiagonal matrices and bases of some Lanczos steps for a batch of symmetric matrices."""
 
-    # Shape (batch, steps) each: diagonal of the tridiagonal matrices, and what is beside it; the last one of
+    # Shape (batch, steps) each: diagonal and off-diagonal of the tridiagonal matrices; the last one of
     # these leads out of the basis.
     numbers: tuple[torch.Tensor, torch.Tensor]
     basis: torch.Tensor  # shape (batch, k, steps): zero from where an invariant subspace was found
@@ -223,7 +218,6 @@ class PolarNumbers(NamedTuple):
     count: Any
 
     def accepted_by(self, bounds: PolarBounds, cut_off: Any = 0.0) -> Any:
-        """Which are accepted; the part of A that was cut off is allowed as a residual."""
         residual = self.residual, bounds.residual + cut_off
         return within(residual, (self.orthogonality, bounds.orthogonality)) & (self.positive == 1)
 

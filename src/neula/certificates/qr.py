@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from neula.certificates.bounds import (
     measurement_error,
@@ -36,24 +37,18 @@ from neula.kernels.precision import exact_matmul
 SEED = 3  # seed of the random vectors that detect columns which are not orthonormal
 
 
-def qr_certificate(
-    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, target: Format
-) -> QRCertificate:
+def qr_certificate(a: Tensor, q: Tensor, r: Tensor, scales: Tensor, target: Format) -> QRCertificate:
     """Estimate residual and orthogonality, in ``A diag(scales)``, in higher precision than the target."""
-    found = qr_certificates(single_qr_measures(a, q, r, scales, target)[:, None], a.shape, target)[0]
+    measures = single_qr_measures(a, q, r, scales, target)
+    found = certificate_of(measures.tolist(), measures.dtype, a.shape, target)
     if not found.doubtful:
         return found
     return replace(found, orthogonality_2norm=float(measured_again(q[None], found.orthogonality_2norm_bound)))
 
 
 def single_qr_measures(
-    a: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    target: Format,
-    over_rows: Reduction = HERE,
-) -> torch.Tensor:
+    a: Tensor, q: Tensor, r: Tensor, scales: Tensor, target: Format, over_rows: Reduction = HERE
+) -> Tensor:
     """Measure the errors of one QR factorization as :func:`qr_measures`, in the precision of the
     measurement, without synchronizing: four numbers. A and Q may be the rows that one process has of them.
     """
@@ -61,22 +56,18 @@ def single_qr_measures(
     return image_measures(image, q, r, scales, over_rows)
 
 
-def image_of(a: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+def image_of(a: Tensor, scales: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
     """``A diag(scales) G``, shape (m, probes), for the random vectors G: what a certificate knows of A."""
     return thin_product(a, _scaled_probes(scales, dtype))
 
 
-def _scaled_probes(scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _scaled_probes(scales: Tensor, dtype: torch.dtype) -> Tensor:
     return (scales[:, None] * gaussian_probes(len(scales), scales.device, dtype)).to(dtype)
 
 
 def image_measures(
-    image: torch.Tensor,
-    q: torch.Tensor,
-    r: torch.Tensor,
-    scales: torch.Tensor,
-    over_rows: Reduction = HERE,
-) -> torch.Tensor:
+    image: Tensor, q: Tensor, r: Tensor, scales: Tensor, over_rows: Reduction = HERE
+) -> Tensor:
     """:func:`single_qr_measures` by what :func:`image_of` has kept of A, in its dtype."""
     high, k = image.dtype, len(r)
     rg = thin_product(r, _scaled_probes(scales, high))
@@ -93,10 +84,10 @@ def image_measures(
     return found * units(k, h.shape[1], high, q.device)
 
 
-def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Factors that turn norms along 4 or 8 vectors of a dtype into the measures of :func:`qr_measures`."""
 
-    def made() -> torch.Tensor:
+    def made() -> Tensor:
         host = torch.device("cpu")
         h = (gaussian_probes if vectors == PROBES else directions)(k, host, dtype)
         along = _gaussian_norm(k) / float(torch.linalg.matrix_norm(h))
@@ -105,7 +96,7 @@ def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> tor
     return remembered(("units of QR measures", k, vectors, dtype, device), made)
 
 
-def leading_losses(q: torch.Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> torch.Tensor:
+def leading_losses(q: Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> Tensor:
     """Estimates of ``||I - Q_k^H Q_k||_F / sqrt(k)`` for the first k columns, float64, without synchronizing.
 
     There are so few k that all random vectors together are multiplied while Q is read once.
@@ -133,10 +124,8 @@ def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:
     return matching_dtype(torch.float64 if wide else torch.float32, given)
 
 
-def qr_measures(
-    a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor, over_rows: Reduction = HERE
-) -> torch.Tensor:
-    """Measure the errors of QR factorizations for :func:`qr_certificates`, without synchronizing, shape (4,
+def qr_measures(a: Tensor, q: Tensor, r: Tensor, scales: Tensor, over_rows: Reduction = HERE) -> Tensor:
+    """Measure the errors of QR factorizations for :func:`certificates_of`, without synchronizing, shape (4,
     batch): norms of ``A D G - Q R D G``, of ``A D G`` and of ``Q^H Q H - H`` with random vectors G and H and
     the diagonal matrix D of the scales; and an estimate of ``||I - Q^H Q||_2``. Where a scale is NaN, that
     matrix will not be accepted.
@@ -154,37 +143,25 @@ def qr_measures(
     return errors * units(k, PROBES, matching_dtype(errors.dtype, a.dtype), a.device)[:, None]
 
 
-def qr_certificates(measures: torch.Tensor, shape: Sequence[int], target: Format) -> QRCertificates:
-    """The certificates of a batch, as accurate as :mod:`neula.kernels.few_vectors.probes` says, by
-    :func:`qr_measures` in the precision of the measurement. Those of a matrix that is not finite are NaN or
-    infinite.
-    """
-    return certificates_of(measures.cpu().numpy(), measures.dtype, shape, target)
-
-
 def certificates_of(
     measures: np.ndarray, measured_in: torch.dtype, shape: Sequence[int], target: Format
 ) -> QRCertificates:
-    """Certificates from measures that are on the host already, taken in the precision ``measured_in``."""
+    """Certificates of a batch from :func:`qr_measures` on the host, taken in some precision."""
     # NumPy takes a tenth of torch's time for some thousand numbers, a part of that of small batches.
     with np.errstate(invalid="ignore", over="ignore"):
         return QRCertificates(*_errors(measures.astype(np.float64), shape, measured_in, target))
 
 
 def certificate_of(
-    numbers: Sequence[float],
-    shape: Sequence[int],
-    target: Format,
-    *,
-    measured_in: torch.dtype = torch.float64,
+    numbers: Sequence[float], measured_in: torch.dtype, shape: Sequence[int], target: Format
 ) -> QRCertificate:
     """The certificate of a single matrix, from four numbers as of :func:`qr_measures`."""
     return QRCertificate(*_errors(numbers, shape, measured_in, target))
 
 
-def accepted_by(measures: torch.Tensor, shape: Sequence[int], target: Format) -> torch.Tensor:
+def accepted_by(measures: Tensor, shape: Sequence[int], target: Format) -> Tensor:
     """Which factorizations meet the bounds, shape (batch,), by :func:`qr_measures`, without synchronizing."""
-    found: torch.Tensor = QRErrors(*_errors(measures.double(), shape, measures.dtype, target)).accepted
+    found: Tensor = QRErrors(*_errors(measures.double(), shape, measures.dtype, target)).accepted
     return found
 
 
@@ -195,7 +172,6 @@ def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
 
 
 def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[Any, ...]:
-    """Fields of :class:`QRErrors`, of numbers, arrays or tensors."""
     residual, size, loss, norm = measures
     relative = residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)
     return *relative, *_bounds(*shape, measured_in, target), norm

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Generic, overload
+from typing import Any, Generic
 
 import numpy as np
 
@@ -103,11 +103,7 @@ class QRCertificates(QRErrors[np.ndarray], Sequence[QRCertificate]):
     def __len__(self) -> int:
         return len(self.residual)
 
-    @overload
-    def __getitem__(self, index: int) -> QRCertificate: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[QRCertificate, ...]: ...
-    def __getitem__(self, index: int | slice) -> QRCertificate | tuple[QRCertificate, ...]:
+    def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self))))
         known = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import torch
 
-GAP = 10.0
-"""The rank is ambiguous if the smallest singular value that is kept is less than this factor above the
-largest one that is dropped."""
-
+GAP = 10.0  # the rank is ambiguous if the singular values around the threshold are closer than this factor
 FREEDOM = 3  # degrees of freedom of the residual that the F test needs
 SIGNIFICANT = 1e-6  # level of the F test
 

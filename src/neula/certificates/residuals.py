@@ -1,6 +1,7 @@
 """Norms of residuals compared with those of right-hand sides, and their rounding errors.
 
-All functions take numbers, arrays and tensors, and none synchronizes.
+All functions take numbers, arrays and tensors, and none synchronizes. NaN ends a refinement: no comparison
+holds for it.
 """
 
 from __future__ import annotations
@@ -59,8 +60,6 @@ def projection_noise(noise: float, norm: X | float, condition: X | float, size: 
     """
     return noise * (norm * size + b + condition * residual)
 
-
-# --- whether refinement continues: NaN ends it, since no comparison holds for it ---
 
 STAGNATION = 0.5  # an update that does not at least halve the error is the last one
 SLOW = 0.1  # a step of classical refinement that leaves more than this part of the error is followed by GMRES

@@ -63,9 +63,8 @@ def run(
     """Measure all sizes, or those that take a minute together; ``on_row`` gets each row as it comes.
 
     Matrices are normal, or have geometric singular values of a condition number; or problems are
-    :func:`special_tasks`. Times are in milliseconds,
-    medians; ``ratio`` is the peer's over neula's; ``within`` says whether neula takes no more than
-    :data:`SLOWER` times the peer's and :data:`LATER`.
+    :func:`special_tasks`. Times are medians in milliseconds; ``ratio`` is the peer's over neula's; ``within``
+    says whether neula takes no more than :data:`SLOWER` times the peer's and :data:`LATER`.
     """
     rows = Measurements()
     for task in special_tasks(device) if special else tasks(device, condition):

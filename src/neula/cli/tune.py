@@ -166,7 +166,7 @@ def threshold_of(
     >>> threshold_of([(1.0, 2.0), (1.02, 1.0), (3.0, 2.0)], (10, 20, 40), 33, up_to=False)
     33
     """
-    # Relative to the faster one, lest the largest size decide alone.
+    # Relative to the faster one: otherwise the largest size would decide alone.
     first, second = ([t[i] / min(t) for t in times] for i in (0, 1))
     totals = [sum(first[:change]) + sum(second[change:]) for change in range(len(sizes) + 1)]
     change = totals.index(min(totals))

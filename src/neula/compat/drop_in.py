@@ -84,7 +84,7 @@ def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P,
             except Refused as found:
                 refused = found.error
             except REFUSALS:
-                pass  # out of the handler, or its exception would be told as the cause of the peer's
+                pass  # out of the handler, or its exception would appear as the cause of the peer's
             if refused is not None:
                 raise refused
             answer: T = getattr(peer, name)(*args, **kwargs)
@@ -123,7 +123,7 @@ def warn_of_rounding(x: Any, name: str) -> None:
     except InexactIntegerError as error:
         warn(f"{error}; it is rounded here", AccuracyWarning)
     except (TypeError, ValueError, RuntimeError):
-        pass  # and said by whoever answers
+        pass  # and reported by the function that answers
 
 
 def names_of(

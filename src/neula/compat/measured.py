@@ -44,8 +44,8 @@ def is_accurate_solution(a: np.ndarray, b: np.ndarray, x: np.ndarray, s: np.ndar
     """Whether half of the digits, or more, of solutions of least squares of full rank are correct.
 
     The error is ``(A^H A)^-1 A^H (b - A x)``; its norm is at most that of the gradient, which is computed,
-    and of the rounding errors of that over the square of the smallest singular value.
-    The s are the singular values of A. There may be several right-hand sides.
+    and of the rounding errors of that over the square of the smallest singular value. The s are the singular
+    values of A. There may be several right-hand sides.
     """
     if len(a) < a.shape[1]:  # wide matrices have other solutions: of these nothing is said
         return False

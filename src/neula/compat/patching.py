@@ -106,7 +106,7 @@ def _replace() -> None:
 
 def _restore() -> None:
     for module, name, original, switch in _replaced:
-        if vars(module).get(name) is switch:  # unless somebody else has put another one there
+        if vars(module).get(name) is switch:  # unless another one was put there
             setattr(module, name, original)
     _replaced.clear()
 

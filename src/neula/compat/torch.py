@@ -85,14 +85,14 @@ def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | Non
     need(isinstance(A, Tensor) and isinstance(B, Tensor) and A.ndim >= 2 and B.ndim in (A.ndim, A.ndim - 1))
     need(A.dtype == B.dtype and A.shape[:-1] == B.shape[: A.ndim - 1])
     suited = driver is None and _same_kind(A, B) and A.numel() > 0 and B.numel() > 0
-    if not (suited and A.is_cpu and A.ndim == 2):  # that is looked at where neula refuses it
+    if not (suited and A.is_cpu and A.ndim == 2):  # checked where neula refuses it
         _need_finite(A, "linalg.lstsq")
         need(suited)
     is_vector = B.ndim == A.ndim - 1
     b = B.unsqueeze(-1) if is_vector else B
     m, n = A.shape[-2:]
     none = A.real.new_empty(0)
-    if A.is_cuda:  # torch's default there is 'gels', which does not look at the rank
+    if A.is_cuda:  # torch's default there is 'gels', which ignores the rank
         x, rank = neula.lstsq(A, b).x, torch.empty(0, dtype=torch.int64, device=A.device)
         residuals = squared(A @ x - b).sum(-2) if m > n else none
     else:

@@ -100,34 +100,29 @@ def describe() -> list[dict[str, Any]]:
         ``engine``, ``available``, ``device``, ``note`` and ``formats``: a dict from the format's name to
         ``rate_gflops`` (float or None) and ``note``.
     """
-    return [_describe_cuda(), _describe_cpu(), _describe_emulated()]
+    note = "tensor-core numerics on any CPU; for experiments and tests, not for speed"
+    emulated = _described("emulated", "any CPU", dict.fromkeys(EmulatedEngine("cpu").formats), note)
+    return [_describe_cuda(), _describe_cpu(), emulated]
+
+
+def _described(engine: str, device: str, rates: dict[str, Any], note: str = "") -> dict[str, Any]:
+    formats = {name: {"rate_gflops": rate, "note": ""} for name, rate in rates.items()}
+    return {"engine": engine, "available": bool(device), "device": device, "formats": formats, "note": note}
 
 
 def _describe_cpu() -> dict[str, Any]:
-    rates = measured_rates(1024, 4096)
-    formats = {name: {"rate_gflops": rate, "note": ""} for name, rate in rates.items()}
-    if obstacle := why_no_bf16():
-        formats["bf16"]["note"] = f"not used: {obstacle}; fp32 takes its place"
-    formats["fp16"] = {"rate_gflops": None, "note": "not offered: CPUs emulate it, slower than fp32"}
     count = torch.get_num_threads()
     threads = f"{count} thread{'s' * (count > 1)}, {torch.backends.cpu.get_cpu_capability()}"
-    return {"engine": "cpu", "available": True, "device": threads, "formats": formats, "note": ""}
-
-
-def _describe_emulated() -> dict[str, Any]:
-    note = "tensor-core numerics on any CPU; for experiments and tests, not for speed"
-    formats = {name: {"rate_gflops": None, "note": ""} for name in EmulatedEngine("cpu").formats}
-    return {"engine": "emulated", "available": True, "device": "any CPU", "formats": formats, "note": note}
+    found = _described("cpu", threads, measured_rates(1024, 4096) | {"fp16": None})
+    if obstacle := why_no_bf16():
+        found["formats"]["bf16"]["note"] = f"not used: {obstacle}; fp32 takes its place"
+    found["formats"]["fp16"]["note"] = "not offered: CPUs emulate it, slower than fp32"
+    return found
 
 
 def _describe_cuda() -> dict[str, Any]:
     if not torch.cuda.is_available():
-        note = "torch sees no NVIDIA GPU"
-        return {"engine": "cuda", "available": False, "device": "", "formats": {}, "note": note}
+        return _described("cuda", "", {}, "torch sees no NVIDIA GPU")
     device = torch.device("cuda", torch.cuda.current_device())
-    formats = {
-        name: {"rate_gflops": measured_rate(CudaEngine(device, name)), "note": ""}
-        for name in CudaEngine(device).formats
-    }
-    name = torch.cuda.get_device_name(device)
-    return {"engine": "cuda", "available": True, "device": name, "formats": formats, "note": ""}
+    rates = {name: measured_rate(CudaEngine(device, name)) for name in CudaEngine(device).formats}
+    return _described("cuda", torch.cuda.get_device_name(device), rates)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from neula.engines.cuda import LARGE
 from neula.engines.engine import Engine, Named
@@ -75,16 +76,16 @@ class ComplexEngine(Engine):
     def rows(self, m: int) -> int:
         return self.real.rows(m)
 
-    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> Tensor:
         return self.real.empty(m, n, dtype=dtype or self.storage)
 
-    def column_max(self, a: torch.Tensor) -> torch.Tensor:
+    def column_max(self, a: Tensor) -> Tensor:
         return largest_magnitude(a, 0)
 
-    def fill(self, out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def fill(self, out: Tensor, a: Tensor, scales: Tensor) -> Tensor:
         return transposed_copy(out, a, scales)
 
-    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         if not self.real.multiplies_low(a, b, PARTS):
             return exact_matmul(a, b)
         c = torch.empty(*a.shape[:-1], b.shape[-1], dtype=self.storage, device=a.device)
@@ -96,13 +97,8 @@ class ComplexEngine(Engine):
         return c
 
     def gemm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> torch.Tensor:
+        self, a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
+    ) -> Tensor:
         if c is None:
             c, beta = self.empty(a.shape[0], b.shape[1]), 0.0
         if self.real.multiplies_low(a, b, PARTS):
@@ -110,16 +106,14 @@ class ComplexEngine(Engine):
         # Not the transposed product: of a conjugate transpose the library makes a copy there.
         return exactly(torch.addmm, c, a, b, out=c, alpha=alpha, beta=beta)
 
-    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def gemm_low(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return self.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
-    def _multiplied(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> None:
+    def _multiplied(self, a: Tensor, b: Tensor, c: Tensor) -> None:
         """A product of planes, written into ``c``."""
         self.real.product_of_planes(a, b, c)
 
-    def lower_gram(
-        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def lower_gram(self, a: Tensor, blocks: Sequence[slice], scales: Tensor | None = None) -> Tensor:
         if not self.real.multiplies_low(a.mT, a, PARTS):
             return super().lower_gram(a, blocks, scales)
         # That of real and imaginary parts of the columns by turns: A is read where it is.
@@ -136,34 +130,34 @@ class ComplexEngine(Engine):
     # Batches in parts are planes of real numbers, of all matrices one after the other: real parts, imaginary
     # parts, and their sums. Between products of an algorithm nothing is interleaved.
 
-    def members(self, parts: torch.Tensor) -> int:
+    def members(self, parts: Tensor) -> int:
         return parts.shape[1] // 3
 
-    def norms(self, parts: torch.Tensor) -> torch.Tensor:
+    def norms(self, parts: Tensor) -> Tensor:
         return torch.linalg.vector_norm(self.real.norms(self._kept_apart(parts)).unflatten(0, (2, -1)), dim=0)
 
-    def parts(self, x: torch.Tensor, scales: torch.Tensor | None = None, factor: float = 1.0) -> torch.Tensor:
+    def parts(self, x: Tensor, scales: Tensor | None = None, factor: float = 1.0) -> Tensor:
         if scales is not None:
             x = (x * scales[:, None, None]) * factor
         return self.real.parts(_planes(x.to(self.storage), None).flatten(0, 1))
 
-    def joined(self, parts: torch.Tensor) -> torch.Tensor:
+    def joined(self, parts: Tensor) -> Tensor:
         return torch.complex(*self.real.joined(self._kept_apart(parts)).unflatten(0, (2, -1)))
 
-    def _kept_apart(self, parts: torch.Tensor) -> torch.Tensor:
+    def _kept_apart(self, parts: Tensor) -> Tensor:
         """Real and imaginary parts without their sums."""
         return parts[:, : 2 * self.members(parts)]
 
     def product(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        a: Tensor,
+        b: Tensor,
         *,
         factor: float = 1.0,
         shift: float = 0.0,
-        scales: torch.Tensor | None = None,
+        scales: Tensor | None = None,
         symmetric: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         if symmetric and a is b and scales is None:  # A is A^H
             return self.across(a, a, factor=factor, shift=shift)
         products = self.real.wide(a, b).unflatten(0, (3, -1))
@@ -174,14 +168,12 @@ class ComplexEngine(Engine):
             torch.add(found[0], found[1], out=found[2])
         return self.real.parts(found.flatten(0, 1))
 
-    def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
+    def wide(self, a: Tensor, b: Tensor, *, symmetric: bool = False) -> Tensor:
         products = self.real.wide(a, b).unflatten(0, (3, -1))
         found = torch.complex(*planes_of_product(products, 1.0, 0.0, None)[:2])
         return hermitian_from_lower(found) if symmetric else found
 
-    def across(
-        self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
-    ) -> torch.Tensor:
+    def across(self, x: Tensor, y: Tensor, *, factor: float = 1.0, shift: float = 0.0) -> Tensor:
         # X Y^H = (X1 Y1^T + X2 Y2^T) + i (X2 Y1^T - X1 Y2^T), where the last is that before it transposed if
         # Y is X.
         count, real = self.members(x), self.real
@@ -196,7 +188,7 @@ class ComplexEngine(Engine):
         torch.add(planes[0], planes[1], out=planes[2])
         return real.parts(planes.flatten(0, 1))
 
-    def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
+    def thin(self, a: Tensor, x: Tensor, *, adjoint: bool = False) -> Tensor:
         both = torch.cat([x.real, x.imag], -1).repeat(2, 1, 1)
         found = self.real.thin(self._kept_apart(a), both, adjoint=adjoint)
         (p, s), (r, q) = (each.unflatten(-1, (2, -1)).unbind(-2) for each in found.unflatten(0, (2, -1)))
@@ -217,14 +209,14 @@ def over(engine: Engine, dtype: torch.dtype) -> Engine:
 
 
 def three_products(
-    multiply: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object],
-    a: torch.Tensor,
-    b: torch.Tensor,
-    c: torch.Tensor,
+    multiply: Callable[[Tensor, Tensor, Tensor], object],
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
     alpha: float = 1.0,
     beta: float = 0.0,
     dtype: torch.dtype | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """``C = alpha A B + beta C`` of complex matrices by three real products, in place; C is not read if
     ``beta`` is zero.
 
@@ -247,6 +239,6 @@ def three_products(
     return c
 
 
-def _planes(x: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _planes(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     real = torch.view_as_real(x.conj() if x.is_conj() else x)
     return planes(real, dtype or real.dtype, conjugated=x.is_conj())

@@ -65,9 +65,7 @@ PRODUCT_ELEMENTS = 1 << 22
 same memory again instead of fresh pages, whose first touch costs as much as a tenth of the product."""
 
 MIN_COLUMNS = 64  # narrower products run below the full rate
-
-BF16_UNITS = ("avx512_bf16", "amx_bf16")
-"""Flags of x86 processors that multiply bf16 at twice the rate of float32, or more; Arm's is ``bf16``."""
+BF16_UNITS = ("avx512_bf16", "amx_bf16")  # flags of x86; Arm's is ``bf16``
 
 CAPS = {
     "ONEDNN_MAX_CPU_ISA": (

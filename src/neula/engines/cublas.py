@@ -21,10 +21,7 @@ _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14}  # cudaDataTyp
 _FLOAT32, _TF32 = 68, 77  # cublasComputeType_t: CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_32F_FAST_TF32
 _DEFAULT, _WHOLE_SUMS = 0, 16  # cublasMath_t: ..., CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 _ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
-
-SQUARED = 1000
-"""Columns from which on it makes Gram matrices in double precision; of fewer it takes as long as of these."""
-
+SQUARED = 1000  # columns from which on it makes Gram matrices in double precision; fewer take as long
 SMALLEST = 128  # order of matrices from which on products of batches are left to it
 
 
@@ -172,9 +169,7 @@ def _check(status: int) -> None:
 
 
 def _stored(x: torch.Tensor) -> tuple[torch.Tensor, int, int]:
-    """A matrix as BLAS wants it, a copy where it must be, whether it is transposed, and the leading
-    dimension.
-    """
+    """A matrix as BLAS wants it, or a copy, whether it is transposed, and its leading dimension."""
     (m, n), (down, across) = x.shape, x.stride()
     if (m == 1 or down == 1) and (n == 1 or across >= m):
         return x, 0, across if n > 1 else m

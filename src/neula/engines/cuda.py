@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 import torch
+from torch import Tensor
 
 from neula.engines import cublas, graphs
 from neula.engines.engine import Engine, First, Result
@@ -28,8 +29,7 @@ ALIGNED = 8
 """Columns start at multiples of so many elements, 16 bytes in half precision, where bulk copies can. Working
 matrices end there as well: products over an odd number of rows take several times as long."""
 
-ORTHONORMAL = 1.5
-"""Elements of orthonormal columns are at most 1; what is not orthonormal may overflow, and is rejected."""
+ORTHONORMAL = 1.5  # elements of orthonormal columns are at most 1; others may overflow, and are rejected
 
 BRIEF = 4
 """Projections are replayed if their inputs take at most a fourth of the limit: inputs are copied, and for
@@ -40,16 +40,9 @@ SUMMED_ROWS = 1 << 15
 """Tensor cores truncate, so sums of squares come out too small: over 131072 rows by enough to
 raise the measured ``||I - W^T W||`` of least squares over processes, over 65536 by half as much."""
 
-LARGE = 1 << 28
-"""Bytes of Q from which on columns are projected in two halves: parts of operands take as much as they do."""
-
-TILE = (128, 256)
-"""Elements of a product that cuBLAS computes on a multiprocessor at a time; products with error correction
-have square tiles."""
-
-FREE = 4
-"""Multiprocessors that products leave to concurrent work: cuBLAS deals tiles out to all of them before it
-starts, and those of one that is busy would wait."""
+LARGE = 1 << 28  # bytes of Q from which on columns are projected in two halves: parts take as much
+TILE = (128, 256)  # elements that cuBLAS computes on a multiprocessor at a time; corrected tiles are square
+FREE = 4  # multiprocessors left to concurrent work: tiles dealt out to one that is busy would wait
 
 SPARE = 24
 """Multiprocessors left by products that go from tile to tile by themselves, and leave them free all the time
@@ -77,7 +70,7 @@ class CudaEngine(Engine):
     def _half(self) -> bool:
         return self.operand_dtype != self.storage
 
-    def _corrects(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
+    def _corrects(self, a: Tensor, b: Tensor, parts: int = 1) -> bool:
         """Whether a product is computed in parts of fp16, and not in float32: of complex numbers, which take
         four times as many operations, from smaller sizes on.
         """
@@ -87,10 +80,10 @@ class CudaEngine(Engine):
         large = parts * math.prod(sizes) >= tuning.corrected_gram
         return min(parts, 2) * min(sizes) >= (tuning.projected_from if large else tuning.corrected_from)
 
-    def multiplies_low(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
+    def multiplies_low(self, a: Tensor, b: Tensor, parts: int = 1) -> bool:
         return self._corrects(a, b, parts) if self.arithmetic.corrected else super().multiplies_low(a, b)
 
-    def product_of_planes(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def product_of_planes(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         if self.arithmetic.corrected:
             return corrected_gemm(a, b, c=c)
         return super().product_of_planes(a, b, c)
@@ -99,7 +92,7 @@ class CudaEngine(Engine):
     def _in_corrected_parts(self) -> bool:
         return self.arithmetic.corrected and keep.runs(self.device)
 
-    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         if self._corrects(a, b):
             return corrected_gemm(a, b)
         if self._half:
@@ -114,21 +107,19 @@ class CudaEngine(Engine):
     def rows(self, m: int) -> int:
         return -(-m // ALIGNED) * ALIGNED
 
-    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> Tensor:
         return super().empty(self.rows(m), n, dtype=dtype)[:m]
 
-    def column_max(self, a: torch.Tensor) -> torch.Tensor:
+    def column_max(self, a: Tensor) -> Tensor:
         return torch.linalg.vector_norm(a, float("inf"), dim=0)
 
-    def fill(self, out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def fill(self, out: Tensor, a: Tensor, scales: Tensor) -> Tensor:
         return transposed_copy(out, a, scales)
 
-    def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def round(self, x: Tensor, out: Tensor) -> Tensor:
         return transposed_copy(out, x)
 
-    def _gemm(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
-    ) -> torch.Tensor:
+    def _gemm(self, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
         if self._corrects(a, b):
             return corrected_gemm(a, b, alpha=alpha, beta=beta, c=c)
         # addmm scales and adds inside the product: no temporary of the size of C. Of two views of C it would
@@ -139,7 +130,7 @@ class CudaEngine(Engine):
             return c
         return self._addmm(a, b, c, alpha, beta)
 
-    def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
+    def kept(self, rows: int, columns: int, largest: Tensor, *, exact: bool = False) -> Kept | None:
         pays = self.arithmetic.corrected or (exact and self.storage == torch.float32)
         if not pays or not keep.runs(self.device):
             return None
@@ -152,25 +143,25 @@ class CudaEngine(Engine):
             return 0
         return 2 if self.arithmetic.corrected else int(self._half)
 
-    def parts(self, x: torch.Tensor, scales: torch.Tensor | None = None, factor: float = 1.0) -> torch.Tensor:
+    def parts(self, x: Tensor, scales: Tensor | None = None, factor: float = 1.0) -> Tensor:
         count = self._part_count
         if not count:
             return super().parts(x, scales, factor)
         return split(x, self.arithmetic.operands.dtype, count, scales, factor)
 
-    def joined(self, parts: torch.Tensor) -> torch.Tensor:
+    def joined(self, parts: Tensor) -> Tensor:
         return joined(parts) if self._part_count else super().joined(parts)
 
     def product(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        a: Tensor,
+        b: Tensor,
         *,
         factor: float = 1.0,
         shift: float = 0.0,
-        scales: torch.Tensor | None = None,
+        scales: Tensor | None = None,
         symmetric: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         plain = not symmetric and factor == 1.0 and shift == 0.0 and scales is None
         if plain and self._part_count == 1 and cublas.multiplies(a[0], b[0]):
             _, batch, m, _ = a.shape
@@ -180,7 +171,7 @@ class CudaEngine(Engine):
         multiply = batched_product if self._part_count else super().product
         return multiply(a, b, factor=factor, shift=shift, scales=scales, symmetric=symmetric)
 
-    def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
+    def adjusted(self, a: Tensor, scales: Tensor, shift: float) -> Tensor:
         if self._part_count != 1:
             return super().adjusted(a, scales, shift)
         c = room(*a.shape, dtype=a.dtype, device=a.device)
@@ -188,25 +179,23 @@ class CudaEngine(Engine):
         c[0].diagonal(dim1=1, dim2=2).add_(shift)
         return c
 
-    def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
+    def thin(self, a: Tensor, x: Tensor, *, adjoint: bool = False) -> Tensor:
         leading = a[0].mT if adjoint else a[0]
         if not self._part_count or _refused(a):
             return exact_matmul(leading.to(self.storage), x)
         return torch.bmm(leading, x.to(a.dtype), out_dtype=torch.float32)
 
-    def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
+    def wide(self, a: Tensor, b: Tensor, *, symmetric: bool = False) -> Tensor:
         if self._part_count == 2 or (symmetric and self._part_count):
             return batched_product(a, b, wide=True, symmetric=symmetric)[0]
         return super().wide(a, b, symmetric=symmetric)
 
-    def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def subtract_bmm(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         if self.operand_dtype != self.storage or self.format is TF32:
             return super().subtract_bmm(a, b, c)
         return exactly(torch.baddbmm, c, a, b, out=c, alpha=-1.0, beta=1.0)
 
-    def _addmm(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
-    ) -> torch.Tensor:
+    def _addmm(self, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
         if self.format is not FP32 and self.storage == torch.float32:
             if cublas.runs(c.device):
                 return cublas.gemm(a, b, c, alpha=alpha, beta=beta, tf32=self.format is TF32)
@@ -218,9 +207,7 @@ class CudaEngine(Engine):
             exactly(torch.addmm, turned, b.T, a.T, alpha=alpha, beta=beta, out=turned)
         return c
 
-    def project_out(
-        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
-    ) -> None:
+    def project_out(self, q: Tensor, a: Tensor, r: Tensor, room: Tensor | None = None) -> None:
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
         elif self._in_corrected_parts and min(r.shape) >= self.tuning[CorrectedTuning].projected_from:
@@ -236,15 +223,15 @@ class CudaEngine(Engine):
         else:
             super().project_out(q, a, r, room)
 
-    def _project_out_replayed(self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> None:
+    def _project_out_replayed(self, q: Tensor, a: Tensor, r: Tensor) -> None:
         """In two graphs, with a message between them: a process that launches late keeps all others waiting.
         Q is split twice, once for each graph.
         """
 
-        def image(q: torch.Tensor, a: torch.Tensor) -> Tensors:
+        def image(q: Tensor, a: Tensor) -> Tensors:
             return (corrected_gemm(q.T, a, c=self.empty(*r.shape), bound=ORTHONORMAL),)
 
-        def rest(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor) -> Tensors:
+        def rest(q: Tensor, a: Tensor, r: Tensor) -> Tensors:
             return (corrected_gemm(q, r, alpha=-1.0, beta=1.0, c=a, bound=ORTHONORMAL),)
 
         (total,) = self.alone.replay(image, (q, a), "Q^T A")
@@ -252,9 +239,7 @@ class CudaEngine(Engine):
         r.copy_(total)
         self.alone.replay(rest, (q, a, total), "A - Q R", (a,))
 
-    def lower_gram(
-        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def lower_gram(self, a: Tensor, blocks: Sequence[slice], scales: Tensor | None = None) -> Tensor:
         m, n = a.shape
         if self._in_corrected_parts and m * n * n >= self.tuning[CorrectedTuning].corrected_gram:
             return corrected_gram(a, scales=scales)
@@ -264,7 +249,7 @@ class CudaEngine(Engine):
             g += super().lower_gram(some, blocks, scales)
         return g
 
-    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def gemm_low(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         if not self._half:  # each element as accurate as LU wants it, where a corrected one is beside its row
             return self._addmm(a, b, c, -1.0, 1.0)
         if not cublas.runs(c.device):
@@ -337,12 +322,12 @@ def _side_stream(device: torch.device, stream_id: int, thread: int) -> torch.cud
     return torch.cuda.Stream(device)
 
 
-def _refused(a: torch.Tensor) -> bool:
+def _refused(a: Tensor) -> bool:
     """Whether torch refuses a float32 product of such operands, since the user allows sums in fp16."""
     return a.dtype == torch.float16 and torch.backends.cuda.matmul.allow_fp16_accumulation
 
 
-def _tf32_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def _tf32_matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.ndim == 2 and cublas.runs(a.device):
         return cublas.gemm(a, b, a.new_empty(a.shape[0], b.shape[1]), tf32=True)
     return exact_matmul(round_to(a, TF32), round_to(b, TF32))

@@ -20,8 +20,8 @@ import torch
 from neula.engines.engine import Engine, Named
 from neula.engines.formats import FP16, FP32, FP64, Format, round_to
 from neula.engines.shipped import EMULATED
-from neula.engines.units import UNITS, Unit, unit_named
-from neula.errors import unknown_name
+from neula.engines.units import UNITS, Unit
+from neula.errors import check_name, unknown_name
 from neula.kernels.products.block_fma import block_fma_product, narrowed_sums
 
 ACCUMULATIONS = ("fp32", "fp16")
@@ -54,7 +54,9 @@ class EmulatedEngine(Engine):
             raise unknown_name("accumulation", accumulate, ACCUMULATIONS)
         if block is not None and block < 1:
             raise ValueError(f"block must be at least 1, got {block}")
-        self.unit = unit_named(unit) if isinstance(unit, str) else unit
+        if isinstance(unit, str):
+            check_name("unit", unit, UNITS)
+        self.unit = UNITS[unit] if isinstance(unit, str) else unit
         self.accumulate = accumulate
         self.block = self.unit.products_at_a_time(self.arithmetic.operands) if block is None else block
         self._chosen = block

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import ClassVar, Self, TypeVar
 
 import torch
+from torch import Tensor
 
 from neula.engines import graphs
 from neula.engines.formats import FP16, FP32, FP64, Arithmetic, Format, double_gram
@@ -92,7 +93,7 @@ class Engine(ABC):
         """Thresholds and block sizes of this machine."""
 
     @abstractmethod
-    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Product of two operands as a new matrix, in the storage precision or narrower."""
 
     def using(self, arithmetic: Named) -> Self:
@@ -114,7 +115,7 @@ class Engine(ABC):
         """The dtype of working matrices and sums."""
         return self.format.storage
 
-    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def empty(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> Tensor:
         """Uninitialized column-major m x n matrix."""
         return torch.empty((n, m), dtype=dtype or self.storage, device=self.device).T
 
@@ -122,7 +123,7 @@ class Engine(ABC):
         """Rows of a working matrix for m of them: more where that is faster, the others being zero."""
         return m
 
-    def padded(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def padded(self, m: int, n: int, *, dtype: torch.dtype | None = None) -> Tensor:
         """Uninitialized working matrix with zeros in its rows beyond m."""
         work = self.empty(self.rows(m), n, dtype=dtype)
         work[m:].zero_()
@@ -140,50 +141,45 @@ class Engine(ABC):
         """
         return torch.float16 if self.format is FP16 and self.tuning.half is not None else self.storage
 
-    def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    def round(self, x: Tensor, out: Tensor) -> Tensor:
         """Round ``x`` into the operand buffer ``out``."""
         return out.copy_(x)
 
-    def operand(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def operand(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """``x`` as the unit reads it: rounded to the low format, ``x`` itself where nothing changes."""
         if x.dtype == self.operand_dtype:
             return x
         return self.round(x, self._room(x) if out is None else out)
 
-    def multiplies_low(self, a: torch.Tensor, b: torch.Tensor, parts: int = 1) -> bool:
+    def multiplies_low(self, a: Tensor, b: Tensor, parts: int = 1) -> bool:
         """Whether a product of matrices of these shapes, whose numbers have so many parts as there are real
         products in one of them, is computed in a low format, corrected or not.
         """
         return self.arithmetic.operands not in (FP32, FP64)
 
-    def product_of_planes(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def product_of_planes(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """``C = A B`` of parts of complex matrices, where :meth:`multiplies_low` is true of these."""
         return self.gemm(self.operand(a), self.operand(b), c)
 
-    def _room(self, like: torch.Tensor) -> torch.Tensor:
+    def _room(self, like: Tensor) -> Tensor:
         """Room for an operand: column-major for a matrix, row-major for a batch of tiles."""
         if like.ndim > 2:
             return torch.empty(like.shape, dtype=self.operand_dtype, device=like.device)
         return self.empty(*like.shape, dtype=self.operand_dtype)
 
-    def widened(self, x: torch.Tensor) -> torch.Tensor:
+    def widened(self, x: Tensor) -> Tensor:
         """``x`` in the storage precision; itself where it is in that or a wider one."""
         if x.dtype.itemsize >= self.storage.itemsize:
             return x
         return transposed_copy(self.empty(*x.shape), x)
 
-    def operand_buffer(self, like: torch.Tensor) -> torch.Tensor | None:
+    def operand_buffer(self, like: Tensor) -> Tensor | None:
         """Room for the rounded copy of a working matrix; None where operands are the matrix itself."""
         return None if like.dtype == self.operand_dtype else self._room(like)
 
     def gemm(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor | None = None,
-        alpha: float = 1.0,
-        beta: float = 0.0,
-    ) -> torch.Tensor:
+        self, a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
+    ) -> Tensor:
         """``C = alpha A B + beta C`` as in BLAS, written into ``c`` where one is given.
 
         ``a`` and ``b`` come from :meth:`operand`; ``c`` is in the storage precision.
@@ -193,9 +189,7 @@ class Engine(ABC):
         c = self._matmul(b.T, a.T).T.to(self.storage)
         return c if alpha == 1.0 else c.mul_(alpha)
 
-    def _gemm(
-        self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, beta: float
-    ) -> torch.Tensor:
+    def _gemm(self, a: Tensor, b: Tensor, c: Tensor, alpha: float, beta: float) -> Tensor:
         # The transposed product, so that its rows are the columns of column-major C.
         product = self._matmul(b.T, a.T).T
         if beta == 0.0:
@@ -204,17 +198,15 @@ class Engine(ABC):
             c.mul_(beta)
         return c.add_(product, alpha=alpha)
 
-    def image(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def image(self, a: Tensor, b: Tensor) -> Tensor:
         """``A B`` for a B of few columns, in whatever layout takes less."""
         return self.gemm(a, b)
 
-    def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+    def inner(self, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         """``A^H B`` of tall operands, a contraction over rows."""
         return self.gemm(a.mH, b, c)
 
-    def project_out(
-        self, q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, room: torch.Tensor | None = None
-    ) -> None:
+    def project_out(self, q: Tensor, a: Tensor, r: Tensor, room: Tensor | None = None) -> None:
         """``R = Q^H A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
 
         ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``room`` has room
@@ -225,21 +217,21 @@ class Engine(ABC):
             self.inner(q, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
             self.subtract(q, r_part, part)
 
-    def subtract(self, q: torch.Tensor, r: torch.Tensor, a: torch.Tensor) -> None:
+    def subtract(self, q: Tensor, r: Tensor, a: Tensor) -> None:
         """``A = A - Q R`` for Q from :meth:`operand`, R in the storage precision, and A as either of them."""
         if a.dtype == self.storage:
             self.gemm(q, self.operand(r), a, alpha=-1.0, beta=1.0)
         else:
             self.gemm_low(q, self.operand(r), a)
 
-    def _total(self, r: torch.Tensor) -> None:
+    def _total(self, r: Tensor) -> None:
         """Add to R, in place, what rows that are elsewhere contribute to it."""
         if self.over_rows.spread:
             total = self.over_rows.total(r.T).T
             if total.data_ptr() != r.data_ptr():
                 r.copy_(total)
 
-    def gemm_low(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def gemm_low(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
@@ -277,22 +269,22 @@ class Engine(ABC):
         """The engine without the block sums of a matrix unit, where it emulates one."""
         return self
 
-    def bmm(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    def bmm(self, a: Tensor, b: Tensor) -> Tensor:
         """Batch of small products in the engine's arithmetic: (batch, m, k) times (batch, k, n)."""
         return self._matmul(self.operand(a), self.operand(b)).to(self.storage)
 
-    def subtract_bmm(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    def subtract_bmm(self, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         """``C = C - A B`` for a batch of small matrices, C in the storage precision."""
         return c.sub_(self.bmm(a, b))
 
-    def kept(self, rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept | None:
+    def kept(self, rows: int, columns: int, largest: Tensor, *, exact: bool = False) -> Kept | None:
         """Room for an operand that is multiplied again and again, where it is converted once for all of
         that: ``largest``, shape (rows,), bounds the magnitudes in each row. If ``exact``, products are to be
         as accurate as in float32.
         """
         return None
 
-    def parts(self, x: torch.Tensor, scales: torch.Tensor | None = None, factor: float = 1.0) -> torch.Tensor:
+    def parts(self, x: Tensor, scales: Tensor | None = None, factor: float = 1.0) -> Tensor:
         """A batch of matrices as :meth:`product` takes them, shape (parts, batch, m, n).
 
         Where scales are given, one for each matrix, they are multiplied by these, and then by a factor.
@@ -301,75 +293,69 @@ class Engine(ABC):
             x = (x * scales[:, None, None]) * factor
         return self.operand(x.to(self.storage))[None]
 
-    def joined(self, parts: torch.Tensor) -> torch.Tensor:
+    def joined(self, parts: Tensor) -> Tensor:
         """The numbers that parts stand for, in the storage precision."""
         return parts[0].to(self.storage)
 
-    def members(self, parts: torch.Tensor) -> int:
+    def members(self, parts: Tensor) -> int:
         """How many matrices a batch in parts has."""
         return parts.shape[1]
 
-    def norms(self, parts: torch.Tensor) -> torch.Tensor:
+    def norms(self, parts: Tensor) -> Tensor:
         """Frobenius norms of the leading parts of a batch."""
         return torch.linalg.vector_norm(parts[0], dim=(1, 2), dtype=self.storage)
 
-    def wide(self, a: torch.Tensor, b: torch.Tensor, *, symmetric: bool = False) -> torch.Tensor:
-        """Products of batches in parts, in the storage precision; of symmetric ones the lower triangle
-        counts.
-        """
+    def wide(self, a: Tensor, b: Tensor, *, symmetric: bool = False) -> Tensor:
+        """Products of batches in parts, in the storage precision; symmetric ones by lower triangles."""
         c = self._matmul(a[0], b[0]).to(self.storage)
         return hermitian_from_lower(c) if symmetric else c
 
     def product(
         self,
-        a: torch.Tensor,
-        b: torch.Tensor,
+        a: Tensor,
+        b: Tensor,
         *,
         factor: float = 1.0,
         shift: float = 0.0,
-        scales: torch.Tensor | None = None,
+        scales: Tensor | None = None,
         symmetric: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """``scale (factor A B + shift I)`` of batches in parts, rounded once."""
         c = self.wide(a, b, symmetric=symmetric).mul_(factor)
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c if scales is None else c.mul_(scales[:, None, None]))
 
-    def across(
-        self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
-    ) -> torch.Tensor:
+    def across(self, x: Tensor, y: Tensor, *, factor: float = 1.0, shift: float = 0.0) -> Tensor:
         """``factor X Y^H + shift I``, known to be symmetric, of wide matrices in parts."""
         return self.product(x, y.mH, factor=factor, shift=shift, symmetric=True)
 
-    def adjusted(self, a: torch.Tensor, scales: torch.Tensor, shift: float) -> torch.Tensor:
+    def adjusted(self, a: Tensor, scales: Tensor, shift: float) -> Tensor:
         """``scale A + shift I`` of a batch in parts."""
         c = self.joined(a) * scales[:, None, None]
         c.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(c)
 
-    def thin(self, a: torch.Tensor, x: torch.Tensor, *, adjoint: bool = False) -> torch.Tensor:
+    def thin(self, a: Tensor, x: Tensor, *, adjoint: bool = False) -> Tensor:
         """The leading parts of a batch, or their adjoints, times few vectors, in the storage precision."""
         return self._matmul(a[0].mH if adjoint else a[0], self.operand(x)).to(self.storage)
 
-    def column_max(self, a: torch.Tensor) -> torch.Tensor:
+    def column_max(self, a: Tensor) -> Tensor:
         """Largest magnitude in each column; NaN and Inf come through. Row blocks stay in cache."""
         rows = max(1, CACHE_ELEMENTS // max(1, a.shape[1]))
         return torch.stack([block.abs().amax(0) for block in a.split(rows)]).amax(0)
 
-    def fill(self, out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def fill(self, out: Tensor, a: Tensor, scales: Tensor) -> Tensor:
         """Copy ``a diag(scales)`` into working storage: scaled in the wider precision, rounded once."""
         rows = max(1, CACHE_ELEMENTS // max(1, a.shape[1]))
         for target, block in zip(out.split(rows), a.split(rows), strict=True):
             target.copy_((block * scales).to(out.dtype))
         return out
 
-    def gram(self, a: torch.Tensor) -> torch.Tensor:
+    def gram(self, a: Tensor) -> Tensor:
         """``A^H A`` of a tall working matrix in double precision, as accurately as is cheap here."""
         return double_gram(a)
 
-    def lower_gram(
-        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def lower_gram(self, a: Tensor, blocks: Sequence[slice], scales: Tensor | None = None) -> Tensor:
         """``A^H A`` of an operand in the engine's arithmetic: at least its lower triangle, in blocks of its
         rows, each up to its last column. With scales, that of a matrix in any precision, whose columns they
         make at most 1.
@@ -404,9 +390,7 @@ class Engine(ABC):
         """Whether :meth:`replay` is wanted so often for a shape that it need not share what is replayed."""
         return self._replays and graphs.often((key, self.is_complex, self.device))
 
-    def recorded(
-        self, function: Callable[[torch.Tensor], torch.Tensor], like: torch.Tensor
-    ) -> Callable[[torch.Tensor], torch.Tensor]:
+    def recorded(self, function: Callable[[Tensor], Tensor], like: Tensor) -> Callable[[Tensor], Tensor]:
         """A function of tensors like this one that is about to be called dozens of times, in less time: a
         GPU captures it in a CUDA graph and replays that. Launches must be the same each time.
         """

@@ -1,6 +1,6 @@
 """CUDA graphs of functions that are called again and again: one launch instead of dozens.
 
-Python takes longer to launch a factorization of small matrices than the GPU to run it. After :data:`BEFORE`
+Python takes longer to launch a factorization of small matrices than the GPU to run it. After ``BEFORE``
 calls for a shape the next one captures them in a CUDA graph, which it and the following ones replay on a
 copy of the input; they return copies of the results.
 """
@@ -34,9 +34,7 @@ LEAST = 1 << 21  # bytes that a graph takes, however small: what torch's allocat
 MOST = 1024  # keys that are remembered, of what was called once, and of what is replayed or cannot be
 SMALL = 1 << 16  # bytes of a result up to which it is copied together with others
 ALIGNED = 16  # bytes at multiples of which results begin in the buffer that they share
-
-BEFORE = 2
-"""Calls for a shape before one captures: that takes as long as ten calls, and many shapes come twice."""
+BEFORE = 2  # calls for a shape before one captures: that takes as long as ten calls
 
 OFTEN = 8
 """Calls for one shape after which more are to be expected. Of a thousand problems with shapes near each other
@@ -47,8 +45,7 @@ STREAMS = 128  # streams of callers that are remembered
 Result = TypeVar("Result")
 
 _lock = threading.Lock()
-_recording = threading.local()
-"""A call during a capture becomes a part of that graph, and is not captured separately."""
+_recording = threading.local()  # a call during a capture becomes a part of that graph
 
 _calls = itertools.count()
 _seen: OrderedDict[Hashable, tuple[int, int]] = OrderedDict()
@@ -70,14 +67,7 @@ Layout = tuple[torch.Size, tuple[int, ...], torch.dtype]  # shape, strides and d
 
 
 class Written(NamedTuple):
-    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied.
-
-    Examples
-    --------
-    >>> x = torch.ones(2)
-    >>> made(Written((torch.Size([3]),), (x,), lambda room: room[0].fill_(7.0)))
-    (tensor([7., 7., 7.]),)
-    """
+    """Inputs that are not there yet: a graph has them written where it reads them, and nothing is copied."""
 
     shapes: tuple[torch.Size, ...]  # of tensors in row-major order
     like: tuple[torch.Tensor, ...]  # whose dtypes and device they have
@@ -100,7 +90,6 @@ def device_of(inputs: Inputs) -> torch.device:
 
 
 def layouts_of(inputs: Inputs) -> list[Layout]:
-    """Shapes, strides and dtypes that a graph depends on."""
     if isinstance(inputs, Written):
         pairs = zip(inputs.shapes, inputs.like, strict=True)
         return [(shape, row_major(shape), x.dtype) for shape, x in pairs]
@@ -112,7 +101,6 @@ def nbytes_of(inputs: Inputs) -> int:
 
 
 def made(inputs: Inputs) -> Tensors:
-    """The tensors themselves."""
     if not isinstance(inputs, Written):
         return inputs
     room = tuple(x.new_empty(shape) for shape, x in zip(inputs.shapes, inputs.like, strict=True))

@@ -20,7 +20,7 @@ class Reduction:
     """Rows that are all here."""
 
     spread: bool = False  # whether other processes have rows as well
-    # Whether this process has the first rows: what a problem has beside those of the user (the rows of a
+    # Whether this process has the first rows: what a problem has besides those of the user (the rows of a
     # damping) belongs to it.
     begins: bool = True
     first: int = 0  # place of the first row here among all rows

@@ -27,7 +27,7 @@ from functools import lru_cache, reduce
 from typing import Any, Self
 
 import torch
-from torch import distributed
+from torch import Tensor, distributed
 
 from neula.engines.engine import Engine, Named
 from neula.engines.reduction import Factorize, Reduction
@@ -35,8 +35,7 @@ from neula.engines.tuning import Tuning
 from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.precision import exact_matmul
 
-TRIANGLE_BLOCKS, NARROWEST = 8, 1024
-"""Messages that a triangular matrix is sent in, and columns of the smallest."""
+TRIANGLE_BLOCKS, NARROWEST = 8, 1024  # messages of a triangular matrix, and columns of the smallest
 
 
 class RowsOfGroup(Reduction):
@@ -61,31 +60,27 @@ class RowsOfGroup(Reduction):
     def own(self, m: int) -> int:
         return self.counts[self.rank] if m == max(1, self.counts[self.rank]) else m
 
-    # --- sums and maxima ---
-
-    def totals(self, *parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def totals(self, *parts: Tensor) -> tuple[Tensor, ...]:
         return self._packed(parts, lambda message: self.all_reduce(message, distributed.ReduceOp.SUM))
 
-    def largest(self, x: torch.Tensor) -> torch.Tensor:
+    def largest(self, x: Tensor) -> Tensor:
         """NaN comes out as Inf: what a maximum with NaN is differs between backends."""
         sent = torch.where(x.isnan(), torch.inf, x) if x.is_floating_point() else x
         message = (sent.to(torch.uint8) if x.dtype == torch.bool else sent).contiguous().clone()
         self.all_reduce(message, distributed.ReduceOp.MAX)
         return message.to(x.dtype)
 
-    def norms(self, *matrices: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
+    def norms(self, *matrices: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
         return tuple(x.sqrt() for x in self.totals(*_squares(matrices, dim)))
 
-    def total_and_norms(
-        self, x: torch.Tensor, *matrices: torch.Tensor, dim: int = 0
-    ) -> tuple[torch.Tensor, ...]:
+    def total_and_norms(self, x: Tensor, *matrices: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
         total, *squares = self.totals(x, *_squares(matrices, dim))
         return total, *(x.sqrt() for x in squares)
 
-    def agreed(self, *replicated: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def agreed(self, *replicated: Tensor) -> tuple[Tensor, ...]:
         return self._packed(replicated, self.broadcast)
 
-    def agree_triangle(self, r: torch.Tensor) -> torch.Tensor:
+    def agree_triangle(self, r: Tensor) -> Tensor:
         """Blocks of columns down to the diagonal: of what is below it, all zeros, little is sent."""
         width = max(NARROWEST, -(-r.shape[1] // TRIANGLE_BLOCKS))
         for start in range(0, r.shape[1], width):
@@ -96,9 +91,7 @@ class RowsOfGroup(Reduction):
                 block.copy_(message.mT)
         return r
 
-    def _packed(
-        self, parts: Sequence[torch.Tensor], send: Callable[[torch.Tensor], None]
-    ) -> tuple[torch.Tensor, ...]:
+    def _packed(self, parts: Sequence[Tensor], send: Callable[[Tensor], None]) -> tuple[Tensor, ...]:
         """Several tensors in one message, in a dtype that holds all; integers and booleans as float64.
         Elements are sent row by row, whatever their order in memory. A single tensor that lies so is sent
         from where it is, and overwritten.
@@ -113,7 +106,7 @@ class RowsOfGroup(Reduction):
         pieces = message.split([x.numel() for x in parts])
         return tuple(_like(piece, x) for piece, x in zip(pieces, parts, strict=True))
 
-    def total_of_pairs(self, high: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    def total_of_pairs(self, high: Tensor, low: Tensor) -> Tensor:
         """Gather all pairs, and add them in the order of the processes, keeping rounding errors."""
         mine = torch.stack([high, low]).contiguous().resolve_conj()
         pairs = self.all_gather(mine)
@@ -123,34 +116,27 @@ class RowsOfGroup(Reduction):
             rest = rest + (error + part_low)
         return total + rest
 
-    # --- the messages themselves ---
-
-    def all_reduce(self, message: torch.Tensor, operation: Any) -> None:
+    def all_reduce(self, message: Tensor, operation: Any) -> None:
         distributed.all_reduce(message, operation, group=self.group)
 
-    def broadcast(self, message: torch.Tensor) -> None:
+    def broadcast(self, message: Tensor) -> None:
         """Take that of the first process, in place."""
         distributed.broadcast(message, group=self.group, group_src=0)
 
-    def all_gather(self, message: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, message: Tensor) -> list[Tensor]:
         """Gather the messages of all processes, which have one shape."""
         found = [torch.empty_like(message) for _ in self.counts]
         distributed.all_gather(found, message, group=self.group)
         return found
 
-    def send(self, message: torch.Tensor, to: int) -> None:
+    def send(self, message: Tensor, to: int) -> None:
         distributed.send(message.resolve_conj().contiguous(), group=self.group, group_dst=to)
 
-    def receive(self, message: torch.Tensor, of: int) -> torch.Tensor:
+    def receive(self, message: Tensor, of: int) -> Tensor:
         distributed.recv(message, group=self.group, group_src=of)
         return message
 
-    def gather_objects(self, one: Any) -> list[Any]:
-        found: list[Any] = [None] * self.size
-        distributed.all_gather_object(found, one, group=self.group)
-        return found
-
-    def gathered(self, a: torch.Tensor) -> torch.Tensor:
+    def gathered(self, a: Tensor) -> Tensor:
         """Rows of all processes, one block after the other."""
         tallest = max(self.counts)
         room = a.new_zeros(tallest, *a.shape[1:])
@@ -158,17 +144,16 @@ class RowsOfGroup(Reduction):
         blocks = zip(self.all_gather(room), self.counts, strict=True)
         return torch.cat([block[:count] for block, count in blocks])
 
-    def first_of(self, bad: torch.Tensor, a: torch.Tensor) -> tuple[tuple[int, ...], complex, str] | None:
-        here = super().first_of(bad, a)
-        for rank, found in enumerate(self.gather_objects(here)):
+    def first_of(self, bad: Tensor, a: Tensor) -> tuple[tuple[int, ...], complex, str] | None:
+        everywhere: list[Any] = [None] * self.size
+        distributed.all_gather_object(everywhere, super().first_of(bad, a), group=self.group)
+        for rank, found in enumerate(everywhere):
             if found is not None:
                 (row, *column), value, _ = found
                 return (row + sum(self.counts[:rank]), *column), value, f" (row {row} of process {rank})"
         return None
 
-    # --- the tree ---
-
-    def merged(self, a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor, torch.Tensor]:
+    def merged(self, a: Tensor, factorize: Factorize) -> tuple[Tensor, Tensor]:
         """R factors in pairs up a tree, and the orthogonal factors back down."""
         m, n = a.shape[-2:]
         rows = a[..., : self.own(m), :]
@@ -178,14 +163,12 @@ class RowsOfGroup(Reduction):
         q = share if q is None else exact_matmul(q, share)
         return torch.cat([q, q.new_zeros(*q.shape[:-2], m - q.shape[-2], n)], -2), r
 
-    def merged_r(self, a: torch.Tensor, factorize: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def merged_r(self, a: Tensor, factorize: Callable[[Tensor], Tensor]) -> Tensor:
         m, n = a.shape[-2:]
         r = self._up(a[..., : self.own(m), :], lambda x: (x[..., :0], factorize(x)))[1]
         return self.agree(r if self.begins else a.new_empty(*a.shape[:-2], n, n))
 
-    def _up(
-        self, a: torch.Tensor, factorize: Factorize
-    ) -> tuple[torch.Tensor | None, torch.Tensor, list[_Pair]]:
+    def _up(self, a: Tensor, factorize: Factorize) -> tuple[Tensor | None, Tensor, list[_Pair]]:
         """Q and R of the rows here, and the pairs that are merged here; R is the last one. A message has
         space for an R, and before it a row that says how many rows it has.
         """
@@ -207,7 +190,7 @@ class RowsOfGroup(Reduction):
             self.send(message, self.rank - step)
         return q, r, pairs
 
-    def _down(self, height: int, pairs: list[_Pair], like: torch.Tensor) -> torch.Tensor:
+    def _down(self, height: int, pairs: list[_Pair], like: Tensor) -> Tensor:
         """Pass the factor of Q down the tree; returns the matrix that the rows here are multiplied by."""
         n = like.shape[-1]
         if self.begins:
@@ -222,17 +205,17 @@ class RowsOfGroup(Reduction):
         return share
 
 
-_Pair = tuple[torch.Tensor | None, int, int]
+_Pair = tuple[Tensor | None, int, int]
 """Of two R factors, one above the other, that were merged: the orthogonal factor, None where they have fewer
 rows than columns and stay what they are; the rows of the first; and whose the second is."""
 
 
-def _factors(a: torch.Tensor, factorize: Factorize) -> tuple[torch.Tensor | None, torch.Tensor]:
+def _factors(a: Tensor, factorize: Factorize) -> tuple[Tensor | None, Tensor]:
     """Fewer rows than columns are no R yet."""
     return (None, a) if a.shape[-2] < a.shape[-1] else factorize(a)
 
 
-def _squares(matrices: Sequence[torch.Tensor], dim: int) -> Iterator[torch.Tensor]:
+def _squares(matrices: Sequence[Tensor], dim: int) -> Iterator[Tensor]:
     return (torch.linalg.vector_norm(x, dim=dim).square() for x in matrices)
 
 
@@ -240,7 +223,7 @@ def _sent_as(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_complex or dtype in (torch.float32, torch.float64) else torch.float64
 
 
-def _like(piece: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _like(piece: Tensor, x: Tensor) -> Tensor:
     piece = piece if x.is_complex() or not piece.is_complex() else piece.real
     return piece.reshape(x.shape).to(x.dtype)
 
@@ -275,28 +258,24 @@ class _Sharded(Engine):
         """The tuning of one process, without batches and graphs."""
         return _alone(self._local.tuning)
 
-    def inner(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
+    def inner(self, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
         """The transpose is what lies row by row in memory."""
         total = self.over_rows.total(super().inner(a, b).T).T
         return total if c is None else c.copy_(total)
 
-    def across(
-        self, x: torch.Tensor, y: torch.Tensor, *, factor: float = 1.0, shift: float = 0.0
-    ) -> torch.Tensor:
+    def across(self, x: Tensor, y: Tensor, *, factor: float = 1.0, shift: float = 0.0) -> Tensor:
         """Sums of the processes are rounded once more."""
         total = self.over_rows.total(self.joined(super().across(x, y))).mul_(factor)
         total.diagonal(dim1=1, dim2=2).add_(shift)
         return self.parts(total)
 
-    def column_max(self, a: torch.Tensor) -> torch.Tensor:
+    def column_max(self, a: Tensor) -> Tensor:
         return self.over_rows.largest(super().column_max(a))
 
-    def gram(self, a: torch.Tensor) -> torch.Tensor:
+    def gram(self, a: Tensor) -> Tensor:
         return self.over_rows.total(super().gram(a))
 
-    def lower_gram(
-        self, a: torch.Tensor, blocks: Sequence[slice], scales: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def lower_gram(self, a: Tensor, blocks: Sequence[slice], scales: Tensor | None = None) -> Tensor:
         return self.over_rows.total(super().lower_gram(a, blocks, scales).T).T
 
     @property

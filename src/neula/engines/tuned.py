@@ -31,7 +31,6 @@ Machine = Mapping[str, str | int]
 
 
 def machine_of(device: torch.device) -> Machine:
-    """Identify the machine that measured thresholds belong to."""
     versions: dict[str, str | int] = {"torch": torch.__version__, "neula": neula.__version__}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -41,16 +40,13 @@ def machine_of(device: torch.device) -> Machine:
 
 
 def file_of(machine: Machine) -> Path:
-    """Path of the file with the thresholds of a machine."""
     name = re.sub(r"[^a-z0-9]+", "-", str(machine["device"]).lower()).strip("-") or "cpu"
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()[:12]
     return cache_folder() / "tuning" / f"{name}-{digest}.toml"
 
 
 def read(machine: Machine) -> dict[str, int]:
-    """Thresholds measured on a machine; empty if there are none, or, with a RuntimeWarning, if they are
-    broken.
-    """
+    """Thresholds measured on a machine; empty if there are none, or, with a warning, if broken."""
     path = file_of(machine)
     try:
         return _checked(tomllib.loads(path.read_text("utf-8")), machine)

@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from neula.engines.formats import FP32, TF32, Format
-from neula.errors import check_name
 
 
 @dataclass(frozen=True)
@@ -65,9 +64,3 @@ UNITS = {
     for unit in (Unit("v100", 4, 0), Unit("a100", 8, 1), Unit("h100", 16, 2), Unit("ideal", 8, None))
 }
 """Units by name: see the references of the module."""
-
-
-def unit_named(name: str) -> Unit:
-    """Look a unit up by name; a ValueError lists those that there are."""
-    check_name("unit", name, UNITS)
-    return UNITS[name]

@@ -72,7 +72,7 @@ def read_matrix(
     header : bool, optional
         Whether the first line of a text names the columns; by default the whole table decides.
     message : callable, optional
-        Is told in one line what was done to the file's content beyond reading it: a header line left
+        Gets a line on each change of the file's content by reading it: a header line left
         out, a sparse matrix made dense.
 
     Returns

@@ -19,7 +19,7 @@ MISSING = ("", "NA", "N/A", "n/a", "#N/A", "<NA>", "NULL", "null", "None")
 YEARS = range(1000, 3000)
 """Consecutive whole numbers in this range are taken for years, and so for names, if no row below has such."""
 
-LOOKED_AT = 10_000  # lines from which names are told from numbers where the first line leaves that open
+LOOKED_AT = 10_000  # lines that decide between names and numbers where the first one does not
 
 _NUMBER = r"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf)"
 _COMPLEX = re.compile(rf"(\()?(?:({_NUMBER})(?=[-+]))?({_NUMBER})(?:im?|j)(?(1)\))", re.IGNORECASE | re.ASCII)

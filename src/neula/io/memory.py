@@ -54,7 +54,7 @@ def _left_in_groups(mounted: Path, controllers: str, path: str) -> Iterator[floa
 
     In a container the path may be that of the host: then only its root is there.
     """
-    if controllers == "":  # version 2, mounted alone or beside version 1
+    if controllers == "":  # version 2, mounted alone or with version 1
         names, roots = ("memory.max", "memory.current", "inactive_file"), [mounted, mounted / "unified"]
     elif "memory" in controllers.split(","):
         names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")

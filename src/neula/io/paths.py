@@ -23,7 +23,7 @@ SEVERAL = (".npz", *HDF5, ".mat")  # files that hold several arrays, each with a
 
 STANDARD = "-"  # the name of the standard input, and of the standard output
 
-PATIENCE = 10  # seconds in which somebody must have opened a pipe for writing
+PATIENCE = 10  # seconds within which a pipe must be opened for writing
 
 _PACKAGES = {".parquet": ("pyarrow", "pandas"), ".h5": ("h5py",), ".hdf5": ("h5py",)}
 """Packages that some kinds need besides NumPy and SciPy."""

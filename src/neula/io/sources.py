@@ -2,7 +2,7 @@
 
 A source has a shape, a dtype, and ``blocks(rows)``: its rows in order, about so many at a time. Memory maps,
 datasets of h5py, arrays of Zarr and Dask, and columns of Parquet files become one by :func:`row_blocks`; an
-object of anybody's with ``shape``, ``dtype`` and a method ``blocks()`` is one as it is.
+object with ``shape``, ``dtype`` and a method ``blocks()`` is one as it is.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import numpy as np
 
 from neula.io.paths import FileError
 
-Message = Callable[[str], None]  # is told in one line what was done to a file's content beyond reading it
+Message = Callable[[str], None]  # gets a line on each change of a file's content by reading it
 
 MissingValues = Literal["error", "nan", "needed"]
 """Empty fields: an error that advises to omit such lines, or says that they are needed."""
@@ -39,8 +39,7 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
     """Indices of the columns listed in ``key``, separated by commas; quoted names may hold commas.
 
     Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
-    in ``u+vj``.
-    Columns of a file that is not ``named`` are counted.
+    in ``u+vj``. Columns of a file that is not ``named`` are counted.
     """
     has = (
         f"it has {listed([column for column in columns if column])}"

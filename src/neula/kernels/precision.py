@@ -70,7 +70,7 @@ def exactly(
         )
     byte = ctypes.byref(ctypes.c_bool(False))
     try:
-        guard.begin(byte)  # inside, lest Ctrl-C between the two leave it on
+        guard.begin(byte)  # inside, so that Ctrl-C between the two does not leave it on
         return product(*operands, **room, **scalars)
     finally:
         guard.end(byte)  # without effect where it did not begin

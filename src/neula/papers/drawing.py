@@ -17,7 +17,7 @@ else:
 MARKERS = "osD^vP*X"
 
 FASTER, SLOWER = "#2f81f7", "#db6d28"
-"""Colours for ratios above and below 1, which the colour-blind distinguish, on white and on black."""
+"""Colours for ratios above and below 1, visible to the colour-blind, on white and on black."""
 
 
 def new_canvas(width: float, height: float) -> Canvas:

@@ -81,7 +81,7 @@ def described(paper: str, name: str, module: Mapping[str, Any]) -> Figure:
 @dataclass
 class Setting:
     scale: ExperimentScale  # small for two cores of a CPU and a minute, paper for a GPU
-    report: Callable[[str, float], None] = lambda step, fraction: None  # told the step and the part done
+    report: Callable[[str, float], None] = lambda step, fraction: None  # gets step and part done
     notes: list[str] = field(default_factory=list)  # for the reader of the data: what was left out, and why
     unit: str = "a100"  # whose sums are emulated
     matrices: Path | None = None  # folder with matrices of the paper that the user has

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import Protocol, Self
 
+import numpy as np
 import torch
 
 
@@ -19,6 +20,14 @@ class ProblemBatch(Protocol):
 
     def at(self, places: torch.Tensor) -> Self:
         """Some of them."""
+
+
+class SingularMember(np.linalg.LinAlgError):
+    """The matrix at some place of a batch has no factors."""
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
 
 
 class SingleProblem:
@@ -62,7 +71,6 @@ class Batch:
         return self._first.shape[0]  # a tenth of the time that len() of a tensor takes
 
     def at(self, places: torch.Tensor) -> Self:
-        """Members of the batch at some places."""
         return replace(self, **{name: x[places] for name, x in self.by_name.items()})
 
     def to(self, device: torch.device) -> Self:
@@ -73,10 +81,13 @@ class Batch:
 class Values(Batch):
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Parts of a batch in one."""
         if len(parts) == 1:
             return parts[0]
         return cls(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
+
+    def measured(self) -> torch.Tensor:
+        """Numbers for a judge, shape (numbers, batch), without synchronizing: the ``measures`` of links."""
+        return self.by_name["measures"].T
 
     def copied(self) -> Self:
         return type(self)(*(x.clone() for x in self.tensors))

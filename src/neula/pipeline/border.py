@@ -14,8 +14,7 @@ import torch
 
 from neula.engines.graphs import Inputs, Written
 
-LEAST_ROWS, LEAST_COLUMNS = 32, 8
-"""Sizes are multiples of these, and of a quarter of the power of two below them."""
+LEAST_ROWS, LEAST_COLUMNS = 32, 8  # sizes are multiples of these, and of a quarter of the power of two below
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,7 @@ def _on_the_grid(size: int, least: int) -> int:
 
 
 def write_bordered(a: torch.Tensor, b: torch.Tensor, to_a: torch.Tensor, to_b: torch.Tensor) -> None:
-    """Write ``[A 0; 0 s I; 0 0]`` and ``[b; 0]``, s being the largest magnitude in the first column of A.
-
-    Examples
-    --------
-    >>> a, b = torch.empty(1, 3, 2), torch.empty(1, 3, 1)
-    >>> write_bordered(torch.tensor([[[5.0], [-7.0]]]), torch.ones(1, 2, 1), a, b)
-    >>> a[0], b[0, :, 0]
-    (tensor([[ 5.,  0.],
-            [-7.,  0.],
-            [ 0.,  7.]]), tensor([1., 1., 0.]))
-    """
+    """Write ``[A 0; 0 s I; 0 0]`` and ``[b; 0]``, s being the largest magnitude in the first column of A."""
     _, m, n = a.shape
     to_a.zero_()[:, :m, :n] = a
     to_b.zero_()[:, :m] = b

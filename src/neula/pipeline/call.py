@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
 from typing import Any
 
@@ -14,10 +15,12 @@ import numpy as np
 import torch
 
 from neula.certificates.bounds import Accuracy, qr_bound, target_format
-from neula.engines import Engine, Format, select_engine
+from neula.engines import FP32, FP64, Engine, Format, Tuning, select_engine
 from neula.engines.complex import over
+from neula.engines.reduction import Reduction
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.inputs import Taken, check_finite, fetched, flattened, gradient_wanted, take
+from neula.pipeline.progress import Progress
 from neula.pipeline.result import report_missed
 
 OPENBLAS_THREADS = 2304 * 4
@@ -27,9 +30,7 @@ OPENBLAS_THREADS = 2304 * 4
 
 @dataclass(frozen=True)
 class HostTuning:
-    """Values of m n (n + k) up to which one matrix is fetched from a GPU by its host, where launches take
-    longer.
-    """
+    """Values of m n (n + k) up to which a GPU's host solves one matrix: launches take longer."""
 
     by_host: int  # with LAPACK; not for systems that are queued
     by_host_kernel: int  # with the compiled core, in one thread
@@ -41,6 +42,30 @@ class HostTuning:
     def by_host_system(self) -> int:
         """The limit for a linear system, which takes a third of the operations, with the compiled core."""
         return 3 * self.by_host_kernel
+
+
+@dataclass(frozen=True)
+class ProblemOptions:
+    target: Format  # whose accuracy the answer is to have
+    engine: Engine
+    progress: Progress | None = field(default=None, kw_only=True)
+
+    @cached_property
+    def tuning(self) -> Tuning:  # looking it up takes some microseconds
+        return self.engine.tuning
+
+    @property
+    def work(self) -> Format:
+        """The format in which answers are computed and measured unless a cheaper one is accurate enough."""
+        return FP64 if self.target is FP64 else FP32
+
+    @property
+    def over_rows(self) -> Reduction:
+        return self.engine.over_rows
+
+    def shape_of(self, here: torch.Size) -> tuple[int, int]:
+        """Shape of a matrix of whose rows these are here."""
+        return self.over_rows.count(here[-2]), here[-1]
 
 
 @dataclass(frozen=True)
@@ -148,7 +173,6 @@ class Call:
         return self.here(flattened(self.first.tensor))
 
     def here(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor on the engine's device."""
         return x.to(self.engine.device)
 
     def computing(self) -> AbstractContextManager[None]:

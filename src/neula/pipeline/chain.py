@@ -1,7 +1,7 @@
 """Chains of links: try, measure, record, keep the best, stop.
 
 A chain is a list of links, cheapest first, for a batch of problems; one problem is a batch of one. Only
-:func:`run_chain` runs it. After each link a judge measures the answers on their device, in one small tensor;
+:func:`run_chain` runs it. After each link the answers are measured on their device, in one small tensor;
 that is read once, and the problems whose answers are not good enough go to the next link.
 """
 
@@ -23,13 +23,9 @@ from neula.pipeline.result.deferred import Later
 
 P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
-Judged = TypeVar("Judged", bound=ProblemBatch, contravariant=True)
 
-Settled = Callable[[Any], bool]
-"""Whether nothing is left to do for any problem of a batch, from the largest of each measured number."""
-
-MANY = 2048
-"""Problems from which on the host reads the worst alone if all are accepted: a GPU solves them sooner."""
+Settled = Callable[[Any], bool]  # whether nothing is left to do, from the largest of each number
+MANY = 2048  # problems of which a GPU reads the worst alone if all are accepted: it solves them sooner
 
 
 class Declined(Exception):
@@ -87,7 +83,7 @@ def answered(values: V, label: str, progress: Progress | None) -> Answer[V]:
 class Link(Generic[P, V]):
     label: str
     # From problems, and the answer of the link before for the same problems if it inherits, to an answer; may
-    # raise :class:`Declined` after a look at the numbers.
+    # raise :class:`Declined` after a check of the numbers.
     answer: Callable[[P, Answer[V] | None], Answer[V]]
     inherits: bool = False  # the answer before; for other links that is freed before they begin
     improves: bool = False  # the best answer so far, which it is given instead
@@ -106,10 +102,7 @@ class Verdict:
     evidence: Any = None  # what else the judge has made of the numbers
 
 
-class Judge(Protocol[Judged, V]):
-    def measure(self, problems: Judged, answer: Answer[V]) -> torch.Tensor:
-        """Some numbers for each problem, shape (numbers, batch), without synchronizing."""
-
+class Judge(Protocol[V]):
     def verdict(self, answer: Answer[V], numbers: np.ndarray) -> Verdict:
         """Judge the answers by the measured numbers."""
 
@@ -147,7 +140,6 @@ class Run(Generic[V]):
 
     @property
     def found(self) -> V:
-        """The best of each problem, at the end."""
         assert self.values is not None
         return self.values
 
@@ -156,12 +148,10 @@ class Run(Generic[V]):
             return None
         return Answer(self.values.at(torch.from_numpy(self.open).to(self.values.device)), self.label)
 
-    def weigh(
-        self, answer: Answer[V], problems: P, judge: Judge[P, V], settled: Settled | None
-    ) -> np.ndarray:
+    def weigh(self, answer: Answer[V], judge: Judge[V], settled: Settled | None) -> np.ndarray:
         """Have answers to the open problems judged, and keep what is better than before; which are left."""
-        measured = judge.measure(problems, answer) if answer.measured is None else answer.measured
-        settled = settled if self._is_first(len(problems)) else None
+        measured = answer.values.measured() if answer.measured is None else answer.measured
+        settled = None if len(self.penalty) or len(self.open) < len(self.accepted) else settled
         if settled is not None and isinstance(measured, torch.Tensor) and measured.shape[1] >= MANY:
             worst = _read(measured[:, measured.argmax(1)])  # NaN is the largest
             if settled(worst.diagonal().tolist()):
@@ -171,10 +161,6 @@ class Run(Generic[V]):
         if settled is not None and settled(largest.tolist()):
             return self._accept(answer, numbers, judge)
         return self.keep(answer, numbers, judge.verdict(answer, numbers))
-
-    def _is_first(self, count: int) -> bool:
-        """Whether answers to so many problems are the first, and to all of them."""
-        return not len(self.penalty) and count == len(self.accepted)
 
     def keep(self, answer: Answer[V], numbers: np.ndarray, verdict: Verdict) -> np.ndarray:
         """Take what is better than before of answers to the open problems; which are left."""
@@ -186,7 +172,7 @@ class Run(Generic[V]):
         self.open = self.open[left]
         return left
 
-    def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[Any, V]) -> np.ndarray:
+    def _accept(self, answer: Answer[V], numbers: np.ndarray, judge: Judge[V]) -> np.ndarray:
         """Take first answers to all problems, given the numbers of each, or of the worst alone."""
         said = answer.without_values()
         reason = Later(lambda: judge.verdict(said, numbers).reason)
@@ -236,7 +222,7 @@ class Run(Generic[V]):
 def run_chain(
     links: Iterable[Link[P, V]],
     problems: P,
-    judge: Judge[P, V],
+    judge: Judge[V],
     known: V | None = None,
     begun: Answer[V] | None = None,
     settled: Settled | None = None,
@@ -264,7 +250,7 @@ def run_chain(
                 if str(why):
                     run.attempts.append(logged(Attempt(why.label or link.label, False, str(why))))
                 continue
-            left = run.weigh(previous, mine, judge, settled)
+            left = run.weigh(previous, judge, settled)
             if begun is not None and not run.accepted.all():
                 run.values = run.found.copied()
             begun = None
@@ -319,7 +305,7 @@ def answer_of_first(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | Non
         return None
 
 
-def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -> Answer[V] | None:
+def first_answer(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
     """Answer of the first link, measured on its device; None if the link synchronizes or declines these
     problems.
 
@@ -327,7 +313,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P, judge: Judge[P, V]) -
     """
     answer = answer_of_first(links, problems) if links and links[0].launches_only else None
     if answer is not None and answer.measured is None:
-        answer.measured = judge.measure(problems, answer)
+        answer.measured = answer.values.measured()
     return answer
 
 

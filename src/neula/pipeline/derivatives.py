@@ -11,8 +11,7 @@ with the gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -29,11 +28,8 @@ Tensor = torch.Tensor
 Tensors = tuple[Tensor, ...]
 
 Gradients = tuple[Tensor | None, ...]  # gradients of the operands; None of those that are not wanted
-
 Wanted = Sequence[bool]  # which operands want a gradient
-
-Factorize = Callable[[Tensor], Iterable[Tensor]]
-"""QR factorization ``A -> Q, R`` of batches in double precision, differentiable."""
+Factorize = Callable[[Tensor], Iterable[Tensor]]  # differentiable ``A -> Q, R`` in double precision
 
 is_legacy_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 """Whether a tensor hides a batch of ``torch.autograd.functional``, or of ``is_grads_batched``."""
@@ -58,14 +54,9 @@ class Answerer:
 class Attached(Function):
     """Base of all differentiable problems: outputs with derivatives, then evidence without, and batches."""
 
-    operands = 1
-    """Inputs that derivatives are with respect to."""
-
-    answers = 1
-    """Outputs that have derivatives."""
-
-    kept = (0, 1)
-    """How many inputs, and how many outputs, derivatives need."""
+    operands = 1  # inputs that derivatives are with respect to
+    answers = 1  # outputs that have derivatives
+    kept = (0, 1)  # how many inputs, and how many outputs, derivatives need
 
     @staticmethod
     def forward(*inputs: Any) -> Tensors:
@@ -89,8 +80,12 @@ class Attached(Function):
 
     @classmethod
     def jvp(cls, ctx: Any, *changes: Tensor | None) -> Gradients:
-        with _pushing_forward(ctx) as kept, torch.autocast(kept[0].device.type, enabled=False):
-            found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
+        # torch switches forward mode off here, for this level and all around it: tangents would be lost.
+        # Switched on again, the formula, which has derivatives in turn, is one of this level's primals.
+        with forward_ad._set_fwd_grad_enabled(True):
+            kept = tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+            with torch.autocast(kept[0].device.type, enabled=False):
+                found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
         return *found, *(None,) * ctx.evidence
 
     @classmethod
@@ -117,21 +112,12 @@ class Attached(Function):
         """Gradients of the operands from those of the answers."""
         raise NotImplementedError
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        """Changes of the answers from those of the operands, None of those that have not changed."""
-        raise NotImplementedError
-
-
-@contextmanager
-def _pushing_forward(ctx: Any) -> Iterator[Tensors]:
-    """Tensors that a function has kept for its ``jvp``, whose formula is to have derivatives in turn.
-
-    torch switches forward mode off in a ``jvp``, for this level and all around it: their tangents would be
-    lost. Switched on again, the formula is one of this level's primals.
-    """
-    with forward_ad._set_fwd_grad_enabled(True):
-        yield tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
+    @classmethod
+    def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Any:
+        """Changes of the answers from those of the operands, None of those that have not changed; by default
+        the derivative is its own adjoint.
+        """
+        return cls.gradients(answerer, (), kept, *changes)
 
 
 def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
@@ -145,9 +131,6 @@ def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tens
             x = x.reshape(x.shape[0], *(1,) * (most + 1 - x.ndim), *x.shape[1:])
         found.append(x)
     return found
-
-
-# --- factorizations ---
 
 
 class ByFormulas(Attached):
@@ -281,9 +264,6 @@ class LogDeterminant(Attached):
         return (change if kept[1].is_complex() else change.real,)
 
 
-# --- linear systems, least squares and products ---
-
-
 class LinearSystem(Attached):
     """x of ``A x = b``: with ``A^H y = dx``, ``db = y`` and ``dA = -y x^H`` (M. B. Giles, "Collected matrix
     derivative results for forward and reverse mode algorithmic differentiation", 2008, section 2.3.1).
@@ -331,7 +311,7 @@ class Solution(Attached):
         instead = torch.eye(*given.shape[-2:], dtype=given.dtype, device=given.device)
         pairs = (instead, given), (0.0, rhs), (0.0, y)
         a, b, x = (in_double(torch.where(deficient, t, u)) for t, u in pairs)
-        # Where somebody does and this is not an error, they are NaN.
+        # Where this is done and is not an error, they are NaN.
         dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
         if a.shape[-2] >= a.shape[-1]:
             q, r, a = _in_dtype_of(x, *answerer.again(a), a)
@@ -422,9 +402,6 @@ class ProductFunction(Attached):
         return (reduce(torch.add, parts),)
 
 
-# --- polar decomposition ---
-
-
 class Polar(Attached):
     """The orthogonal or unitary polar factor, and as evidence the ranks of the matrices.
 
@@ -440,12 +417,6 @@ class Polar(Attached):
         a, u, deficient = _of_full_rank(*kept)
         du = torch.where(deficient & (gradients[0] != 0), math.nan, in_double(gradients[0]))
         return (_derivative_of_polar(a, u, du).to(kept[0].dtype),)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        a, u, deficient = _of_full_rank(*kept)
-        du = _derivative_of_polar(a, u, in_double(changes[0]))
-        return (torch.where(deficient, math.nan, du).to(kept[1].dtype),)
 
 
 def _of_full_rank(a: Tensor, u: Tensor, ranks: Tensor) -> Tensors:

@@ -303,9 +303,10 @@ class OverProcesses:
 
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> T:
-            if self.operands == ("A",) and _is_list_of_spread(args, kwargs):
+            matrices: Any = args[0] if args else kwargs.get("A")
+            is_list = isinstance(matrices, (list, tuple)) and any(map(is_spread, matrices))
+            if self.operands == ("A",) and is_list:
                 each: Any = call
-                matrices: Any = signature.bind(*args, **kwargs).arguments["A"]
                 others = {name: value for name, value in kwargs.items() if name != "A"}
                 return [each(a, *args[1:], **others) for a in matrices]  # type: ignore[return-value]
             if not any(map(is_spread, args)) and not any(map(is_spread, kwargs.values())):
@@ -382,12 +383,6 @@ class OverProcesses:
             return shown
         rest = {f.name: getattr(shown, f.name) for f in fields(shown)}
         return replace(shown, **{n: a.taken.wrap(x) for n, x in rest.items() if type(x) is torch.Tensor})
-
-
-def _is_list_of_spread(args: tuple[Any, ...], keywords: Mapping[str, Any]) -> bool:
-    """Whether A is a list some of whose matrices are distributed over processes."""
-    a = args[0] if args else keywords.get("A")
-    return isinstance(a, (list, tuple)) and any(map(is_spread, a))
 
 
 def _group_of(given: Mapping[str, Any]) -> Any:

@@ -98,8 +98,6 @@ class FactoredMatrix:
         rows, columns = self.scales
         return _times(_times(self.a, rows), columns)
 
-    # --- solving with the factors alone ---
-
     def by_left(self, y: Tensor) -> Tensor:
         """``M1^-1 y``."""
         if self.order is not None:
@@ -124,8 +122,6 @@ class FactoredMatrix:
         else:
             y = _substituted(self.left.mH, y, upper=True, unitriangular=self.kind == "unit")
         return y if self.order is None else torch.take_along_dim(y, self.order.argsort(-2), -2)
-
-    # --- what the factors are worth ---
 
     @cached_property
     def errors(self) -> FactorErrors:
@@ -171,8 +167,6 @@ class FactoredMatrix:
         order = (torch.lu_unpack(lu, pivots, unpack_data=False)[0].real.mT @ rows[:, None]).long()
         swaps = (pivots != rows + 1).sum(-1)
         return replace(self, left=lu, right=lu.triu(), kind="unit", order=order, swaps=swaps)
-
-    # --- solutions ---
 
     def refined(self, b: Tensor, u: float) -> RefinedColumns:
         """Solve for columns of b, shape (P, n, K), in double precision, until x has an error of a few u.
@@ -221,8 +215,6 @@ class FactoredMatrix:
             x = solve(left * b)
             x = right * (x + solve(left * b - applied(matrix.__matmul__, matrix, x)))
         return attach_system(a, b, x, self.again)
-
-    # --- numbers ---
 
     @property
     def logdet(self) -> tuple[Tensor, Tensor]:

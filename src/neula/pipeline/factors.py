@@ -64,8 +64,6 @@ class KnownFactors(ABC):
         """A, shape (P, n, n), as derivatives are taken with respect to it, in double precision."""
         return flattened(self.given.graph).to(self.factored.a)
 
-    # --- methods ---
-
     @eager
     def solve(self, b: Any) -> FactorSolution[Any]:
         sides = self.sides(b)
@@ -118,15 +116,12 @@ class KnownFactors(ABC):
         a = self.given.tensor
         return self._quadratic(self.sides(torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)))
 
-    # --- what they share ---
-
     @property
     def is_variable(self) -> bool:
         return is_variable(self.matrix)
 
     @property
     def given(self) -> Taken:
-        """A, of which derivatives may be wanted."""
         return replace(take(self.matrix, "A", differentiable=True, or_complex=True), wrap=self.like.wrap)
 
     @cached_property
@@ -143,7 +138,6 @@ class KnownFactors(ABC):
         return RightSides(self.given, b, self.factored.a.device)
 
     def attached(self, b: Tensor, x: Tensor) -> Tensor:
-        """Solutions with their gradients, where these are required."""
         if not (self.is_variable or is_variable(b)):
             return x
         return attach_system(self.graph, b, x, self.factored.again)
@@ -301,11 +295,9 @@ class RightSides:
         return _unit(self.dtype)
 
     def give(self, x: Tensor) -> Any:
-        """Numbers in the dtype of the result."""
         return self.like.give_back(x, self.dtype if x.is_complex() else self.dtype.to_real())
 
     def hand(self, x: Tensor) -> Any:
-        """Evidence in its own dtype."""
         return self.like.wrap(x.to(self.like.tensor.device))
 
     def solution(

@@ -20,8 +20,7 @@ from neula.pipeline import spectral_derivatives as spectral
 
 Tensor = torch.Tensor
 
-Solve = Callable[[Tensor, Tensor], Tensor]
-"""Solution of ``A x = b``, or product of A and b, for batches, differentiable."""
+Solve = Callable[[Tensor, Tensor], Tensor]  # differentiable ``A^-1 b``, or ``A b``
 
 
 def known(*answer: Tensor, again: Callable[..., Any] = dense.no_answer) -> dense.Answerer:
@@ -38,15 +37,6 @@ def attach_factors(a: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
 
     The leading min(m, n) columns of R, shape (..., min(m, n), n), are upper triangular with a real diagonal;
     where they are singular, the gradient is Inf or NaN.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.pipeline.gradients import attach_factors
-    >>> A = torch.tensor([[3.0], [4.0]], requires_grad=True)
-    >>> Q, R = attach_factors(A, torch.tensor([[0.6], [0.8]]), torch.tensor([[5.0]]))
-    >>> torch.autograd.grad(R.sum(), A)[0].flatten()  # R is the norm of A
-    tensor([0.6000, 0.8000])
     """
     dtype = reduce(torch.promote_types, (q.dtype, r.dtype, torch.float32))
     return dense.QRFunction.apply(a.to(q.device, dtype), known(q.to(dtype), r.to(dtype)))
@@ -137,8 +127,10 @@ def attach_triplets(a: Tensor, u: Tensor, s: Tensor, v: Tensor, *, errors: Tenso
     ``errors`` bound those of s.
     """
     dtype = _single(u)
-    answer = u.to(dtype), s.to(u.device, dtype.to_real()), v.to(u.device, dtype)
-    return spectral.TripletsFunction.apply(a.to(u.device, dtype), known(*answer, errors.to(u.device)))[:3]
+    answer = u.to(dtype), s.to(u.device, dtype.to_real()), v.mH.to(u.device, dtype).resolve_conj()
+    given = a.to(u.device, dtype), known(*answer, errors.to(u.device))
+    u, s, vh, _ = spectral.TripletsFunction.apply(*given)
+    return u, s, vh.mH
 
 
 def attach_solution(a: Tensor, b: Tensor, x: Tensor, *, ranks: Tensor, factorize: dense.Factorize) -> Tensor:
@@ -155,15 +147,6 @@ def attach_solution(a: Tensor, b: Tensor, x: Tensor, *, ranks: Tensor, factorize
 def attach_system(a: Tensor, b: Tensor, x: Tensor, solve: Solve) -> Tensor:
     """Solution ``x = A^-1 b`` of a linear system with the gradients of A and b, by a differentiable ``solve``
     in double precision.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.pipeline.gradients import attach_system
-    >>> A = torch.tensor([[4.0]], requires_grad=True)
-    >>> x = attach_system(A, torch.tensor([[2.0]]), torch.tensor([[0.5]]), torch.linalg.solve)
-    >>> torch.autograd.grad(x.sum(), A)[0]  # of 2 / A
-    tensor([[-0.1250]])
     """
     return dense.LinearSystem.apply(a, b, known(x, again=solve))[0]
 

@@ -52,7 +52,7 @@ class Taken:
         return is_variable(self.graph)
 
     def give_back(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
-        """Give a result in the user's library and dtype or another; OverflowError if that is too narrow."""
+        """As an array of the user's, in its dtype or another; OverflowError if that is too narrow."""
         kept = x.to(device=self.tensor.device, dtype=dtype or self.tensor.dtype)
         narrower = kept.dtype != x.dtype and torch.promote_types(kept.dtype, x.dtype) != kept.dtype
         if narrower and bool((kept.isinf() & x.isfinite().to(kept.device)).any()):
@@ -72,28 +72,25 @@ class Taken:
 
 def fetched(arrays: Sequence[Taken]) -> list[Taken]:
     """Copy arrays to the host in one transfer; results return to the original device."""
-    copies = fetched_tensors([x.tensor for x in arrays])
-    return [_in_place_of(x, copy) for x, copy in zip(arrays, copies, strict=True)]
+
+    def in_place_of(given: Taken, copy: torch.Tensor) -> Taken:
+        device, wrap = given.tensor.device, given.wrap
+        return replace(given, tensor=copy, wrap=lambda x: wrap(x.to(device)))
+
+    return list(map(in_place_of, arrays, fetched_tensors([x.tensor for x in arrays])))
 
 
 def fetched_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors on the host, which waits once."""
-    copies = [_on_its_way(x) for x in tensors]
+    """Tensors on the host, which waits once: to wait for each takes as long as the copy."""
+    copies = [
+        torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
+        if x.is_cuda
+        else x.cpu()
+        for x in tensors
+    ]
     for device in {x.device for x in tensors if x.is_cuda}:
         torch.cuda.current_stream(device.index).synchronize()
     return copies
-
-
-def _on_its_way(x: torch.Tensor) -> torch.Tensor:
-    """A copy that is there when the stream has come to it: to wait for each takes as long as the copy."""
-    if not x.is_cuda:
-        return x.cpu()
-    return torch.empty_like(x, device="cpu", pin_memory=True).copy_(x, non_blocking=True)
-
-
-def _in_place_of(given: Taken, copy: torch.Tensor) -> Taken:
-    device, wrap = given.tensor.device, given.wrap
-    return Taken(copy, lambda x: wrap(x.to(device)), given.graph, given.places)
 
 
 @dataclass(frozen=True)

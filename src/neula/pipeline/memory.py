@@ -18,18 +18,7 @@ _TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 
 @dataclass
 class MemoryGuard:
-    """Attempts that may run out of memory, so that the next one, which may need less, has its turn.
-
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.pipeline.memory import MemoryGuard
-    >>> guard = MemoryGuard(torch.device("cpu"))
-    >>> with guard.attempt("the first"):
-    ...     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-    >>> guard.shortages[0].startswith("the first needed 2.00 GiB more")
-    True
-    """
+    """Attempts that may run out of memory, so that the next one, which may need less, has its turn."""
 
     device: torch.device
     # The missing memory of an attempt: "LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free".
@@ -72,16 +61,11 @@ def _needed(error: BaseException) -> str:
 
 
 def _free(device: torch.device) -> str:
+    sizes = sizes_here()
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         # Reserved but unused memory of torch is free for torch.
-        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return f"{_in_gib(free)} of {_in_gib(total)} free"
-    return _free_here()
-
-
-def _free_here() -> str:
-    sizes = sizes_here()
+        sizes = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
     if sizes is None:
         return "how much was free is not known"
     return f"{_in_gib(sizes[0])} of {_in_gib(sizes[1])} free"

@@ -19,9 +19,7 @@ INTERCEPT = "intercept"
 
 
 def column_names(x: Any) -> tuple[str, ...] | None:
-    """Names of the columns of a table of pandas, Polars or Arrow, a DataArray of xarray, or a source of
-    Parqu
-    """
+    """Names of the columns of a table, a labelled DataArray of xarray, or a source of Parquet."""
     if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)):
         return None
     if is_source(x):
@@ -39,7 +37,6 @@ def row_labels(x: Any) -> Any:
 
 
 def _coordinates(x: Any, axis: int) -> Any:
-    """The labels of a dimension of a DataArray, as an index of pandas."""
     dims = getattr(x, "dims", None)  # of a Dataset no tuple
     if not hasattr(x, "indexes") or not isinstance(dims, tuple) or len(dims) <= axis:
         return None

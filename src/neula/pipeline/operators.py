@@ -14,14 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.engines import Engine
-from neula.pipeline.derivatives import (
-    Answerer,
-    Attached,
-    Tensors,
-    is_legacy_batch,
-    leading,
-    no_answer,
-)
+from neula.pipeline.derivatives import Answerer, Attached, Tensors, is_legacy_batch, leading, no_answer
 from neula.pipeline.inputs import is_spread, refuse_gradient, tensors_in
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
@@ -33,8 +26,7 @@ PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode of ``make_fx`` and ``to
 EXCLUDED, KEYS = torch._C._SetExcludeDispatchKeyGuard, torch._C.DispatchKey
 """Whether this thread leaves out a step of torch's dispatch, and the names of steps."""
 
-OF_PARTS = {"complex64": "float32", "complex128": "float64"}
-"""Accuracies of complex dtypes: compilers do not know ``dtype.to_real``."""
+OF_PARTS = {"complex64": "float32", "complex128": "float64"}  # compilers do not know ``to_real``
 
 
 class Operator:

@@ -43,9 +43,11 @@ IN_NUMPY |= {torch.complex128: np.complex128, torch.complex64: np.complex64}
 
 DTYPES = frozenset({*IN_NUMPY, *map(np.dtype, IN_NUMPY.values())} - {torch.float16, np.dtype(np.float16)})
 
-OF_EACH = ("accepted", "backward_errors", "conditions", "forward_errors")
-"""Fields with what is known of each problem."""
+OF_EACH = {"accepted": "doubtful", "backward_errors": "backward_error"}
+OF_EACH |= {"conditions": "condition", "forward_errors": "forward_error"}
+"""Fields of results with what is known of each problem, and where solutions have it."""
 
+Told = tuple[str, Callable[[], str]]  # the label of a link, and why its answer is accepted, in words
 COPIED = 1 << 15  # elements of a view up to which its copy takes less time than the front end
 
 R = TypeVar("R", bound=Shown)
@@ -56,9 +58,7 @@ Solved = TypeVar("Solved", bound=SolutionResult[Any])
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]  # makes an array one of the user's library
-
-Planner = Callable[..., "Plan | None"]
-"""From the arrays of a call to the plan of their shapes; None where the core is not the first link."""
+Planner = Callable[..., "Plan | None"]  # from arrays to the plan of their shapes
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
@@ -88,7 +88,6 @@ class Given(NamedTuple):
 
     @classmethod
     def of_call(cls, call: Call) -> Given:
-        """The operand of a first call, after its front end."""
         first = call.first
         return cls((first.graph,), first.wrap_array, call.begun, lambda x: call.hand_back(x, x.dtype))
 
@@ -202,7 +201,7 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
                 if not copies or x.size > COPIED or x.dtype not in DTYPES:
                     return None
                 arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
-        return Given(arrays, _as_it_is, begun, _in_numpy, args)
+        return Given(arrays, lambda x: x, begun, _in_numpy, args)
     if type(args[0]) is not torch.Tensor or forward_ad._current_level >= 0:
         return None
     device = args[0].device
@@ -227,10 +226,6 @@ def host_arrays(args: Sequence[Any], begun: float) -> Given | None:
     return given if given is not None and isinstance(given.arrays[0], np.ndarray) else None
 
 
-def _as_it_is(x: np.ndarray) -> np.ndarray:
-    return x
-
-
 def accepted_result(
     kind: type[R], given: Given, options: Any, label: str, reason: Callable[[], str], fields: dict[str, Any]
 ) -> R:
@@ -242,27 +237,20 @@ def accepted_result(
 
 
 def accepted_solutions(
-    kind: type[R],
-    given: Given,
-    options: Any,
-    label: str,
-    reason: Callable[[], str],
-    fields: dict[str, Any],
-    each: Callable[[str], Any],
+    kind: type[R], given: Given, options: Any, told: Told, fields: dict[str, Any], each: Callable[[str], Any]
 ) -> R:
     """Accepted result of solutions; ``each`` makes the user's array of a name in ``OF_EACH``."""
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:
         fields[name] = Later(partial(each, name))
-    return accepted_result(kind, given, options, label, reason, fields)
+    return accepted_result(kind, given, options, *told, fields)
 
 
 def accepted_solution(
     kind: type[R],
     given: Given,
     options: Any,
-    label: str,
-    reason: Callable[[], str],
+    told: Told,
     fields: dict[str, Any],
     x: np.ndarray,
     forward_errors: list[float],
@@ -270,10 +258,11 @@ def accepted_solution(
     """Accepted result of one problem on the host, from x, shape (n, k), and errors of its columns."""
     is_vector = given.arrays[1].ndim == 1
     errors = forward_errors[0] if is_vector else forward_errors
-    known = True, fields["backward_error"], fields["condition"], errors
+    known = dict(zip(OF_EACH, (True, fields["backward_error"], fields["condition"], errors), strict=True))
     fields["x"] = returned(given, x[:, 0] if is_vector else x, options)
-    each: Callable[[str], Any] = lambda name: given.wrap(np.array(known[OF_EACH.index(name)]))  # noqa: E731
-    return accepted_solutions(kind, given, options, label, reason, fields, each)
+    return accepted_solutions(
+        kind, given, options, told, fields, lambda name: given.wrap(np.array(known[name]))
+    )
 
 
 def returned(given: Given, x: np.ndarray, options: Any) -> Any:
@@ -281,17 +270,7 @@ def returned(given: Given, x: np.ndarray, options: Any) -> Any:
     return given.wrap(x.astype(IN_NUMPY[options.dtype], copy=False))
 
 
-KNOWN = dict(zip(OF_EACH, ("doubtful", "backward_error", "condition", "forward_error"), strict=True))
-"""Fields of results, and where solutions have them."""
-
-
-Extremes = dict[str, tuple[float, float]]
-"""The smallest and the largest of each number that was measured, by name."""
-
-
-class Settling(Protocol):
-    def settled(self, largest: Sequence[float]) -> bool:
-        """Whether all are accepted, from the largest of each number that was measured."""
+Extremes = dict[str, tuple[float, float]]  # the smallest and the largest of each measured number, by name
 
 
 class LaunchedPlan(ABC, Generic[P, S, Solved]):
@@ -299,7 +278,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 
     result: type[Solved]
 
-    def __init__(self, link: Link[P, S], judge: Settling, options: SolutionOptions) -> None:
+    def __init__(self, link: Link[P, S], judge: Any, options: SolutionOptions) -> None:
         self.link, self.judge, self.options = link, judge, options
 
     @abstractmethod
@@ -319,12 +298,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
             return answer_of_first([self.link], problems)
 
     def __call__(self, given: Given) -> Solved | Answer[S] | None:
-        """The result of a call like one before, else what the link has found, if anything."""
         return self.solved(given, broadcast_system(*tensors_of(given.arrays)))
-
-    def of_call(self, call: Call, shapes: BatchedProblem) -> Solved | Answer[S] | None:
-        """Solve the problems of a first call, after its front end."""
-        return self.solved(Given.of_call(call), shapes)
 
     def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:
         device, found = self.options.engine.device, None
@@ -343,7 +317,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         values, layout, said = found.values, shapes.without_numbers(), found.without_values()
 
         def each(name: str) -> Any:
-            known = getattr(values, KNOWN[name])
+            known = getattr(values, OF_EACH[name])
             if name == "forward_errors":
                 return given.give(layout.of_columns(known).contiguous())
             return given.give(layout.of_members(~known if name == "accepted" else known).contiguous())
@@ -352,7 +326,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
         fields["condition"] = max(1.0, of["condition"][1])
         told = found.label, lambda: self.reason(said, of)
-        return accepted_solutions(self.result, given, self.options, *told, fields, each)
+        return accepted_solutions(self.result, given, self.options, told, fields, each)
 
 
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:

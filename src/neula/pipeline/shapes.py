@@ -75,7 +75,6 @@ class BatchedProblem:
 
     @property
     def all_own(self) -> bool:
-        """Whether each problem of the batch has a matrix of its own."""
         return self.members == self.batch
 
     @property
@@ -111,15 +110,6 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool =
     sides in its last two dimensions, or a batch of them. Until the next release, if ``stacks_vectors``, a b
     with the shape of A without its last dimension is taken as one vector for each matrix where NumPy's rules
     do not fit, with a FutureWarning. Raises ValueError for shapes that do not fit.
-
-    Examples
-    --------
-    >>> import torch
-    >>> system = broadcast_system(torch.ones(4, 3), torch.ones(7, 4, 2))
-    >>> system.matrices.shape, system.columns.shape
-    (torch.Size([1, 4, 3]), torch.Size([1, 4, 14]))
-    >>> system.solutions(torch.ones(1, 3, 14)).shape
-    torch.Size([7, 3, 2])
     """
     check_matrices(a, "A")
     if b.ndim == 0:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
@@ -12,15 +13,13 @@ import torch
 
 from neula.certificates.forward_error import SURE, digits_of
 from neula.certificates.verdict import Evidence
-from neula.engines import FP64, Engine, Format, format_of, select_engine
+from neula.engines import FP64, Engine, format_of, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
-from neula.engines.reduction import Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
-from neula.pipeline.call import Call, HostTuning
+from neula.pipeline.call import Call, HostTuning, ProblemOptions
 from neula.pipeline.chain import Run
-from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolutionResult
 from neula.pipeline.result.deferred import Later
 from neula.pipeline.shapes import BatchedProblem
@@ -33,21 +32,14 @@ LEAST_WORK = 4096  # operations that the calls for a problem come to, at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class SolutionOptions:
-    engine: Engine
-    target: Format  # whose accuracy the result is to have
+class SolutionOptions(ProblemOptions):
     dtype: torch.dtype  # of x as it is returned
     max_iterations: int
     forward: bool = False  # whether to refine until the forward error is that of the accuracy
-    progress: Progress | None = None
     # Whether the host may wait for the device: it reads some numbers to leave out what changes nothing.
     may_wait: bool = True
     # Whether the host may take over small problems that a first link has left: no engine was named.
     by_host: bool = False
-
-    @property
-    def over_rows(self) -> Reduction:
-        return self.engine.over_rows
 
     @property
     def digits(self) -> float:
@@ -78,16 +70,8 @@ class Solutions(Values):
     names: ClassVar[tuple[str, ...]] = (*Evidence._fields, "condition", "largest")
     """Measured numbers of each problem; the worst right-hand side, or element of x, counts."""
 
-    of_matrices: ClassVar[tuple[str, ...]] = (
-        *("residual", "refined_error", "backward_error", "condition_bound", "condition"),
-    )
-    """Measured numbers that are kept unchanged."""
-
-    columns: ClassVar[tuple[str, ...]] = ("forward_error",)
-    """Fields with one value for each right-hand side."""
-
-    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}
-    """Fields that are not float64."""
+    columns: ClassVar[tuple[str, ...]] = ("forward_error",)  # fields with one value for each right-hand side
+    dtypes: ClassVar[dict[str, torch.dtype]] = {"doubtful": torch.bool}  # fields that are not float64
 
     def numbers(self) -> list[torch.Tensor]:
         """The numbers called :attr:`names`, shape (batch,) each."""
@@ -170,14 +154,10 @@ class Report:
     # bool, shape (P, copies): right-hand sides with NaN or Inf among those that share a matrix: nothing is
     # known of them.
     spoilt: torch.Tensor | None = None
-    layout: BatchedProblem = field(init=False)  # the shapes, without numbers
 
-    # Measured numbers of the worst problem, by name; empty if there are no problems.
-    worst: dict[str, float] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.layout = self.shapes.without_numbers()
-        self.worst = self._worst()
+    @cached_property
+    def layout(self) -> BatchedProblem:
+        return self.shapes.without_numbers()
 
     def of_members(self, known: Callable[[], torch.Tensor], missing: float = math.nan) -> Later:
         """An array with what is known of each problem."""
@@ -202,7 +182,9 @@ class Report:
             accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()
         return (~accepted).nonzero().tolist()
 
-    def _worst(self) -> dict[str, float]:
+    @cached_property
+    def worst(self) -> dict[str, float]:
+        """Measured numbers of the worst problem, by name; empty if there are no problems."""
         run = self.run
         names, numbers = run.found.names, run.numbers
         if not len(run.accepted):
@@ -224,7 +206,7 @@ class Report:
         run = self.run
         values, forward_error = run.found, self.most("forward_error", 0.0)
         return {
-            # It is rounded already, and its largest element was looked at.
+            # It is rounded already, and its largest element was checked.
             "x": self.call.hand_back(self.shapes.solutions(values.x), self.options.dtype),
             "converged": self.spoilt is None and bool(run.accepted.all()),
             "iterations": run.iterations,
@@ -271,9 +253,7 @@ def unread(
     return {
         "x": call.hand_back(shapes.solutions(values.x), options.dtype),
         "converged": accepted.all(),
-        "iterations": 0,
         "backward_error": values.backward_error.amax(),
-        "tolerance": math.nan,
         "engine": str(options.engine),
         "accuracy": options.target.name,
         **{name: call.hand_back(x.contiguous(), x.dtype) for name, x in found.items()},
@@ -331,11 +311,6 @@ def applied(apply: Callable[[torch.Tensor], torch.Tensor], a: torch.Tensor, x: t
     return complex_columns(apply(real_columns(x))) if has_parts(a, x.dtype) else apply(x)
 
 
-def larger_part(errors: torch.Tensor) -> torch.Tensor:
-    """The larger relative error of both parts of each column, which bounds that of the complex one."""
-    return torch.maximum(*errors.split(errors.shape[-1] // 2, -1)) if errors.shape[-1] else errors
-
-
 def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, torch.Tensor], R]) -> R:
     """Solutions for complex right-hand sides of real matrices, by a ``solve`` for real tensors."""
     a, b = (taken.graph for taken in call.operands.values())
@@ -344,7 +319,9 @@ def by_parts(call: Call, shapes: BatchedProblem, solve: Callable[[torch.Tensor, 
 
 
 def _joined(call: Call, shapes: BatchedProblem, found: R) -> R:
-    x, errors, pending = complex_columns(found.x), larger_part(found.forward_errors), found._pending
+    x, errors, pending = complex_columns(found.x), found.forward_errors, found._pending
+    if errors.shape[-1]:  # the larger of both parts of each column bounds that of the complex one
+        errors = torch.maximum(*errors.split(errors.shape[-1] // 2, -1))
     if shapes.is_vector:
         x, errors = x.squeeze(-1), errors.squeeze(-1)
     wrap = call.first.wrap

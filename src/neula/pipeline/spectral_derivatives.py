@@ -20,9 +20,6 @@ Tensor = torch.Tensor
 Triplets = tuple[Tensor, Tensor, Tensor]
 
 
-# --- eigenvalues and eigenvectors ---
-
-
 class EigenvectorsFunction(Attached):
     """Eigenvalues and eigenvectors, and as evidence bounds on the errors of the eigenvalues.
 
@@ -76,19 +73,13 @@ def depends_on_subspaces(turned: Tensor, dw: Tensor, size: Tensor, negligible: f
 
 
 def _by_gaps(x: Tensor, w: Tensor, ties: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
-    """``x_ij / (w_j - w_i)`` without a diagonal (:func:`_quotient`)."""
+    """``x_ij / (w_j - w_i)`` without a diagonal (as ``_quotient``)."""
     asked = (asked | asked.mH) & ~torch.eye(w.shape[-1], dtype=torch.bool, device=w.device)
     gaps, tie = w.unsqueeze(-2) - w.unsqueeze(-1), ties.unsqueeze(-1) + ties.unsqueeze(-2)
     return _quotient(x, gaps, tie, asked, settled)
 
 
-def _quotient(
-    x: Tensor,
-    gap: Tensor,
-    tie: Tensor,
-    asked: Tensor,
-    settled: Tensor | None = None,
-) -> Tensor:
+def _quotient(x: Tensor, gap: Tensor, tie: Tensor, asked: Tensor, settled: Tensor | None = None) -> Tensor:
     """``x / gap``; NaN if no digit of the gap is guaranteed, or 0 if these vectors are not needed.
 
     There x vanishes for ``U diag(s) V^H``, whose quotient does not, and for ``U V^H``, whose quotient does:
@@ -108,15 +99,8 @@ class OnceZero(Attached):
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         return (torch.where(gradients[0] != 0, math.nan, gradients[0]),)
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return OnceZero.gradients(answerer, (), kept, *changes)
-
 
 ZERO = Answerer(lambda x: (torch.zeros_like(x),))
-
-
-# --- powers ---
 
 
 class PowerFunction(Attached):
@@ -140,10 +124,6 @@ class PowerFunction(Attached):
         x = torch.where(known, x, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
         change = lyapunov(x, da) if power > 0 else -x @ lyapunov(torch.linalg.inv_ex(x)[0], da) @ x
         return (torch.where(known, change, math.nan).to(kept[0].dtype),)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return PowerFunction.gradients(answerer, (), kept, *changes)
 
 
 def _divided_differences(w: Tensor, power: float) -> Tensor:
@@ -169,19 +149,12 @@ class FirstOrder(Attached):
             "products for higher ones"
         )
 
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        return FirstOrder.gradients(answerer, (), kept)
-
 
 FIRST = Answerer(lambda x, other: (x.clone(),))
 
 
-# --- singular triplets ---
-
-
 class TripletsFunction(Attached):
-    """U, s and V of the leading singular triplets, and as evidence bounds on the errors of s.
+    """U, s and V^H of singular triplets, all or the leading ones, and as evidence bounds on the errors of s.
 
     Changes of U and V inside their subspaces divide by differences of singular values (J. Townsend,
     "Differentiating the singular value decomposition", 2016). Changes p and q out of them solve ``s p - D q
@@ -196,7 +169,8 @@ class TripletsFunction(Attached):
 
     @staticmethod
     def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
-        (a, u, s, v, errors), (du, ds, dv) = map(in_double, kept), map(in_double, gradients)
+        (a, u, s, vh, errors), (du, ds, dvh) = map(in_double, kept), map(in_double, gradients)
+        v, dv = vh.mH, dvh.mH
         ties, negligible = errors / SURE, _negligible(gradients[0])
         size = torch.linalg.vector_norm(du, dim=-2) + torch.linalg.vector_norm(dv, dim=-2)
         if u.is_complex():
@@ -215,39 +189,20 @@ class TripletsFunction(Attached):
 
     @staticmethod
     def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        (a, u, s, v, errors), da = map(in_double, kept), in_double(changes[0])
+        (a, u, s, vh, errors), da = map(in_double, kept), in_double(changes[0])
+        v = vh.mH
         image, transposed, ties = da @ v, da.mH @ u, errors / SURE
         inner, asked = u.mH @ image, torch.ones_like(s, dtype=torch.bool).unsqueeze(-2)
         both = inner + inner.mH
         both = both - torch.diag_embed(both.diagonal(0, -2, -1))
         minus, plus = _by_pairs(both, inner - inner.mH, s, ties, asked, both == 0)
         x, z = _beyond(a, (u, s, v), ties, asked, image - u @ inner, transposed - v @ inner.mH)
-        found = u @ (minus + plus) + x, inner.diagonal(0, -2, -1).real, v @ (minus - plus) + z
+        found = u @ (minus + plus) + x, inner.diagonal(0, -2, -1).real, (v @ (minus - plus) + z).mH
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
 
-class SVDFunction(TripletsFunction):
-    """U, s and V^H of all singular triplets, and as evidence bounds on the errors of s."""
-
-    @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
-        (a, u, s, vh, errors), (du, ds, dvh) = kept, gradients
-        return TripletsFunction.gradients(answerer, wanted, (a, u, s, vh.mH, errors), du, ds, dvh.mH)
-
-    @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        a, u, s, vh, errors = kept
-        du, ds, dv = TripletsFunction.pushed_forward(answerer, (a, u, s, vh.mH, errors), *changes)
-        return du, ds, dv.mH
-
-
 def _by_pairs(
-    minus: Tensor,
-    plus: Tensor,
-    s: Tensor,
-    ties: Tensor,
-    asked: Tensor,
-    settled: Tensor,
+    minus: Tensor, plus: Tensor, s: Tensor, ties: Tensor, asked: Tensor, settled: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``minus_ij / (2 (s_j - s_i))`` and ``plus_ij / (2 (s_j + s_i))``."""
     sums, tie = s.unsqueeze(-1) + s.unsqueeze(-2), ties.unsqueeze(-1) + ties.unsqueeze(-2)
@@ -256,12 +211,7 @@ def _by_pairs(
 
 
 def _beyond(
-    a: Tensor,
-    triplets: Triplets,
-    ties: Tensor,
-    asked: Tensor,
-    x: Tensor,
-    z: Tensor,
+    a: Tensor, triplets: Triplets, ties: Tensor, asked: Tensor, x: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Columns p and q with ``s p - D q = x`` and ``s q - D^H p = z``, where ``D = A - U diag(s) V^H``."""
     (u, values, v), ties = triplets, ties.unsqueeze(-2)

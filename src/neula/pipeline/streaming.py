@@ -31,7 +31,7 @@ SLOTS = 3  # buffers: one is worked on, one is full, one is being filled
 @dataclass(frozen=True)
 class StreamTuning:
     streamed_bytes: int  # of a block, of which there are a few at a time
-    streams_doubled: bool  # whether residuals in twice the working precision take no time beside reading
+    streams_doubled: bool  # whether residuals in twice the working precision take no extra time
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,6 @@ class Block:
 
 @dataclass
 class Reader:
-    """Operands with the same number of rows, read together."""
-
     sources: Mapping[str, Source]  # by the names that the user knows them by
     device: torch.device
     rows: int  # of a block
@@ -194,8 +192,6 @@ class _Slot:
 
 
 class _Cursor:
-    """The next rows of one operand, whatever the length of its blocks."""
-
     def __init__(self, name: str, source: Source, reader: Reader) -> None:
         self.name, self.width, self.total = name, tuple(source.shape[1:]), reader.count
         self.is_complex = torch_dtype(source.dtype, name, or_complex=True).is_complex

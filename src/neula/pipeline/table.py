@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Generic, TypeVar, overload
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 from neula.engines import FORMATS, Tuning
 from neula.pipeline.chain import Answer, Link
@@ -99,36 +100,15 @@ class Chain(Sequence[Link[Any, Any]]):
         self._made: list[Link[Any, Any]] = []
         self._rest = _links_of(table, case)
 
-    def __iter__(self) -> Iterator[Link[Any, Any]]:
-        place = 0
-        while self._reaches(place):
-            yield self._made[place]
-            place += 1
-
-    def _reaches(self, place: int) -> bool:
-        """Whether there is a link at a place, which is made."""
-        while len(self._made) <= place:
-            link = next(self._rest, None)
-            if link is None:
-                return False
-            self._made.append(link)
-        return True
-
     def __bool__(self) -> bool:
-        return self._reaches(0)
+        return next(iter(self), None) is not None
 
     def __len__(self) -> int:
-        self._made += self._rest
-        return len(self._made)
+        return len(self[:])
 
-    @overload
-    def __getitem__(self, place: int) -> Link[Any, Any]: ...
-    @overload
-    def __getitem__(self, place: slice) -> list[Link[Any, Any]]: ...
-    def __getitem__(self, place: int | slice) -> Link[Any, Any] | list[Link[Any, Any]]:
-        if place == 0 and self._reaches(0):
-            return self._made[0]
-        self._made += self._rest
+    def __getitem__(self, place: Any) -> Any:
+        counts = isinstance(place, int) and place >= 0
+        self._made += islice(self._rest, max(0, place + 1 - len(self._made)) if counts else None)
         return self._made[place]
 
 

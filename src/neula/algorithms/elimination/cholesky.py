@@ -87,7 +87,7 @@ class CholeskyTuning:
     cholesky_leaf: int  # that end the recursion
     cholesky_block: int  # of the diagonal that are factorized by recursion; columns that one product updates
     cholesky_inverted: int  # of the parts of these that are inverted: wider ones lose more
-    # Elements of finished columns whose product takes as long, beside a diagonal block, as that.
+    # Elements of finished columns whose product takes as long as a diagonal block, at the same time.
     cholesky_beside: int
     double_block: int  # in double precision that are left to the library
 
@@ -306,7 +306,7 @@ class _BlockedCholesky:
             smallest = SHIFT * self.engine.format.u
             if self.leading is None:
                 foresee(pivots, n, smallest)
-            else:  # then nothing but the shift is in the way of small eigenvalues
+            else:  # then only the shift hides small eigenvalues
                 foresee((pivots - smallest).clamp_min(0), n, smallest / 2)
         return False
 

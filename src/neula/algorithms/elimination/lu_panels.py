@@ -90,7 +90,7 @@ class Workspace:
     matrix: torch.Tensor  # shape (n, n): column-major, in the storage precision
     engine: Engine  # multiplies
     low: bool  # whether the matrix is in the engine's low format: then its blocks are operands as they are
-    buffer: torch.Tensor | None  # room where updates are summed; None to sum them in the matrix
+    buffer: torch.Tensor | None  # workspace where updates are summed; None to sum them in the matrix
     interchanges: Interchanges | None  # record of the row interchanges; None without pivoting
 
     @property

@@ -164,7 +164,7 @@ class HeldSums:
         apart, units = _units(a, b, exponents)
         same = units.of_a == self.of_a and torch.equal(units.of_b, self.of_b) and not bool(units.of_b.any())
         if same and not gathered.weighted and bool((apart.abs() <= ROOM).all()):
-            # Reflections and products err alike for columns that are divided by powers of two afterwards.
+            # Reflections and products err equally for columns that are divided by powers of two afterwards.
             both = functional.pad(apart, (0, k))[None]
             r = shift(merged(shift(self.r, -both), rows[:, :-1]), both)
             return self._with(r, _seen(a, b, vectors, apart[:, None]), len(a), len(gathered.parts))

@@ -215,7 +215,7 @@ def refined_solution(
     ``solver`` has the factors to solve with in single or double precision: those of A, or of A mixed by
     butterflies, the ``transform``. B, shape (n, k), is float64, on the device of the factors, with no
     exponents far from 0. Refinement aims at a quarter of the ``bound`` on backward errors. Raises a
-    ValueError if A was changed since it was factorized. The result is not to be believed without a look at
+    ValueError if A was changed since it was factorized. The result must not be used without a check of
     its numbers.
     """
     factors = _factors_of(kept, packed, solver, transform)
@@ -306,7 +306,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
     if scaling.rows is not None:
         b = b / scaling.rows[:, None]
     sizes = power_of_two_scales(b.abs().amax(0))
-    # A few times the rounding errors of residuals: nothing finer can be told from a singular matrix.
+    # A few times the rounding errors of residuals: below, a matrix cannot be told from a singular one.
     finest = 4 * math.sqrt(len(b)) * FP64.u
     bound, solved = FIRST, None
     while True:

@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import torch
 
-CLOSE = 0.1
-"""The length of a step may differ from the radius by this part of it."""
-
-TRIALS = 10
-"""Of a damping; Newton's method on the reciprocal of the length takes two on average."""
-
+CLOSE = 0.1  # the length of a step may differ from the radius by this part of it
+TRIALS = 10  # of a damping; Newton's method on the reciprocal of the length takes two on average
 norm = torch.linalg.vector_norm
 
 

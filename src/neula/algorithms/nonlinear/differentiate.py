@@ -24,15 +24,13 @@ Derivative = Callable[[torch.Tensor], torch.Tensor]
 INTERMEDIATES = 16
 """Arrays as large as the residuals that a function is taken to hold at a time, of each tangent."""
 
-HOST_BYTES = 1 << 28
-"""Bytes of tangents at a time on a CPU: more is not faster."""
+HOST_BYTES = 1 << 28  # bytes of tangents at a time on a CPU: more is not faster
 
 LARGE = 1 << 16
 """Elements of a Jacobian from which on it is worth a look at each operation, some microseconds, to have one
 product with a matrix in place of many with vectors."""
 
-DEVICE_PART = 4
-"""Of the free memory of a GPU tangents take one part in so many."""
+DEVICE_PART = 4  # of the free memory of a GPU tangents take one part in so many
 
 
 def columns(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -234,8 +232,7 @@ QUOTIENTS = {
 }
 """How many steps to go from x, and with what weights the changes of f add up to a step times a derivative."""
 
-NEGLIGIBLE = 1e-5
-"""Part of its usual size below which a variable is taken to pass through zero."""
+NEGLIGIBLE = 1e-5  # part of its usual size below which a variable is taken to pass through zero
 
 
 def noise(scheme: str, eps: float) -> float:
@@ -253,8 +250,7 @@ MEASURED = 2.0
 """Times the change of a column with shorter steps bounds its error: truncation of 2-point differences falls
 to 0.45 of itself, of all others to 0.2 or less, and rounding errors of the second one are twice as large."""
 
-UNKNOWN = 0.5
-"""Relative error of a column beyond which nothing is known of it."""
+UNKNOWN = 0.5  # relative error of a column beyond which nothing is known of it
 
 PROBES = tuple(17.0**k for k in range(1, 8))
 """Relative changes of x, in units of the rounding errors, one after the other until residuals change as their
@@ -262,7 +258,6 @@ Jacobian says: what is left are their rounding errors, which hide smaller change
 
 
 def _places(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Index of each variable."""
     return torch.arange(x.shape[1], device=x.device).split(1)
 
 

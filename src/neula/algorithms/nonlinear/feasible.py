@@ -17,8 +17,6 @@ from neula.algorithms.nonlinear.damped import damped_steps, triangle
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bounds on x."""
-
     # lower, upper, shape (batch, n): may be infinite.
     lower: torch.Tensor
     upper: torch.Tensor
@@ -30,7 +28,6 @@ class Bounds:
         return cls(lower, upper, bool(lower.isneginf().all() and upper.isposinf().all()))
 
     def at(self, which: torch.Tensor) -> Bounds:
-        """The bounds of some problems."""
         return self if self.none else Bounds(self.lower[which], self.upper[which], self.none)
 
     def clip(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +50,6 @@ class Quadratic:
     scale: torch.Tensor  # shape (batch, n)
 
     def decrease(self, p: torch.Tensor) -> torch.Tensor:
-        """Decrease of the model, shape (batch,)."""
         image = (self.r @ p[..., None])[..., 0]
         return -0.5 * (image * (2 * self.c + image)).sum(1)
 

@@ -20,17 +20,10 @@ from neula.algorithms.nonlinear.levenberg_marquardt import (
 from neula.certificates.residuals import X
 from neula.kernels.small_problems.refining import over
 
-MOST = 30
-"""Steps; of those that shrink by a tenth each, 30 gain a digit and a half."""
-
-STAGNANT = 0.9
-"""A step that is longer than this part of the one before is the last one."""
-
-ROUNDINGS = 4
-"""Units in the last place by which residuals and their products with Q are taken to err."""
-
-NEAR = 0.1
-"""A step that is longer than this part of x is none to end with."""
+MOST = 30  # steps; of those that shrink by a tenth each, 30 gain a digit and a half
+STAGNANT = 0.9  # a step that is longer than this part of the one before is the last one
+ROUNDINGS = 4  # units in the last place by which residuals and their products with Q are taken to err
+NEAR = 0.1  # a step that is longer than this part of x is none to end with
 
 
 def newton_steps(at: Iterates, bounds: Bounds, which: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,8 +16,7 @@ import torch
 from neula.algorithms.nonlinear.damped import norm, picked, placed
 from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps
 
-WORTH = 1e-4
-"""Part of the promised decrease with which a step is taken."""
+WORTH = 1e-4  # part of the promised decrease with which a step is taken
 
 WRONG, RIGHT = 0.25, 0.75
 """Parts of the promised decrease below which the radius shrinks, and from which on it grows."""
@@ -49,7 +48,6 @@ class Linearization:
         return Linearization(*(getattr(self, name)[which] for name in self.__dataclass_fields__))
 
     def placed(self, which: torch.Tensor, other: Linearization) -> Linearization:
-        """Replace the linearizations of some problems."""
         names = self.__dataclass_fields__
         return Linearization(*(placed(getattr(self, name), which, getattr(other, name)) for name in names))
 

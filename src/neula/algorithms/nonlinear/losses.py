@@ -16,12 +16,10 @@ FLATTEST = 1e-6
 """The curvature of a loss, relative to its slope, is at least this: that of an outlier may vanish or be
 negative, and scaled residuals are as much larger as the root of it is small."""
 
-Rho = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""A loss of squares, and its first two derivatives."""
+Rho = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # a loss of squares, and its first two derivatives
 
 
 def linear(z: torch.Tensor) -> Rho:
-    """``rho(z) = z``: least squares."""
     return z, torch.ones_like(z), torch.zeros_like(z)
 
 
@@ -43,7 +41,6 @@ def huber(z: torch.Tensor) -> Rho:
 
 
 def cauchy(z: torch.Tensor) -> Rho:
-    """``rho(z) = log(1 + z)``."""
     t = 1 + z
     return z.log1p(), 1 / t, -1 / t**2
 

@@ -19,11 +19,8 @@ from neula.algorithms.nonlinear.levenberg_marquardt import BOTH, FIRST_RADIUS, F
 from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual, length
 from neula.kernels import scipy_linalg
 
-TINY = EPS**0.75
-"""Part of x that a step must be longer than, if errors of the Jacobian may be all that it is."""
-
-STATUS = {1: FTOL, 2: XTOL, 3: BOTH, 4: GTOL}
-"""Of MINPACK's numbers for the tests that are passed."""
+TINY = EPS**0.75  # part of x that a step must be longer than, if errors of the Jacobian may be all that it is
+STATUS = {1: FTOL, 2: XTOL, 3: BOTH, 4: GTOL}  # of MINPACK's numbers for the tests that are passed
 
 
 @dataclass(frozen=True)

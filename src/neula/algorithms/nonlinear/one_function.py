@@ -124,7 +124,6 @@ class OneFunction:
         return f if self._loss is None else self._loss.rooted(torch.from_numpy(f))[0].numpy()
 
     def squared_slopes(self, x: np.ndarray) -> np.ndarray:
-        """Its Jacobian's transpose."""
         slopes = self.slopes(x)
         if self._loss is None:
             return slopes
@@ -212,7 +211,7 @@ class OneFunction:
                 point = x.copy()
                 point[j] = values[j] + times * step
                 rows[j] = self._value(point)
-        with np.errstate(all="ignore"):  # what is not finite is looked at by whoever asked
+        with np.errstate(all="ignore"):  # the caller checks whether it is finite
             changes -= f
             found = changes[0] if len(far) == 1 else np.einsum("k,knm->nm", weights, changes)
             found /= np.array(steps)[:, None]

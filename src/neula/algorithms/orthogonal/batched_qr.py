@@ -26,8 +26,7 @@ from neula.kernels.qr.mgs import TILE_COLUMNS
 PRODUCT_BLOCKS = 8
 """Blocks of columns in a product of two triangular matrices: the last one has an eighth of the columns."""
 
-PRODUCT_COLUMNS = 128
-"""Least width of such a block: narrower ones save less than their launches take."""
+PRODUCT_COLUMNS = 128  # least width of such a block: narrower ones save less than their launches take
 
 
 BLOCK_ROWS = 256
@@ -35,8 +34,7 @@ NARROW = 128
 """Products ``Q^H A`` with at most this many columns of Q are summed over blocks of rows, which takes a third
 of the time where there are few matrices, and few thread blocks without."""
 
-MANY = 256
-"""Matrices from which on there are enough thread blocks without."""
+MANY = 256  # matrices from which on there are enough thread blocks without
 
 
 def batched_qr(

@@ -21,8 +21,7 @@ from neula.kernels.products.gemm import corrected_gemm, corrected_gram
 from neula.kernels.qr.panel_gram import LOST, PanelGram, eliminate, panel_gram
 from neula.kernels.qr.tall import half_gram, multiply_panel
 
-MOST_LOST = 2.0**-7
-"""Of the orthogonality by one pass, that a second one restores."""
+MOST_LOST = 2.0**-7  # of the orthogonality by one pass, that a second one restores
 
 GRAM_PARTS = 4
 """Blocks of rows in which the lower triangle of a Gram matrix is computed: ``(1 + 1/4) m n^2`` operations."""
@@ -77,7 +76,6 @@ def cholesky_qr32_in_place(
 
 
 def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.Tensor | None = None) -> None:
-    """Factorize two blocks of up to 128 columns."""
     gram = (
         panel_gram(a)
         if a.dtype == torch.float16
@@ -173,7 +171,7 @@ def _invert_from(r: torch.Tensor, inverse: torch.Tensor, width: int) -> None:
     """The inverse of an upper triangle whose diagonal blocks of some width are inverted, in place.
 
     Pairs of blocks become blocks of twice the width: above the diagonal of their inverse is that of the one
-    times what is beside both times that of the other, with opposite sign. No block waits for it.
+    times the off-diagonal block times that of the other, with opposite sign. No block waits for it.
     """
     n = len(r)
     while width < n:
@@ -302,6 +300,5 @@ def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Te
 
 
 def upper_inverse(r: torch.Tensor) -> torch.Tensor:
-    """``R^-1`` by substitution."""
     identity = torch.eye(r.shape[0], dtype=r.dtype, device=r.device)
     return torch.linalg.solve_triangular(r.T, identity, upper=False).T

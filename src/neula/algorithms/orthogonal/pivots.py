@@ -39,8 +39,7 @@ from neula.kernels.phases import with_nonnegative_diagonal
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
 
-OVERSAMPLED = 16
-"""Rows that a sketch has beyond the columns of a block."""
+OVERSAMPLED = 16  # rows that a sketch has beyond the columns of a block
 
 NOISE = 16.0
 """Unit roundoffs of the products, relative to the longest column, below which columns are rounding errors."""
@@ -54,8 +53,6 @@ _SEED = 20170117
 
 @dataclass(frozen=True)
 class PivotTuning:
-    """How column pivots are found."""
-
     sketched_pivots: int  # columns (or rows) up to which they are found one by one, without a sketch
     pivot_block: int  # columns that one sketch picks
 
@@ -175,7 +172,7 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Ten
     Tournaments are in single precision; numbers which are too small for that cost quality alone.
     """
     n = len(rows)
-    # Few different heights need few CUDA graphs, and leave room for those of a QR.
+    # Few different heights need few CUDA graphs, and leave memory for those of a QR.
     x = rows.new_zeros(1 << (n - 1).bit_length(), count)
     x[:n] = rows[:, :count]
     places = torch.full(x.shape[:1], -1, dtype=torch.int32, device=x.device)
@@ -274,11 +271,8 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
 GRAM_ROUNDING = 4.0
 """Unit roundoffs, times the root of the rows, that a Gram matrix is off by, relative to its norm."""
 
-CERTAIN = 100.0
-"""Times its rounding errors a pivot of a Gram matrix is one."""
-
-ROUNDS = 8
-"""Gram matrices of what is left: each has three or four digits of the singular values."""
+CERTAIN = 100.0  # times its rounding errors a pivot of a Gram matrix is one
+ROUNDS = 8  # Gram matrices of what is left: each has three or four digits of the singular values
 
 
 def gram_noise(rows: int, norm: float) -> float:

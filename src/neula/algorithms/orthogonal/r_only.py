@@ -25,8 +25,7 @@ QUARTERED = 160
 """Columns from which on a CPU computes only the lower triangle, in blocks of a quarter: five eighths of the
 operations (one core, 1000 x 400: 6.3 and 8.6 ms)."""
 
-SAMPLED = 1 << 14
-"""Rows, at least, that show how large the elements of a column are."""
+SAMPLED = 1 << 14  # rows, at least, that show how large the elements of a column are
 
 HEADROOM = 256.0
 """By how much others may be larger than those, and four times more: corrected products have that range."""
@@ -34,8 +33,7 @@ HEADROOM = 256.0
 INVERSE_STEPS = 8
 """Of inverse iteration: they take out singular values beyond six times the root of the shift up to 1e-12."""
 
-MAX_SHIFT = 1e-3
-"""Part of ``||A||_F^2``, with normalized columns, that is added to a Gram matrix at most."""
+MAX_SHIFT = 1e-3  # part of ``||A||_F^2``, with normalized columns, that is added to a Gram matrix at most
 
 
 def cholesky_r(

@@ -73,6 +73,5 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
 
 
 def _subtract(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    """``C = C - A B`` in place."""
     if c.numel():
         exactly(torch.baddbmm, c, a, b, alpha=-1.0, out=c)

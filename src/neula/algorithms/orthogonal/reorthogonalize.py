@@ -29,9 +29,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.phases import with_real_diagonal
 
 MAX_PASSES = 5
-
-FULL_RANK = 0.5
-"""Smallest diagonal element of the second R for which the first Q spanned all directions."""
+FULL_RANK = 0.5  # smallest diagonal element of the second R for which the first Q spanned all directions
 
 ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 """Blocks of rows that are rounded at a time, of so many rows at least, which fill the matrix unit."""
@@ -39,8 +37,7 @@ ROW_BLOCKS, FEWEST_ROWS = 4, 8192
 NEARLY_ORTHONORMAL = 0.25
 """``||I - Q^H Q||_F / sqrt(2)`` up to which :func:`correct` changes anything by default."""
 
-LIFT = 2.0**12
-"""Elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11."""
+LIFT = 2.0**12  # elements of U lie between rounding errors and one: so scaled, fp16 holds them up to 1e-11
 
 WELL_CONDITIONED = 0.5
 """``||I - W^H W||_F`` below which ``cond(W)^2 <= 3``: one more pass leaves only rounding errors."""
@@ -150,7 +147,7 @@ def correct(
         low.gemm(second[: k.stop, : k.stop].mH, old_r, r[: k.stop, k], 1.0 / LIFT, 1.0)
     with_real_diagonal(r)
     less = low.fill(second, with_real_diagonal(u_t), scales)
-    del u_t  # large matrices: what is read no more makes room for what comes
+    del u_t  # large matrices: its memory is used again
     for rows in _blocks_of_rows(len(q), low):
         old_q = _rounded(q[rows], low)
         for k in columns:

@@ -1,7 +1,7 @@
 """Recursive Gram-Schmidt QR on a neural engine.
 
 Zhang, Baharlouei, Wu, "High Accuracy Matrix Computations on Neural Engines: A Study of QR Factorization and
-its Applications" (HPDC 2020), Algorithm 1. About ``2 m n^2`` operations, all but the panels' ``2 m n cutoff``
+its Applications" (HPDC 2020), Algorithm 1. About ``2 m n^2`` operations, except the panels' ``2 m n cutoff``
 in products whose smallest dimension doubles from level to level: that is what matrix units need.
 """
 

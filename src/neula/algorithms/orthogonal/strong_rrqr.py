@@ -34,11 +34,8 @@ fail."""
 MAX_INTERCHANGES = 100
 """Each multiplies the determinant by :data:`GAIN`, or makes the rank smaller by one R hides; a few do."""
 
-LEAST = 2.0**-20
-"""Part of the tolerance that is put in place of smaller pivots."""
-
-BLOCK = 32
-"""Rows whose squares are summed by one product."""
+LEAST = 2.0**-20  # part of the tolerance that is put in place of smaller pivots
+BLOCK = 32  # rows whose squares are summed by one product
 
 WEAK = 10.0
 """Times a pivot that columns which are left may be longer; of random matrices half of that at most."""

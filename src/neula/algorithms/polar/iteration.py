@@ -25,8 +25,7 @@ from neula.engines.reduction import HERE, Reduction
 from neula.kernels.polar.svd import converged_svd
 from neula.kernels.precision import exact_matmul
 
-PROBES = 32
-"""Random vectors of :func:`norm_bound`."""
+PROBES = 32  # random vectors of :func:`norm_bound`
 
 POWER = 6
 """Products of :func:`norm_bound`: with k equal eigenvalues the bound is ``k^(1/12)`` times too large."""

@@ -21,8 +21,7 @@ from functools import lru_cache, reduce
 
 import numpy as np
 
-FLOOR = 0.5
-"""``p(x) / x`` is at least this, of polynomials whose largest value is 1."""
+FLOOR = 0.5  # ``p(x) / x`` is at least this, of polynomials whose largest value is 1
 
 NEAR = 0.05
 """Numbers that are so near 1 on both sides go to the polynomial of degree 5 that touches 1, whose error is of
@@ -42,18 +41,15 @@ class OddPolynomial:
 
     @property
     def degree(self) -> int:
-        """Degree of p."""
         return 1 + 2 ** (len(self.squares) + 1)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """``p(x)``."""
         w = x * x - self.center
         for factor, shift in self.squares:
             w = factor * w * w + shift
         return x * w
 
     def times(self, size: float) -> OddPolynomial:
-        """``size p(x)``."""
         *first, (factor, shift) = self.squares
         return OddPolynomial(self.center, (*first, (size * factor, size * shift)))
 
@@ -96,7 +92,6 @@ def composition(smallest: float, error: float, margin: float) -> tuple[OddPolyno
 
 
 def image(steps: Sequence[OddPolynomial], x: float) -> float:
-    """Apply all polynomials to a number."""
     return float(reduce(lambda y, step: step(y), steps, np.array(x)))
 
 
@@ -118,13 +113,11 @@ def _minimax(low: float) -> tuple[OddPolynomial, float]:
 
 
 def _of_degree_5(a: float, b: float, c: float) -> OddPolynomial:
-    """``a x + b x^3 + c x^5``."""
     center = -b / (2 * c)
     return OddPolynomial(float(center), ((float(c), float(a - c * center**2)),))
 
 
-TOUCHING_ONE = _of_degree_5(15 / 8, -10 / 8, 3 / 8)
-"""``1 - p(x) = (1 - x)^3 (8 + 9 x + 3 x^2) / 8``."""
+TOUCHING_ONE = _of_degree_5(15 / 8, -10 / 8, 3 / 8)  # ``1 - p(x) = (1 - x)^3 (8 + 9 x + 3 x^2) / 8``
 
 
 @lru_cache(maxsize=1)

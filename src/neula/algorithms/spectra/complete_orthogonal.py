@@ -46,8 +46,7 @@ SEPARATED = 1e3
 """Factor between what columns that depend on others leave of the diagonal of a Gram matrix, and what others
 do."""
 
-STEPS = 4
-"""Of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle."""
+STEPS = 4  # of subspace iteration at most. With a gap of ten they leave 1e-8 of the angle
 
 NEAR = 30.0
 """Singular values that are larger or smaller than the threshold by such a factor have no part in those that
@@ -65,8 +64,7 @@ POWERS = 3
 """Steps of the power method from :data:`~neula.algorithms.krylov.batched_lstsq.PROBES` vectors: what they say
 is taken :data:`~neula.algorithms.krylov.batched_lstsq.MARGIN` times."""
 
-REFINEMENTS = 2
-"""Of the coefficients, with true residuals: Q is orthonormal to a few unit roundoffs."""
+REFINEMENTS = 2  # of the coefficients, with true residuals: Q is orthonormal to a few unit roundoffs
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,6 @@ class Subspaces:
 
     @property
     def rank(self) -> int:
-        """Dimension."""
         return self.z.shape[1]
 
 

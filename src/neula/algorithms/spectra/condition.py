@@ -76,12 +76,10 @@ def solve_normal(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
 
 
 def solve_r(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
-    """``R^-1 x``."""
     return triangular(r).solve(x)
 
 
 def solve_rt(r: UpperTriangular, x: torch.Tensor) -> torch.Tensor:
-    """``R^-H x``."""
     return triangular(r).solve_transposed(x)
 
 

@@ -6,7 +6,7 @@ algorithms for the symmetric eigenvalue decomposition and the SVD", 2013). A QR 
 ``[P G1, (I - P) G2]`` with random G has bases of both invariant subspaces, in which A falls into two blocks.
 Products need not be accurate: what they leave between the blocks is corrected afterwards.
 
-:func:`corrected` diagonalizes blocks of neighbours directly, and removes all other elements beside the
+:func:`corrected` diagonalizes blocks of neighbours directly, and removes all other elements off the
 diagonal to first order, which squares their size (Ogita and Aishima, "Iterative refinement for symmetric
 eigenvalue decomposition", 2018).
 """
@@ -92,7 +92,6 @@ def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: 
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Products of batches in the arithmetic of an engine."""
     return engine.wide(engine.parts(x), engine.parts(y))
 
 
@@ -239,7 +238,6 @@ class _Tree:
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
-    """A copy of matrices with another diagonal."""
     a = a.clone()
     a.diagonal(0, 1, 2).copy_(diagonal)
     return a
@@ -288,7 +286,7 @@ def corrected(
         v, s = turned(v, turns, offset), turned(turned(s, turns, offset).mH, turns, offset)
     w = s.diagonal(0, 1, 2).real.clone()
     s.diagonal(0, 1, 2).zero_()
-    # Where eigenvalues differ by five times the norm of all that is beside them: then that of the change is
+    # Where eigenvalues differ by five times the norm of the off-diagonal elements: then that of the change is
     # at most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
     noise = 4 * torch.finfo(s.dtype).eps * w.abs().amax(1)
     v = v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine)

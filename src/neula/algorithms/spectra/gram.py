@@ -13,8 +13,6 @@ from neula.engines import Engine
 
 @dataclass(frozen=True)
 class GramTuning:
-    """Columns of Gram matrices."""
-
     gram_block: int  # of a block that is one product: narrower ones run below the rate of the matrix unit
     correction_block: int  # of one that corrects Q: narrower ones save less than their launches take
     gram_columns: int  # up to which R comes from a Gram matrix with error correction, not from a QR

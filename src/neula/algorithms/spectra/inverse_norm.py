@@ -14,16 +14,13 @@ from neula.kernels.precision import adjoint_times
 EXPLICIT = 64
 """Up to this order the inverse itself is formed, which takes a few calls, and its norm is bounded."""
 
-STEPS = 2
-"""Steps of the power method, each two solves, from a random start."""
+STEPS = 2  # steps of the power method, each two solves, from a random start
 
 NORM_STEPS = 3
 """Likewise for the factor itself: one singular value that is far from all others is found within a factor of
 three with up to a million columns."""
 
-SQUARINGS = 4
-"""Of a Gram matrix, whose sixteenth power leaves its largest eigenvector."""
-
+SQUARINGS = 4  # of a Gram matrix, whose sixteenth power leaves its largest eigenvector
 Solve = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -97,7 +94,7 @@ def symmetric_inverse_norm(
     y = y / size
     gram = y.mH @ y
     # The largest eigenvector of the Gram matrix combines what the vectors have of the largest singular
-    # vector of B; squares make the others vanish beside it.
+    # vector of B; squares make the others vanish relative to it.
     power = gram
     for _ in range(SQUARINGS):
         power = power / power.abs().amax()
@@ -139,7 +136,6 @@ class SharedSolves:
 
     @property
     def waits(self) -> bool:
-        """Whether there is more to be solved for."""
         return self._waiting is not None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

@@ -12,8 +12,7 @@ from neula.kernels.phases import phases
 from neula.kernels.polar.svd import Factors, converged_eigh, svd
 from neula.kernels.precision import exact_matmul
 
-LARGEST_RATIO = 1e4
-"""Of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``."""
+LARGEST_RATIO = 1e4  # of singular values that the Gram matrix may be asked for: ``1e4**2 u64 < u32``
 
 
 def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
@@ -98,8 +97,7 @@ def _svd_from_gram(
     return (wide @ v / s).to(r.dtype), s.float(), v.mH.to(r.dtype)
 
 
-LARGEST_CORRECTION = 2.0**-26
-"""Of singular vectors: its square is a rounding error."""
+LARGEST_CORRECTION = 2.0**-26  # of singular vectors: its square is a rounding error
 
 
 def refined_svd(a: torch.Tensor) -> Factors:

@@ -27,8 +27,6 @@ SURVIVED = 1e6
 
 @dataclass(frozen=True)
 class MinimumNorm:
-    """Solution of :func:`minimum_norm`."""
-
     y: torch.Tensor  # shape (n, k): D x, the solution of min ||B y - b||
     rank: int
     doubt: str  # why the rank is not certain; empty if it is
@@ -279,11 +277,8 @@ def _lengths(x: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(x, dim=0)
 
 
-FIRST_ORDER = 0.1
-"""Relative change of a basis up to which its square does not matter."""
-
-ALIKE = 16.0
-"""If column norms differ by less, Cholesky QR loses at most this factor of accuracy."""
+FIRST_ORDER = 0.1  # relative change of a basis up to which its square does not matter
+ALIKE = 16.0  # if column norms differ by less, Cholesky QR loses at most this factor of accuracy
 
 
 @dataclass(frozen=True)

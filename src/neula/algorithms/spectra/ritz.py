@@ -18,12 +18,8 @@ from neula.kernels.polar.svd import small_svd
 ROUNDING = 8
 """Units in the last place that elements of ``Q^H Q`` may be off by, for Q to count as orthonormal."""
 
-TWICE_IS_ENOUGH = 0.1
-"""Largest error from which a second pass makes Q orthonormal."""
-
-LOST = 32
-"""Units in the last place of ``||Q^H Q - I||_F / sqrt(l)`` beyond which a block is checked."""
-
+TWICE_IS_ENOUGH = 0.1  # largest error from which a second pass makes Q orthonormal
+LOST = 32  # units in the last place of ``||Q^H Q - I||_F / sqrt(l)`` beyond which a block is checked
 Tensors = tuple[torch.Tensor, ...]
 
 SURE = 1e-8

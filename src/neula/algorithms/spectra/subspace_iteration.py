@@ -21,34 +21,16 @@ from neula.algorithms.spectra.ritz import Ritz, is_blind, orthonormal, orthonorm
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 
-SEED = 1
-"""Of the block to begin with."""
-
-CONDITIONED = 0.1
-"""How far from orthonormal a block may be that is only multiplied."""
-
-HEADROOM = 7
-"""Powers of two between the norm of an operand and the largest number of its format."""
-
-FEW = 2
-"""Powers that take less time than a check of the triplets."""
-
-ALMOST = 0.9
-"""Part of the damping of a polynomial that a narrower block may have for a gap to count as one."""
-
-NARROWED = 8
-"""Columns that a block is narrowed by, or a multiple."""
-
-SAFETY = 3.0
-"""A polynomial is to damp more than the residual asks for by so much."""
+SEED = 1  # of the block to begin with
+CONDITIONED = 0.1  # how far from orthonormal a block may be that is only multiplied
+HEADROOM = 7  # powers of two between the norm of an operand and the largest number of its format
+SAFETY = 3.0  # a polynomial is to damp more than the residual asks for by so much
 
 MAGNIFIED = 0.75
 """Power of ``1/u`` by which a polynomial may magnify the first singular vector more than the last: a basis
 takes rounding errors along the first out of the last as long as they are smaller than that."""
 
-MAGNIFIED_LOW = 0.5
-"""The power in a low format."""
-
+MAGNIFIED_LOW = 0.5  # the power in a low format
 EPSILON = torch.finfo(torch.float64).eps
 
 
@@ -128,52 +110,15 @@ def subspace_iteration(
     while True:
         found = ritz_triplets(a.a, block, a.exact)
         products += 1
-        factor, s = excess(found), found.s.tolist()
-        degree, needed = _degrees(s, rank, factor, a.magnified)
+        factor = excess(found)
+        degree, needed = _degrees(found.s.tolist(), rank, factor, a.magnified)
         if not factor > 1 or products + needed > most:
             return found, products
-        if a.exact.tuning.lapack:  # elsewhere widths make no difference, and looks take longer than products
-            s = s[: _narrowed(s, rank)]
-            degree, needed = _degrees(s, rank, factor, a.magnified)
-        block = _filtered(a, found, len(s), rank, degree)
+        block = _filtered(a, found, rank, degree)
         products += degree - 1
-        steps = _steps(s, rank, factor, degree) if a.exact.tuning.lapack else 0
-        block = _powers(a, block, steps)
-        products += steps
-
-
-def _narrowed(s: list[float], rank: int) -> int:
-    """Columns without those behind a gap: from its first Ritz value on it is as well damped as from a later
-    one.
-    """
-    enough = ALMOST * _growth(s[rank - 1], s[-1])
-    widths = range(len(s), rank, -NARROWED)
-    return min(w for w in widths if _growth(s[rank - 1], s[w - 1]) >= enough)
-
-
-def _powers(a: MixedPrecisionOperator, block: torch.Tensor, steps: int) -> torch.Tensor:
-    """``(A^H A)^j`` times a block, made orthonormal before each product: nothing is lost of what is small.
-
-    That damps less than a polynomial of Ritz vectors, and takes less than these.
-    """
-    for _ in range(steps):
-        # The block is the same on all processes, if rows of A are spread over some.
-        v = a.exact.over_rows.agree(orthonormal(block, a.exact.alone)[0])
-        block = a.transposed_times(orthonormal(a.times(v), a.exact)[0])
-    return block
-
-
-def _steps(s: list[float], rank: int, factor: float, degree: int) -> int:
-    """Powers that do what a polynomial of a degree has left to do, if these are so few that they take less
-    than to find Ritz vectors once more.
-    """
-    left = math.log(2 * SAFETY * factor) - degree * _growth(s[rank - 1], _edge(s))
-    each = 2 * math.log(max(1.0, s[rank - 1] / _edge(s)))
-    return math.ceil(left / each) if 0 < left <= FEW * each < math.inf else 0
 
 
 def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:
-    """Its columns made nearly orthonormal."""
     if not is_blind(image, engine):
         return orthonormal(image, engine, loss=CONDITIONED)[0]
 
@@ -209,18 +154,16 @@ def _growth(s: float, edge: float) -> float:
     return math.inf if edge == 0 else 2 * math.acosh(max(1.0, s / edge))
 
 
-def _filtered(a: MixedPrecisionOperator, found: Ritz, width: int, rank: int, degree: int) -> torch.Tensor:
-    """``T(2 A^H A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree and the first l vectors.
+def _filtered(a: MixedPrecisionOperator, found: Ritz, rank: int, degree: int) -> torch.Tensor:
+    """``T(2 A^H A / s_l^2 - 1) V`` for the Chebyshev polynomial T of a degree and the last value s_l.
 
     Each column is divided by what T makes of its own Ritz value, or of the last that is wanted, so that
-    nothing overflows (the scaling of
-    Zhou and Saad, "A Chebyshev-Davidson algorithm for large symmetric eigenproblems", SIAM J. Matrix Anal.
-    Appl. 29, 2007).
+    nothing overflows (the scaling of Zhou and Saad, "A Chebyshev-Davidson algorithm for large symmetric
+    eigenproblems", SIAM J. Matrix Anal. Appl. 29, 2007).
     """
-    v, image = found.v[:, :width], found.image[:, :width]
+    v, image, s = found.v, found.image, found.s.numpy()
     if degree == 1:  # any polynomial of degree 1 leads to this space
         return image
-    s = found.s.numpy()[:width]
     edge = _edge(s.tolist())
 
     def of_columns(x: np.ndarray) -> torch.Tensor:

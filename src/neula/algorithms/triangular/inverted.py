@@ -54,13 +54,11 @@ memory takes, and for two columns together in 2 to 4 times that."""
 
 
 class TriangularBlock(NamedTuple):
-    """A block of unknowns of a triangular system."""
-
     # first, size: where the block is.
     first: int
     size: int
     inverse: torch.Tensor  # of the diagonal block
-    panel: torch.Tensor  # what is beside it in its columns
+    panel: torch.Tensor  # the rest of its columns
     # start, length: the rows of that.
     start: int
     length: int
@@ -184,7 +182,7 @@ class InvertedBlocks:
         """Solve with the triangle; X may be overwritten."""
         if not len(self.inverses):
             return x.copy_(torch.linalg.solve_triangular(self.t, x, upper=self.upper))
-        if len(self.inverses) == 1:  # few columns one by one: a preconditioner is the same map for all of them
+        if len(self.inverses) == 1:  # few columns one by one: a preconditioner is the same map for all
             out = torch.empty_like(x)
             _multiply(self._steps[0].inverse, x, out)
             return out
@@ -222,7 +220,6 @@ class InvertedLU:
 
     @classmethod
     def from_factors(cls, lu: torch.Tensor, permutation: torch.Tensor, width: int) -> Self:
-        """Invert diagonal blocks of some width."""
         return cls(*inverted_factors(lu, lu.dtype, width), permutation[..., None])
 
     def solve(self, b: torch.Tensor) -> torch.Tensor:
@@ -242,7 +239,7 @@ def inverted_factors(
     """L and U of a packed factorization, with diagonal blocks inverted in shared launches."""
     diagonal = diagonal_blocks(lu, dtype, width)
     lower, upper = (x.view(diagonal.shape) for x in triangular_inverses(diagonal.flatten(0, -3)))
-    if lu.dtype != dtype:  # both are read by rows beside a narrow matrix
+    if lu.dtype != dtype:  # both are read by rows when the other matrix is narrow
         upper = upper.contiguous()
     kept_lower = kept_upper = None
     if refining:

@@ -14,8 +14,7 @@ import torch
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
 
-WIDTH, WIDEST = 512, 2048
-"""Unknowns in a block, at least and at most."""
+WIDTH, WIDEST = 512, 2048  # unknowns in a block, at least and at most
 
 BLOCKS = 8
 """Blocks in a factor of less than ``BLOCKS WIDEST`` columns: each is four launches, which take a GPU longer

@@ -15,8 +15,7 @@ from neula.algorithms.triangular.inverted import InvertedBlocks, diagonal_blocks
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
 
-LEAF = 128
-"""Order of the blocks that the library inverts, all in one launch."""
+LEAF = 128  # order of the blocks that the library inverts, all in one launch
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,6 @@ class BlockTriangular:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of R; right-hand sides may be wider."""
         return self.r.dtype
 
     @classmethod
@@ -51,16 +49,13 @@ class BlockTriangular:
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Tensors to pass to a captured graph."""
         return (self.r, self.inverses) if self.scales is None else (self.r, self.inverses, self.scales)
 
     def scaled(self, scales: torch.Tensor) -> Self:
-        """Divide the columns of R by ``scales``."""
         return replace(self, scales=scales)
 
     @property
     def shape(self) -> torch.Size:
-        """Shape of R."""
         return self.r.shape
 
     def diagonal(self) -> torch.Tensor:
@@ -99,5 +94,4 @@ UpperTriangular = torch.Tensor | BlockTriangular
 
 
 def triangular(r: UpperTriangular) -> BlockTriangular:
-    """R to solve with."""
     return r if isinstance(r, BlockTriangular) else BlockTriangular(r, r.new_empty(0, 0, 0))

@@ -108,7 +108,7 @@ TALL, TALL_COLUMNS = 1 << 17, 256
 0.041."""
 
 TALL_BLOCK, TALL_WARPS = 4096, 8
-"""Elements of such a block, 16 a thread, and warps of a thread block, of which a multiprocessor has room for
+"""Elements of such a block, 16 a thread, and warps of a thread block, of which a multiprocessor holds
 one: 4194304 x 128 take 1.0 ms, with blocks of half the size 1.2."""
 
 

@@ -123,7 +123,7 @@ def _eliminate(x: torch.Tensor, active: torch.Tensor, count: int) -> tuple[torch
         winners[:, j] = torch.where(found, best, -1)
         row = x[each, best]
         active[each[found], best[found]] = False
-        # A zero pivot has nothing but zeros below it.
+        # A zero pivot has only zeros below it.
         multipliers = torch.where(row[:, j, None] == 0, 0.0, x[:, :, j] / row[:, j, None])
         x[:, :, j] = torch.where(active, multipliers, x[:, :, j])
         changed = x[:, :, j + 1 :] - multipliers[:, :, None] * row[:, None, j + 1 :]

@@ -216,7 +216,7 @@ def configs(scheme: Scheme) -> list[GemmConfig]:
             GemmConfig(128, 128, run, 8, 4),
             GemmConfig(64, 64, run, 4, 3),
         ]
-    less = scheme.parts - 2  # a third part needs the room of a stage
+    less = scheme.parts - 2  # a third part needs the memory of a stage
     return [
         GemmConfig(128, 128, run, 8, 3 - less),
         GemmConfig(64, 128, run, 4, 2),

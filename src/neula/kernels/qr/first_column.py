@@ -27,7 +27,7 @@ class ProjectedMatrices(NamedTuple):
     a: torch.Tensor
     # Shape (batch, n): float64: of the first column, zero for itself and for columns that vanish.
     multiples: torch.Tensor
-    vanished: torch.Tensor  # bool, shape (batch, n): columns that hold nothing but zeros
+    vanished: torch.Tensor  # bool, shape (batch, n): columns that hold only zeros
 
 
 def _any(a: torch.Tensor, *_: object) -> bool:

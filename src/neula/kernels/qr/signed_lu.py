@@ -43,7 +43,7 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         column, row = block[:, j + 1 :, j], block[:, j, j + 1 :]
         column /= pivot[:, None]
         block[:, j + 1 :, j + 1 :] -= column[:, :, None] * row[:, None, :]
-        # The same steps make the inverses of an identity below, and of one beside the block.
+        # The same steps make the inverses of an identity below, and of one to the right of the block.
         l_inverse[:, j + 1 :] -= column[:, :, None] * l_inverse[:, j : j + 1]
         u_inverse[:, :, j] /= pivot[:, None]
         u_inverse[:, :, j + 1 :] -= u_inverse[:, :, j : j + 1] * row[:, None, :]
@@ -70,7 +70,7 @@ def _kernel(
     inside = (i < n) & (j < n)
     place = block + matrix * batch_stride + i * row_stride + j * column_stride
     b = tl.load(place, mask=inside, other=0.0)
-    # Beyond the block, pivots of 1 and nothing beside them.
+    # Beyond the block, pivots of 1 and zeros.
     one = tl.where(i == j, 1.0, 0.0).to(b.dtype)
     left, right, sign = one, one, tl.sum(one, axis=0, keep_dims=True)
     for step in range(n):

@@ -61,7 +61,7 @@ PAPER_SHAPES = [(16384, 8192), (32768, 16384), (65536, 8192), (131072, 4096), (2
 BYTES_AN_ENTRY = 48
 """A and its factor in double precision, what makes the matrix or the solver's copies, and a reserve."""
 
-ROUNDING = 10 * FP64.u  # optimality that is nothing but rounding errors
+ROUNDING = 10 * FP64.u  # optimality that is only rounding errors
 ALMOST_ALL = 0.85  # seven of the eight matrices, say
 TENDENCY = 0.5  # correlation from which on there is a tendency
 
@@ -121,7 +121,7 @@ def draw_solvers(rows: Measurements, canvas: Canvas) -> None:
         place.grid(axis="y", alpha=0.3)
         place.set_axisbelow(True)
     times = rows.column("ms")
-    # Bars on a logarithmic axis need a floor; the labels need room above.
+    # Bars on a logarithmic axis need a floor; the labels need space above.
     places.flat[0].set_ylim(min(times) / 3, max(times) * 6)
     for place in places[:, 0]:
         place.set_ylabel("time (ms)")

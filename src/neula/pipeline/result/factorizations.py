@@ -163,7 +163,6 @@ class Factored(Generic[ArrayT]):
 
 
 def in_words(x: Any) -> str:
-    """Text of a number, or of an array of numbers."""
     if getattr(x, "shape", ()):
         return shown.array(x)
     number = complex(x)
@@ -204,7 +203,7 @@ class CholeskyResult(Factored[ArrayT], CertifiedResult, Generic[ArrayT]):
     upper: bool
     converged: bool
     residual: float
-    bound: float
+    bound: float = math.nan
     residuals: Any
     accepted: Any = Deferrable()  # noqa: RUF009
     jitter: Any = 0.0
@@ -420,7 +419,6 @@ class QRResult(Factored[ArrayT], CertifiedResult, Unpacked, Generic[ArrayT]):
         return (self.Q, self.R) if self.P is None else (self.Q, self.R, self.P)
 
     def _member(self, place: int) -> QRResult[Any]:
-        """The factors of one matrix of a batch."""
         found = self.certificate[place]
         attempts = self.attempts
         if attempts:

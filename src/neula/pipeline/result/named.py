@@ -92,7 +92,6 @@ class Named:
         return x if x.ndim == 1 else np.moveaxis(x, -2 if self._axis is None else self._axis, 0)
 
     def _columns(self) -> dict[str, np.ndarray]:
-        """Columns of the table."""
         found = self._coefficients()
         if found.ndim == 1:
             return {"coefficient": found}

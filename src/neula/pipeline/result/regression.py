@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -43,8 +43,13 @@ class Robust:
         return cls(None, places)
 
 
-class Statistics:
-    """Statistics of a linear fit; a part of :class:`LstsqResult`.
+def _statistic(name: str, text: str) -> Any:
+    """A number of the table of regression, or one of each right-hand side."""
+    return property(lambda self: self._of_rows.numbers()[name], doc=text)
+
+
+class Regression(Named):
+    """Statistics of a linear fit under the names of its coefficients; a part of :class:`LstsqResult`.
 
     They follow from a QR of A (with weights, damping, covariance and constraints) that is certified in double
     precision, which is made when the first of them is asked for. A and b must be unchanged since; the result
@@ -54,7 +59,11 @@ class Statistics:
     dimension where b is a vector.
     """
 
-    x: Any
+    digits: float
+    condition: float
+    intercept: bool = False
+    """Whether the first coefficient belongs to a column of ones that ``intercept=True`` has added."""
+    _design: Any = None  # from a table to A, of a formula
     _fit: Any  # neula.problems.least_squares.fit.LinearFit, or None
 
     def covariance(self, *, absolute: bool = False, robust: str | None = None, groups: Any = None) -> Any:
@@ -209,21 +218,6 @@ class Statistics:
                 "rank when the result was pickled, or not all processes asked before that; solve again"
             )
         return self._fit
-
-
-def _statistic(name: str, text: str) -> Any:
-    """A number of the table of regression, or one of each right-hand side."""
-    return property(lambda self: self._of_rows.numbers()[name], doc=text)
-
-
-class Regression(Named, Statistics):
-    """Statistics of a linear fit under the names of its coefficients; a part of :class:`LstsqResult`."""
-
-    digits: float
-    condition: float
-    intercept: bool = False
-    """Whether the first coefficient belongs to a column of ones that ``intercept=True`` has added."""
-    _design: Any = None  # from a table to A, of a formula
 
     def predict(self, A: Any) -> Any:
         """``A x`` for new rows.
@@ -396,10 +390,6 @@ class Regression(Named, Statistics):
             return super()._columns()
 
 
-if TYPE_CHECKING:
-    from neula.pipeline.result.regression import Regression
-
-
 class Summary(str):
     """A text that shows itself as it is printed."""
 
@@ -408,7 +398,6 @@ class Summary(str):
 
 
 def summarized(result: Regression, level: float, how: Mapping[str, Any]) -> Summary:
-    """The table of one right-hand side."""
     columns = result._table(level, **how)
     names = result._labels(len(columns["coefficient"]))
     kind = "clustered" if how.get("groups") is not None else how.get("robust") or "nonrobust"
@@ -458,7 +447,6 @@ def _number(x: float, digits: int = 3) -> str:
 
 
 def _pairs(left: Mapping[str, str], right: Mapping[str, str], total: int) -> list[str]:
-    """Two columns of names and values."""
     half = total // 2 - 1
     lines = []
     for (a, x), (b, y) in zip(left.items(), right.items(), strict=True):

@@ -29,8 +29,7 @@ class Shown(Deferring, ABC):
     equal ones, and comparing them would wait for a GPU.
     """
 
-    _answers: ClassVar[tuple[str, ...]] = ("x",)
-    """Attributes with what was computed."""
+    _answers: ClassVar[tuple[str, ...]] = ("x",)  # attributes with what was computed
 
     def __array__(self, *_: Any, **__: Any) -> NoReturn:
         """Refuse: NumPy would make an array of one object.
@@ -117,7 +116,6 @@ class CertifiedResult(Shown):
         return {**rows, "time": f"{duration(self.seconds)}, engine {self.engine}"}.items()
 
     def _bounded(self, *names: str) -> dict[str, str]:
-        """Rows of measured numbers with their bounds."""
         pairs = {name: (getattr(self, name), getattr(self, f"{name}_bound")) for name in names}
         return {name: f"{found:.1e} (bound {bound:.1e})" for name, (found, bound) in pairs.items()}
 
@@ -159,12 +157,10 @@ def array(x: Any) -> str:
 
 
 def count(x: Any) -> int:
-    """Elements of an array of any library."""
     return math.prod(x.shape)
 
 
 def numbers(x: Any) -> str:
-    """The first and last of a sequence of numbers."""
     n, half = len(x), NUMBERS // 2
     scalar = complex if "complex" in str(getattr(x, "dtype", "")) else float
     if n <= NUMBERS:
@@ -174,7 +170,6 @@ def numbers(x: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time in a unit in which it is neither tiny nor huge."""
     if not math.isfinite(seconds):
         return "unknown"
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
@@ -201,7 +196,6 @@ def correct(digits: float) -> str:
 
 
 def verdict(accuracy: str, *, converged: bool) -> str:
-    """Whether a result is certified."""
     return f"{'certified' if converged else 'NOT certified'} to {accuracy} accuracy"
 
 

@@ -53,9 +53,9 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
 
     x: ArrayT
     converged: bool
-    iterations: int
+    iterations: int = 0
     backward_error: float
-    tolerance: float
+    tolerance: float = math.nan
     condition: float = math.nan
     forward_error: float = math.nan
     digits: float = 0.0
@@ -73,7 +73,6 @@ class SolutionResult(CertifiedResult, Generic[ArrayT]):
         return f", {shown.correct(self.digits)}"
 
     def _rows_with(self, method: str, more: dict[str, str]) -> shown.Rows:
-        """Rows with further evidence."""
         after = {
             "iterations": f"{self.iterations}",
             "backward error": f"{self.backward_error:.1e} (tolerance {self.tolerance:.1e})",
@@ -99,7 +98,7 @@ class SolveResult(SolutionResult[ArrayT], Generic[ArrayT]):
         Method of the accepted attempt, e.g. ``"rbt + lu fp32 + gmres"``.
     """
 
-    growth: float
+    growth: float = math.nan
     method: str = ""
 
     def _rows(self) -> shown.Rows:
@@ -141,8 +140,8 @@ class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
         How often A was read, if it was read in blocks; 0 if it was in memory.
     """
 
-    optimality: float
-    residual_norm: Any = Deferrable()  # noqa: RUF009
+    optimality: float = math.nan
+    residual_norm: Any = Deferrable(math.nan)  # noqa: RUF009
     rank: int
     full_rank: int = 0
     factorization: str = ""
@@ -248,7 +247,7 @@ class LsqLinearResult(BoundedResult[ArrayT], Generic[ArrayT]):
 
     cost: Any
     fun: ArrayT
-    optimality: float
+    optimality: float = math.nan
     unbounded_sol: ArrayT
     nit: int
     status: int
@@ -335,7 +334,6 @@ class RidgePath(CertifiedResult, Named, Generic[ArrayT]):
         return found if found.ndim else int(found)
 
     def _columns(self) -> dict[str, np.ndarray]:
-        """A column for each damping."""
         found = self._coefficients()
         if found.ndim > 2:
             raise ValueError(f"a table is for one right-hand side, and there are {found.shape[2]}")

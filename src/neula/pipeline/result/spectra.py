@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
@@ -64,8 +65,8 @@ class EighResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     vector_errors: Any = Deferrable(None)  # noqa: RUF009
     residual: float
     orthogonality: float
-    residual_bound: float
-    orthogonality_bound: float
+    residual_bound: float = math.nan
+    orthogonality_bound: float = math.nan
     converged: bool
     residuals: Any = Deferrable()  # noqa: RUF009
     orthogonalities: Any = Deferrable()  # noqa: RUF009
@@ -120,7 +121,6 @@ class PowerResult(CertifiedResult, Generic[ArrayT]):
     accepted: Any
 
     def _member(self, place: int) -> PowerResult[Any]:
-        """The power of one matrix of a batch."""
         names = ("X", "eigenvalues", "errors", "residuals", "accepted")
         return self._one_of(place, names, converged="accepted", error="errors", residual="residuals")
 
@@ -249,15 +249,14 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     rank: int
     residual: float
     orthogonality: float
-    residual_bound: float
-    orthogonality_bound: float
+    residual_bound: float = math.nan
+    orthogonality_bound: float = math.nan
     ranks: Any
     residuals: Any
     orthogonalities: Any
     accepted: Any
 
     def _member(self, place: int) -> PolarResult[Any]:
-        """The decomposition of one matrix of a batch."""
         names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")
         scalars = {"converged": "accepted", "rank": "ranks", "residual": "residuals"}
         return self._one_of(place, names, **scalars, orthogonality="orthogonalities")

@@ -82,7 +82,7 @@ class CoreBoundedSolution:
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
         told = LABEL, lambda: in_words(bound, *errors)
-        return accepted_solution(kind, given, options, *told, fields, self.x[:, None], [errors.forward_error])
+        return accepted_solution(kind, given, options, told, fields, self.x[:, None], [errors.forward_error])
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""

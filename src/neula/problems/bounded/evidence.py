@@ -67,7 +67,7 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
     forward_error = kkt.forward_error(ESTIMATED * condition, known.norm, rounding, corner)
     forward_error = forward_error + ESTIMATED * condition * violated
     zero = whole.without_b[problems.places] & ~x.any(1)
-    # Squares of smaller norms, beside the largest right-hand side of the same matrix, underflow.
+    # Squares of smaller norms, relative to the largest right-hand side of the same matrix, underflow.
     sizable = (zero | (kkt.image + kkt.b >= 1 / SQUARABLE)) & whole.keeps_bounds[reduced.owner]
     return BoundedValues(
         x=rounded,

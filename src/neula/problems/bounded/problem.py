@@ -231,7 +231,7 @@ class BoundedValues(Values):
         """X and lengths of residuals as they are returned."""
         owner = whole.reduced.owner
         norms = shift(self.residual_norm, whole.b_exponents[owner, 0])
-        # Bounds that underflow beside what else is there are kept all the same.
+        # Bounds that underflow relative to other numbers are kept all the same.
         lower, upper = (x.expand(len(whole.a), -1)[owner] for x in whole.bounds)
         return replace(self, x=whole.unscale(self.x, owner).clamp(lower, upper), residual_norm=norms)
 
@@ -249,10 +249,6 @@ class BoundedJudge:
     """Solutions are accepted by backward error, which no other link improves then, and forward error."""
 
     limits: Limits
-
-    def measure(self, problems: BoundedProblems, answer: Answer[BoundedValues]) -> torch.Tensor:
-        """Backward and forward errors and condition numbers."""
-        return answer.values.measured()
 
     def verdict(self, answer: Answer[BoundedValues], numbers: np.ndarray) -> Verdict:
         """Among solutions that are not accepted, prefer the smallest backward error."""

@@ -18,6 +18,7 @@ from neula.certificates.cholesky import cholesky_bound
 from neula.engines import Engine
 from neula.engines.formats import in_double
 from neula.errors import check_name
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.factors import CholeskyMethods
@@ -33,7 +34,6 @@ from neula.problems.definite.problem import (
     CholeskyJudge,
     CholeskyOptions,
     CholeskyValues,
-    NotDefiniteMember,
     Symmetric,
 )
 from neula.problems.operators.factorizations import traced_cholesky
@@ -161,7 +161,7 @@ def cholesky(
         with call.computing():
             lower = _lower(call, upper=upper)
             links = chain(len(lower), n, options, wait=False)
-            begun = first_answer(links, Symmetric(lower, options), CholeskyJudge.for_shape(n, options))
+            begun = first_answer(links, Symmetric(lower, options))
         if begun is not None:
             finish = partial(_finished, call, options, begun, upper=upper)
             return _result(call, options, begun.values, upper=upper, pending=finish)
@@ -176,7 +176,6 @@ def _asked(
     progress: Progress | None = None,
     jitter: str | None = None,
 ) -> tuple[Call, CholeskyOptions]:
-    """Check the arguments of :func:`cholesky`."""
     check_name("jitter", jitter, ("auto",), optional=True)
     call = Call.begin(
         {"A": A},
@@ -191,7 +190,7 @@ def _asked(
     n = given.shape[-1]
     if given.shape[-2] != n:
         raise ValueError(f"A must be square, got {given.shape[-2]} x {n}; use qr for other shapes")
-    return call, CholeskyOptions(call.target, call.engine, progress, jitter is not None)
+    return call, CholeskyOptions(call.target, call.engine, jitter is not None, progress=progress)
 
 
 def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) -> Plan | None:
@@ -207,12 +206,10 @@ def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) ->
 def _gone_on(
     A: Any, begun: Answer[CholeskyValues], *, upper: bool = False, wait: bool = True, **keywords: Any
 ) -> CholeskyResult[Any]:
-    """The result where the first link has not factorized all."""
     return _finished(*_asked(A, **keywords), begun, upper=upper)
 
 
 def _lower(call: Call, *, upper: bool) -> torch.Tensor:
-    """Matrices whose lower triangles are read."""
     matrices = call.matrices()
     return matrices.mH if upper else matrices
 
@@ -253,7 +250,6 @@ def _with_jitter(call: Call, options: CholeskyOptions, *, upper: bool) -> Choles
 
 
 def _attached(call: Call, lower: torch.Tensor, *, upper: bool) -> torch.Tensor:
-    """L, attached to the graph of A."""
     lower = lower.reshape(call.first.tensor.shape)
     if not call.differentiable:
         return lower
@@ -281,7 +277,7 @@ def _factorize(
         links = chain(len(lower), n, options, wait=begun is None)
         judge = CholeskyJudge.for_shape(n, options)
         run = run_chain(links, Symmetric(lower, options), judge, begun=begun)
-    except NotDefiniteMember as error:
+    except SingularMember as error:
         _check_triangle(given, upper=upper)
         where = np.unravel_index(error.place, given.shape[:-2])
         which = f"A[{', '.join(map(str, where))}] of the batch" if given.ndim > 2 else "A"
@@ -296,7 +292,6 @@ def _factorize(
 
 
 def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
-    """Refuse NaN and Inf in what is read."""
     read = given.triu() if upper else given.tril()
     check_finite(read, read, "A")
 
@@ -304,7 +299,6 @@ def _check_triangle(given: torch.Tensor, *, upper: bool) -> None:
 def _collect(
     call: Call, options: CholeskyOptions, run: Run[CholeskyValues], *, upper: bool
 ) -> CholeskyResult:
-    """The result with its warnings."""
     result = _result(call, options, run.found, run, upper=upper)
     if not result.converged:
         call.report_missed(

@@ -20,15 +20,14 @@ from neula.engines.formats import matching_dtype
 from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.few_vectors.triangle import diagonal_scales
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.progress import stage
 from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way
-from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, NotDefiniteMember, Symmetric
+from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 
 Solution = Answer[CholeskyValues]
-
-Found = tuple[torch.Tensor, torch.Tensor]
-"""L, and what is measured of it."""
+Found = tuple[torch.Tensor, torch.Tensor]  # L, and what is measured of it
 
 
 SAFE_EXPONENT = 450
@@ -42,7 +41,6 @@ take the host.
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """The recursion in products of an arithmetic, all of it launched at once."""
     engine = matrices.options.engine.using(arithmetic)
     return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
 
@@ -61,7 +59,7 @@ def by_library(
     """LAPACK or cuSOLVER, in float32 or float64.
 
     ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
-    NotDefiniteMember if there is no factor in double precision.
+    SingularMember if there is no factor in double precision.
     """
     a, label = matrices.a, f"cholesky {format.name}"
     dtype = matching_dtype(format.dtype, a.dtype)
@@ -79,9 +77,8 @@ def by_library(
         orders = found.order.tolist()
         if any(orders):
             first = next(i for i, order in enumerate(orders) if order)
-            raise NotDefiniteMember(
-                first if matrices.place is None else int(matrices.place[first]), orders[first]
-            )
+            place = first if matrices.place is None else int(matrices.place[first])
+            raise SingularMember(place, f"the leading minor of order {orders[first]} is not positive")
     report(1.0)
     measured = residuals_of_triangles(a, lower, found.order)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
@@ -133,7 +130,6 @@ def _is_safe(scales: torch.Tensor) -> bool:
 
 
 def _in(work: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A column-major copy in another precision."""
     return torch.empty_strided(work.shape, work.stride(), dtype=dtype, device=work.device).copy_(work)
 
 
@@ -142,8 +138,6 @@ CholeskyLink = Link[Symmetric, CholeskyValues]
 
 @dataclass(frozen=True)
 class CholeskyCase(Case):
-    """Matrices of one order, without numbers."""
-
     count: int
     n: int
     options: CholeskyOptions
@@ -156,7 +150,6 @@ class CholeskyCase(Case):
 
     @property
     def double(self) -> bool:
-        """Whether products are in double precision."""
         return self.options.low.format is FP64
 
     @property
@@ -174,7 +167,6 @@ class CholeskyCase(Case):
 
 
 def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) -> Sequence[CholeskyLink]:
-    """Links for ``count`` matrices of order n together, or for a single one."""
     return Chain(TABLE, CholeskyCase(count, n, options, wait))
 
 

@@ -16,6 +16,7 @@ from neula.errors import of_batch
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Link
 from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.inputs import flattened
@@ -28,15 +29,11 @@ from neula.problems.definite.problem import (
     CholeskyJudge,
     CholeskyOptions,
     CholeskyValues,
-    NotDefiniteMember,
     Symmetric,
 )
 
-LARGEST = 255
-"""Order up to which NumPy multiplies by a few vectors in one thread, and leaves torch its cores."""
-
-BY_SCIPY = 95
-"""Order up to which SciPy factorizes in one thread."""
+LARGEST = 255  # order up to which NumPy multiplies by a few vectors in one thread, and leaves torch its cores
+BY_SCIPY = 95  # order up to which SciPy factorizes in one thread
 
 
 class CholeskyPlan:
@@ -52,7 +49,6 @@ class CholeskyPlan:
         self._vectors = gaussian_probes(n, torch.device("cpu"), dtype).numpy()
 
     def __call__(self, given: Given) -> CholeskyResult[Any] | None:
-        """The result; None where it is not accepted."""
         (a,), upper = given.arrays, self._upper
         with np.errstate(all="ignore"):  # not accepted unless finite
             diagonal, most = a.diagonal().real, 2.0**SAFE_EXPONENT
@@ -101,7 +97,6 @@ class LaunchedCholeskyPlan:
         self.options, self._link, self._upper = options, link, upper
 
     def __call__(self, given: Given) -> CholeskyResult[Any] | Answer[CholeskyValues] | None:
-        """The result of a call like one before, else what the link has found, if anything."""
         (a,) = given.arrays
         return self.solved(given, torch.from_numpy(a) if isinstance(a, np.ndarray) else a)
 
@@ -116,7 +111,7 @@ class LaunchedCholeskyPlan:
         matrices = flattened(a).to(device)
         problems = Symmetric(matrices.mH if upper else matrices, options)
         memory = MemoryGuard(device).attempt(self._link.label)
-        with suppress(NotDefiniteMember), memory, plain_arithmetic(device):
+        with suppress(SingularMember), memory, plain_arithmetic(device):
             found = self._link.answer(problems, None)
         if found is None or found.measured is None:
             return found

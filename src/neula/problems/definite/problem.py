@@ -11,26 +11,16 @@ import torch
 
 from neula.certificates.cholesky import cholesky_bound
 from neula.certificates.verdict import within
-from neula.engines import FP64, Arithmetic, Engine, Format, Tuning
+from neula.engines import FP64, Arithmetic
 from neula.errors import of_batch
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class CholeskyOptions:
-    """Options of a Cholesky factorization."""
-
-    target: Format  # the format whose accuracy the factors are to have
-    engine: Engine
-    progress: Progress | None = None
+class CholeskyOptions(ProblemOptions):
     jitter: bool = False  # whether to add to the diagonals of matrices that are not definite
-
-    @cached_property
-    def tuning(self) -> Tuning:
-        """The tuning of the engine, cached because looking it up takes some microseconds."""
-        return self.engine.tuning
 
     @cached_property
     def low(self) -> Arithmetic:
@@ -44,56 +34,33 @@ class CholeskyOptions:
 
 @dataclass(frozen=True)
 class Symmetric(Batch):
-    """A batch of symmetric matrices as given."""
-
     a: torch.Tensor  # shape (batch, n, n): only the lower triangles count
     options: CholeskyOptions
     # Shape (batch,): where each is in what the user gave; None for all of these.
     place: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:
-        """Matrices at some places of the batch."""
         return replace(self, a=self.a[places], place=places if self.place is None else self.place[places])
 
 
 @dataclass(frozen=True)
 class CholeskyValues(Values):
-    """Factors ``A = L L^H``, and what was measured of them."""
-
     lower: torch.Tensor  # shape (batch, n, n): in the dtype of A
     # Shape (batch,): as in neula.certificates.cholesky.residuals_of_triangles; NaN where there is no factor.
     residual: torch.Tensor
 
 
-class NotDefiniteMember(np.linalg.LinAlgError):
-    """A matrix, at a place in what the user gave, is not positive definite, as double precision finds; the
-    order is that of its first leading minor that is not positive.
-    """
-
-    def __init__(self, place: int, order: int) -> None:
-        super().__init__(f"the leading minor of order {order} is not positive")
-        self.place, self.order = place, order
-
-
 @dataclass(frozen=True)
 class CholeskyJudge:
-    """Factors are accepted by their residual."""
-
     bound: float
 
     @classmethod
     def for_shape(cls, n: int, options: CholeskyOptions) -> CholeskyJudge:
-        """The judge of factors of order n."""
         return cls(cholesky_bound(options.target, n))
 
     def accept(self, residual: Any) -> Any:
         """Whether factors are accepted by a residual, or those of an array; NaN where there is no factor."""
         return within((residual, self.bound))
-
-    def measure(self, problems: Symmetric, answer: Answer[CholeskyValues]) -> torch.Tensor:
-        """Residuals, and the orders of minors that are not positive: links have measured."""
-        assert isinstance(answer.measured, torch.Tensor)
-        return answer.measured
 
     def verdict(self, answer: Answer[CholeskyValues], numbers: np.ndarray) -> Verdict:
         """Among factors that are not accepted, prefer the smallest residual."""

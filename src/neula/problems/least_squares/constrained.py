@@ -39,7 +39,7 @@ class ConstrainedSolution:
     forward: torch.Tensor  # shape (..., k)
     backward: torch.Tensor  # shape (...)
     problem: ScaledProblems  # in the same units
-    of_x: torch.Tensor  # int, shape (..., 1, k): by which x is to be multiplied, beside those of the columns
+    of_x: torch.Tensor  # int, shape (..., 1, k): by which x is multiplied, besides those of the columns
     basis: torch.Tensor | None = None  # shape (n, q): of the null space
     constraint_rank: int | None = None
     constraint_error: float = 0.0
@@ -106,7 +106,7 @@ def whitened(
         condition = ESTIMATED * result.conditions[..., None]
         forward = forward + least_squares_error(condition, torch.full_like(size, noise), ratio)
         forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
-    if problem.limited is not None:  # statistics depend on A beside the damping
+    if problem.limited is not None:  # statistics depend on A relative to the damping
         solved = replace(solved, result=replace(result, _fit=None))
     return ConstrainedSolution(
         solved, result.x, norms, forward, result.backward_errors, problem, problem.b_columns
@@ -238,7 +238,7 @@ class _Rest:
 
     problem: ScaledProblems
     null: NullSpace
-    # a, b, shape (..., m, q), (..., m, k): A Z, zero where it is nothing but rounding errors, and b - A s.
+    # a, b, shape (..., m, q), (..., m, k): A Z, zero where it is only rounding errors, and b - A s.
     a: torch.Tensor
     b: torch.Tensor
     noise: float  # relative to the norms of A and b, what rounding errors and the covariance come to

@@ -38,7 +38,7 @@ class Held(SingleProblem):
     """An incremental fit as a problem."""
 
     sums: HeldSums
-    # int, shape (n,): of two, by which columns were divided, beside what the sums were.
+    # int, shape (n,): of two, by which columns were divided, besides those of the sums.
     exponents: torch.Tensor
     options: LeastSquaresOptions
 

@@ -47,7 +47,7 @@ class NullSpace:
     # q, r, shape (n, rank), (rank, p): QR factors of the columns of C^H, those that are kept first.
     q: torch.Tensor
     r: torch.Tensor
-    rounded: list[int]  # rows with elements that underflow beside others
+    rounded: list[int]  # rows with elements that underflow relative to others
 
     @property
     def rank(self) -> int:

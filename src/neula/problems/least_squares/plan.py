@@ -111,7 +111,7 @@ class LeastSquaresPlan:
             "_fit": Later(fit),
         }
         told = label, lambda: in_words(bound, backward, forward)
-        return accepted_solution(LstsqResult, given, self.options, *told, fields, x, errors)
+        return accepted_solution(LstsqResult, given, self.options, told, fields, x, errors)
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
@@ -198,7 +198,7 @@ def solved_by_plan(
 
     plan = plan_for(shapes, options, fit_of)
     if not isinstance(plan, LeastSquaresPlan):
-        return None if plan is None else plan.of_call(call, shapes)
+        return None if plan is None else plan.solved(Given.of_call(call), shapes)
     right = shapes.b[:, 0] if shapes.is_vector else shapes.b
     given = Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
     return plan(given)

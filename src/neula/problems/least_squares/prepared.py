@@ -28,7 +28,7 @@ from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquar
 class Largest:
     """Largest magnitudes in the columns of A and of b."""
 
-    both: torch.Tensor  # shape (n + k,): one after the other: they are looked at together
+    both: torch.Tensor  # shape (n + k,): one after the other: they are checked together
     n: int  # columns of A
 
     @property

@@ -101,7 +101,6 @@ class LeastSquaresSolutions(Solutions):
     rank: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "optimality", "rank", "zero")
-    of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "optimality")
     columns: ClassVar[tuple[str, ...]] = (*Solutions.columns, "residual_norm")
     dtypes: ClassVar[dict[str, torch.dtype]] = {**Solutions.dtypes, "rank": torch.int64}
 
@@ -142,10 +141,6 @@ class LeastSquaresJudge:
         # Links for one problem refine as far as can be.
         enough = options.first_error(m, n) if together else SURE
         return cls(options.limits((m, n)), enough, together)
-
-    def measure(self, problems: object, answer: Answer[LeastSquaresSolutions]) -> torch.Tensor:
-        """The numbers called :attr:`LeastSquaresSolutions.names`, for each problem."""
-        return answer.values.measured()
 
     def settled(self, largest: Sequence[float]) -> bool:
         """Whether all are accepted, and none is zero, from the largest of each number that was measured."""

@@ -32,13 +32,12 @@ def begin_problems(
     count, (m, n), options = len(problems), problems.a.shape[1:], problems.options
     if 0 in (problems.a.numel(), problems.b.numel()):
         return None
-    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
-    answer = first_answer(chain_together(count, m, n, options), problems, judge)
+    answer = first_answer(chain_together(count, m, n, options), problems)
     if answer is None or answer.measured is None:
         return None
     of = dict(zip(LeastSquaresSolutions.names, answer.measured, strict=True))
     exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-    return answer, judge.limits.accept(Evidence.from_numbers(answer.measured)) & exact
+    return answer, options.limits((m, n)).accept(Evidence.from_numbers(answer.measured)) & exact
 
 
 def solve_problems(

@@ -105,7 +105,7 @@ def solve_together(
         parts.append(_without(border, LeastSquaresSolutions(*values), numbers))
         measured.append(numbers)
         report(min(1.0, len(parts) * size / len(problems)))
-    if len({x.device for x in measured}) > 1:  # the host has looked at some
+    if len({x.device for x in measured}) > 1:  # the host has read some
         measured = [x.cpu() for x in measured]
     numbers = measured[0] if len(measured) == 1 else torch.cat(measured, 1)
     return Answer(LeastSquaresSolutions.joined(parts), label, iterations=most, measured=numbers)

@@ -39,7 +39,7 @@ LESS = 10.0
 of what an error may be up to which no sharper bound is looked for."""
 
 TRIES = 3
-"""How often that is tried: what random vectors see is not in the block, or cannot be told from what is."""
+"""Number of tries: directions that random vectors find are not in the block, or not distinct from it."""
 
 
 def by_iteration(
@@ -132,7 +132,6 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
 
 
 def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
-    """QR, certified, and the SVD of R."""
     options, norm = problems.options, problems.norm
     shape, over_rows = options.shape_of(problems.a.shape), options.engine.over_rows
     factors = factorize(
@@ -174,18 +173,13 @@ def _values(
 
 
 SVDLink = Link[TallMatrix, SVDValues]
-
-OVERSAMPLING = 4
-"""A block has a column for each triplet that is wanted, and more for each so many of them."""
-
-MULTIPLE = 8
-"""Columns of a block come in such numbers, so that products fill the matrix units."""
+OVERSAMPLING = 4  # a block has a column for each triplet that is wanted, and more for each so many of them
+MULTIPLE = 8  # columns of a block come in such numbers, so that products fill the matrix units
 
 FEWEST = 6
-"""Products by ``A^T A`` that must be worth it before iterations are tried: four do where there is a gap."""
+"""Least price of iterations in products by ``A^T A`` for a try: four suffice where there is a gap."""
 
-LIMIT = 1000
-"""Largest number of products by ``A^T A`` if iterations are requested by name."""
+LIMIT = 1000  # largest number of products by ``A^T A`` if iterations are requested by name
 
 
 @dataclass(frozen=True)
@@ -194,21 +188,18 @@ class SVDTuning:
 
     gram_part: float  # part of all triplets up to which the leading ones are computed by themselves
     eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
-    iteration: float  # price of a product by A^T A beside its operations, in operations in float32
+    iteration: float  # price of a product by A^T A in addition to its operations, in operations in float32
     block: float  # price of that product for each element of A and column of the block, in the same unit
 
 
 @dataclass(frozen=True)
 class SVDCase(Case):
-    """A tall matrix without numbers."""
-
     m: int
     n: int
     options: SVDOptions
 
     @property
     def rank(self) -> int:
-        """How many triplets are wanted; all of them where none is named."""
         return self.n if self.options.rank is None else self.options.rank
 
     @property
@@ -220,7 +211,6 @@ class SVDCase(Case):
 
 
 def chain(m: int, n: int, options: SVDOptions) -> Sequence[SVDLink]:
-    """Links for a tall matrix."""
     return Chain(TABLE, SVDCase(m, n, options))
 
 
@@ -272,9 +262,7 @@ _part = _when(
 )
 
 _default = _when("by default, and by name", lambda case: case.options.algorithm in (None, "qr-svd"))
-
 _low = _formats("that of products by A", lambda case: [str(case.options.low)])
-
 _of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
 
 TABLE: Table[SVDCase] = (

@@ -9,30 +9,20 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.low_rank import SVDCertificate
-from neula.engines import BF16, FP16, FP32, FP64, Engine, Format
+from neula.engines import BF16, FP16, Engine
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
-class SVDOptions:
-    """Options of a low-rank approximation."""
-
-    # The format whose accuracy the triplets are to have, or one that is accurate enough to compute them.
-    target: Format
-    # Largest error of each singular value and its vectors, as a part of it, if that was requested instead.
-    part: float | None
-    engine: Engine
+class SVDOptions(ProblemOptions):
+    # Largest error of each singular value and its vectors, as a part of it, if that was requested instead of
+    # the accuracy of a format; that is then one which is accurate enough.
+    part: float | None = None
     rank: int | None = None
     tol: float | None = None
     algorithm: str | None = None
-    progress: Progress | None = None
-
-    @property
-    def work(self) -> Format:
-        """The format in which triplets are stored, computed and measured."""
-        return FP64 if self.target is FP64 else FP32
 
     @property
     def low(self) -> str:
@@ -45,19 +35,12 @@ class SVDOptions:
 
     @property
     def exact(self) -> Engine:
-        """The engine in the working precision."""
         return self.engine.using(self.work)
 
-    def shape_of(self, here: torch.Size) -> tuple[int, int]:
-        """Shape of a matrix of whose rows these are here."""
-        return self.engine.over_rows.count(here[-2]), here[-1]
-
     def bound(self, m: int, n: int) -> float:
-        """Largest accepted relative error."""
         return self.rounding(m, n) if self.part is None else self.part
 
     def orthogonality_bound(self, m: int, n: int) -> float:
-        """Largest accepted loss of orthogonality."""
         return orthogonality_bound(self.target, n) + measurement_error(m, self.work.dtype)
 
     def weights(self, s: torch.Tensor, norm: float, m: int, n: int) -> torch.Tensor:
@@ -73,8 +56,6 @@ class SVDOptions:
 
 @dataclass(frozen=True)
 class SVDValues(Values):
-    """Singular triplets, with what was measured of them."""
-
     u: torch.Tensor  # shape (1, m, k)
     s: torch.Tensor  # shape (1, k): descending, float64
     v: torch.Tensor  # shape (1, n, k)
@@ -86,8 +67,6 @@ class SVDValues(Values):
 
 @dataclass(frozen=True)
 class TallMatrix(Batch):
-    """A tall matrix, as a batch of one."""
-
     # Shape (1, m, n), m >= n: in working precision, in a range where squares neither overflow nor underflow.
     a: torch.Tensor
     norm: float  # ||A||_F
@@ -106,15 +85,9 @@ class SVDJudge:
 
     @classmethod
     def for_shape(cls, m: int, n: int, options: SVDOptions) -> SVDJudge:
-        """The judge of triplets of a matrix of this shape."""
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
-    def measure(self, problems: object, answer: Answer[SVDValues]) -> torch.Tensor:
-        """Links have done it, since iterations stop by what is measured."""
-        return answer.values.measures.T
-
     def certificate(self, numbers: np.ndarray) -> SVDCertificate:
-        """The certificate for the measured numbers."""
         residual, orthogonality, missed = numbers[:, 0].tolist()
         return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
 

@@ -46,11 +46,9 @@ class StreamedMatrix(SingleProblem):
 
     @property
     def dtype(self) -> torch.dtype:
-        """In which it is worked on."""
         return self.options.engine.using(FP64).storage
 
     def triplets(self, problems: StreamedMatrix, before: Answer[SVDValues] | None) -> Answer[SVDValues]:
-        """Requested singular triplets, with their measurements."""
         options, m, n = self.options, self.reader.count, self.n
         label, s, v = self._spectrum()
         norm = float(torch.linalg.vector_norm(s))
@@ -117,7 +115,6 @@ class StreamedMatrix(SingleProblem):
         return u, found, v_k, evidence.errors(images).cpu() + (found - s[:k]).abs()
 
     def _image(self, u: torch.Tensor) -> torch.Tensor:
-        """``A^H U``, by one pass."""
         image = torch.zeros(self.n, u.shape[1], dtype=self.dtype, device=self.device)
         for block in self.reader.read("residuals"):
             image.addmm_(self._scaled(block).mH, u[block.first : block.stop])

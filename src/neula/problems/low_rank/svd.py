@@ -46,8 +46,7 @@ norms of A and s: these err by ``sqrt(k) u`` or less."""
 CLEAR_REMAINDER = 1e-5
 """Part of ``||A||_F`` above which an estimate in float32 does not consist of rounding errors."""
 
-COARSE = 2.0**-14
-"""Accuracies of this or more are reached in float32."""
+COARSE = 2.0**-14  # accuracies of this or more are reached in float32
 
 
 @overload
@@ -208,8 +207,6 @@ def svd_lowrank(
 
 @dataclass(frozen=True)
 class _Triplets:
-    """Singular triplets of one matrix."""
-
     u: torch.Tensor
     s: torch.Tensor
     v: torch.Tensor
@@ -255,7 +252,7 @@ def _options(
     target, part = _of_number(accuracy, call.dtype) if isinstance(accuracy, Real) else (call.target, None)
     # Not an unsigned rank, of which there is no -rank.
     whole = None if rank is None else operator.index(rank)
-    return SVDOptions(target, part, call.engine, whole, part_of_one("tol", tol), algorithm, progress)
+    return SVDOptions(target, call.engine, part, whole, part_of_one("tol", tol), algorithm, progress=progress)
 
 
 def _of_source(
@@ -268,7 +265,6 @@ def _of_source(
     strict: bool,
     progress: Progress | None,
 ) -> SVDResult:
-    """Singular triplets of a matrix that is read in blocks."""
     source = row_blocks(A)
     if len(source.shape) != 2 or 0 in source.shape:
         raise ValueError(
@@ -306,7 +302,6 @@ def _of_source(
 
 
 def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDResult:
-    """The result with its gradient and warnings."""
     batch = call.first.tensor.shape[:-2]
 
     def joined(name: str) -> torch.Tensor:
@@ -334,7 +329,6 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
 
 
 def _of_nothing(call: Call, options: SVDOptions) -> SVDResult:
-    """The triplets of matrices without elements, or of no matrices."""
     a = call.first.tensor
     *batch, m, n = a.shape
     k = min(m, n) if options.rank is None else options.rank
@@ -359,8 +353,6 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
     """A tall matrix in working precision, and the power of two by which it is multiplied.
 
     That is 1 where squares neither overflow nor underflow.
-
-    Raises ValueError for NaN and Inf.
     """
     device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
     tall = tall.to(torch.promote_types(tall.dtype, torch.float32))

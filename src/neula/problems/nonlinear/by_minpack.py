@@ -32,9 +32,7 @@ WORK = 1e6
 """Value of ``m n^2`` up to which MINPACK, column by column, takes no longer than what works with blocks."""
 
 USUAL = usual_tolerance(torch.float64)
-
-SCHEMES = ("2-point", "3-point", "5-point")
-"""Differences that are taken here."""
+SCHEMES = ("2-point", "3-point", "5-point")  # differences that are taken here
 
 
 def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *others: Any) -> bool:

@@ -220,11 +220,7 @@ def curve_fit(
 def clean_data(
     xdata: Any, ydata: Any, sigma: Any, check_finite: bool | None, nan_policy: str | None
 ) -> tuple[Any, Any, Any]:
-    """Arrays instead of lists, finite ones; of one curve without the observations that are NaN, if requested.
-
-    Raises ValueError for NaN or Inf, and no data. Raises TypeError for what is no array of numbers, or
-    masked.
-    """
+    """Finite arrays instead of lists; of one curve without the observations that are NaN, if requested."""
     check_name("nan_policy", nan_policy, ("raise", "omit"), optional=True)
     ydata = floats(ydata, "ydata", or_complex=True)
     if isinstance(xdata, (list, tuple, np.ndarray)):
@@ -248,7 +244,6 @@ def clean_data(
 
 
 def _at(sigma: Any, kept: Any) -> Any:
-    """Deviations, or covariances, of some observations."""
     if sigma is None or np.ndim(sigma) == 0:
         return sigma
     sigma = floats(sigma, "sigma", or_complex=True)

@@ -13,11 +13,8 @@ from neula.algorithms.nonlinear.gauss_newton import ROUNDINGS, newton_steps
 from neula.algorithms.nonlinear.levenberg_marquardt import Iterates
 from neula.certificates.residuals import X
 
-SLOWEST = 0.99
-"""Rate of Gauss-Newton steps beyond which nothing is known of where they lead."""
-
-MARGIN = 10.0
-"""Times the errors of the columns: singular values above them are not what errors make of zero."""
+SLOWEST = 0.99  # rate of Gauss-Newton steps beyond which nothing is known of where they lead
+MARGIN = 10.0  # times the errors of the columns: singular values above them are not what errors make of zero
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,6 @@ class NonlinearEvidence:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors of what a fit has measured at x, of each problem of a batch."""
-
     residuals: torch.Tensor  # shape (batch,): length of their rounding errors, as far as it is known
     columns: torch.Tensor  # shape (batch, n): of the Jacobian's columns, relative to their norms
     # Shape (batch, n): of the scalar products of these columns, with norm 1, and the residuals.

@@ -40,8 +40,7 @@ POLISHED = 1 << 24
 """Elements of a Jacobian up to which x is refined as far as rounding errors allow: a few more Jacobians. Of
 larger ones each takes as long as all the rest of many a fit."""
 
-MORE_CALLS = 30
-"""Calls that the trust region may take for it."""
+MORE_CALLS = 30  # calls that the trust region may take for it
 
 ROUGH, SHORTER = 1e-4, (2.0**-3, 2.0**-6, 2.0**-9, 2.0**-12)
 """Relative error of a column from which on shorter steps of differences are tried, and by what factors."""
@@ -59,8 +58,6 @@ MESSAGES = {
 
 @dataclass(frozen=True)
 class NonlinearFit:
-    """Result of a fit."""
-
     at: Iterates
     evidence: NonlinearEvidence
     tolerance: float  # largest accepted stationarity
@@ -68,7 +65,6 @@ class NonlinearFit:
     held: torch.Tensor  # bool, shape (P, n): variables that a bound stops
 
     def why(self, uncertified: str) -> str:
-        """The reason why the first rejected problem is not accepted."""
         place = int((~self.accepted).nonzero()[0, 0])
         status, found = int(self.at.status[place]), self.evidence
         reasons = [MESSAGES[status]] if status <= 0 else []
@@ -89,8 +85,6 @@ class NonlinearFit:
 
 
 class Watched(NamedTuple):
-    """Options for reporting the steps of a fit."""
-
     callback: Callable[..., Any] | None
     verbose: int
     progress: Progress | None
@@ -98,10 +92,7 @@ class Watched(NamedTuple):
 
 
 def run_fit(problem: Residuals, start: Start, tolerances: Tolerances, watched: Watched) -> NonlinearFit:
-    """Minimize, refine, and measure.
-
-    Raises ValueError if residuals or the Jacobian are not finite at the start.
-    """
+    """Minimize, refine, and measure."""
     everyone = torch.arange(len(start.x), device=start.x.device)
     cost = problem.cost(start.x, everyone)
     _check_finite(cost.isfinite(), "residuals are", start)

@@ -19,8 +19,7 @@ from neula.pipeline.memory import is_shortage
 
 MODES = ("forward", "reverse")
 SCHEMES = tuple(STEPS)
-TORCH = "torch"
-"""The mode with fewer directions."""
+TORCH = "torch"  # the mode with fewer directions
 
 
 @dataclass
@@ -58,10 +57,7 @@ Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 
 def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
-    """Convert the return value of a user's function to a tensor.
-
-    Raises TypeError for what is no array of numbers, and for complex numbers that are not accepted.
-    """
+    """Convert the return value of a user's function to a tensor."""
     if isinstance(out, torch.Tensor) and (out.dtype in FLOATS or (or_complex and out.is_complex())):
         return out
     if isinstance(out, (list, tuple, float, int, complex)):
@@ -84,10 +80,7 @@ def complex_rows(f: torch.Tensor) -> torch.Tensor:
 
 
 def refuse_dependence(out: Any, name: str) -> None:
-    """A gradient that is not computed must be an error, for an argument or a tensor that the function uses.
-
-    Raises ValueError if ``out`` requires a gradient, has a tangent, or is a batch of ``torch.vmap``.
-    """
+    """Make a gradient that is not computed an error, for an argument or a tensor that the function uses."""
     if not isinstance(out, torch.Tensor):
         return
     if torch._C._functorch.is_batchedtensor(out):
@@ -103,8 +96,6 @@ def refuse_dependence(out: Any, name: str) -> None:
 
 
 def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call:
-    """The caller's function of x, or of x and a block."""
-
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
         out = tensor_of(fun(given, *([item] if blocked else [])), "fun(x)", or_complex=True)
@@ -121,8 +112,6 @@ def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call
 
 
 def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Call:
-    """The caller's Jacobian."""
-
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
         out = tensor_of(jac(given, *([item] if blocked else [])), "jac(x)", or_complex=True)
@@ -132,10 +121,7 @@ def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Ca
 
 
 def mode_of(jac: Any, *, is_tensor: bool) -> str:
-    """How the Jacobian is found.
-
-    Raises ValueError for an unknown name, and for derivatives of what is not of torch.
-    """
+    """How the Jacobian is found."""
     if jac is None or callable(jac):
         return TORCH if is_tensor else "2-point"
     check_name("jac", jac, (*MODES, *SCHEMES))
@@ -146,8 +132,6 @@ def mode_of(jac: Any, *, is_tensor: bool) -> str:
 
 @dataclass
 class Jacobian:
-    """The Jacobian, from the caller or found here."""
-
     call: Call  # the residuals
     given: Call | None  # the caller's own: from points, numbers and a block to shape (P, m, n)
     mode: str  # one of MODES or SCHEMES, or TORCH
@@ -182,7 +166,6 @@ class Jacobian:
 
     @property
     def approximate(self) -> bool:
-        """Whether it is found by differences."""
         return self.given is None and self.mode in SCHEMES
 
     @property

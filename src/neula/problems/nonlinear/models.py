@@ -61,7 +61,6 @@ class Observations:
     factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
 
     def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
-        """Residuals of some problems at parameters x, shape (P, m)."""
         xdata, y = self.model.select(self.xdata, which, self.shape), self.y[which]
         found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
         try:
@@ -76,8 +75,6 @@ class Observations:
         return self.whitened(left[..., None], which)[..., 0]
 
     def derivatives(self, jac: Callable[..., Any]) -> Callable[..., torch.Tensor]:
-        """The caller's derivatives of the model by its parameters, whitened."""
-
         def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
             xdata = self.model.select(self.xdata, which, self.shape)
             return self.whitened(self.model.values(jac, xdata, x, "jac(xdata, ...)"), which)
@@ -175,11 +172,7 @@ class Prediction:
 
 
 def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
-    """A tensor as it is, all else as SciPy takes it: as an array in float64, or complex128.
-
-    Raises TypeError for what would lose its meaning without a word: masks, imaginary parts, text. Raises
-    ValueError for an integer that is no float64.
-    """
+    """A tensor as it is, all else as SciPy takes it: as an array in float64, or complex128."""
     if isinstance(x, torch.Tensor):
         if not x.is_floating_point():
             take(x, name, or_complex=or_complex)
@@ -213,10 +206,7 @@ def names_of_parameters(f: Callable[..., Any]) -> tuple[str, ...] | None:
 def spread_of(
     sigma: Any, y: torch.Tensor, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Standard deviations of observations, or Cholesky factors of their covariance matrices.
-
-    Raises ValueError if sigma does not fit, is not positive, or not positive definite.
-    """
+    """Standard deviations of observations, or Cholesky factors of their covariance matrices."""
     if sigma is None:
         return None, None
     or_complex = y.is_complex()

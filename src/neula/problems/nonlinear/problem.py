@@ -23,8 +23,6 @@ METHODS = ("trf", "dogbox", "lm")
 
 @dataclass(frozen=True)
 class Start:
-    """Starting point of a fit."""
-
     x: torch.Tensor  # shape (P, n)
     batch: tuple[int, ...]  # leading dimensions
     bounds: Bounds
@@ -33,11 +31,7 @@ class Start:
 
     @classmethod
     def from_arrays(cls, x0: torch.Tensor, bounds: Any, x_scale: Any, device: torch.device) -> Start:
-        """Check it.
-
-        Raises ValueError for no variables, numbers that are not finite, and bounds or scales that do not fit
-        x0.
-        """
+        """Check it."""
         x = torch.atleast_1d(x0).detach()
         *batch, n = x.shape
         if n == 0:
@@ -65,10 +59,7 @@ def are_open(bounds: Any) -> bool:
 
 
 def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Bounds:
-    """From a pair of numbers or arrays, or from SciPy's ``Bounds``, as numbers that x can be.
-
-    Raises ValueError if they do not fit x0, or are NaN.
-    """
+    """From a pair of numbers or arrays, or from SciPy's ``Bounds``, as numbers that x can be."""
     if not hasattr(bounds, "lb") and len(bounds if hasattr(bounds, "__len__") else ()) != 2:
         raise ValueError(f"bounds must be a pair of lower and upper ones, got {bounds!r}")
     pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") else tuple(bounds)
@@ -79,10 +70,7 @@ def bounds_of(bounds: Any, shape: torch.Size, device: torch.device, dtype: torch
 
 
 def scale_of(x_scale: Any, shape: torch.Size, device: torch.device) -> torch.Tensor | None:
-    """Reciprocals of the sizes of variables.
-
-    Raises ValueError unless they are positive and fit x0, or are those of the Jacobian.
-    """
+    """Reciprocals of the sizes of variables."""
     if x_scale is None or (isinstance(x_scale, str) and x_scale == "jac"):
         return None
     if isinstance(x_scale, str):
@@ -126,7 +114,6 @@ def limits_of(tolerances: Tolerances) -> Limits:
 
 
 def check_names(method: str | None, verbose: int) -> None:
-    """Refuse unknown ones."""
     check_name("method", method, METHODS, optional=True)
     if not isinstance(verbose, int) or verbose not in (0, 1, 2):
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
@@ -140,10 +127,7 @@ def tolerances_of(
     n: int,
     dtype: torch.dtype,
 ) -> Tolerances:
-    """Tolerances for n variables. None means zero; those below the spacing of a coarse format are its root.
-
-    Raises ValueError if all are below the unit roundoff, or no call is allowed.
-    """
+    """Tolerances for n variables. None is zero; those below the spacing of a coarse format are its root."""
     eps = torch.finfo(dtype).eps
     wanted = "a number that is not negative, or None"
     found = {
@@ -160,10 +144,7 @@ def tolerances_of(
 
 
 def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
-    """A loss by name, or one of the caller.
-
-    Raises ValueError for an unknown name, or a scale that is not positive.
-    """
+    """A loss by name, or one of the caller."""
     if not callable(loss):
         check_name("loss", loss, tuple(LOSSES))
     scale = take(f_scale, "f_scale").tensor.to(device, torch.float64)
@@ -173,7 +154,6 @@ def loss_of(loss: Any, f_scale: Any, wrap: Any, device: torch.device) -> Loss:
         return Loss(None if loss == "linear" else LOSSES[loss], scale)
 
     def rho(z: torch.Tensor) -> Rho:
-        """The caller's, for one row of residuals at a time."""
         rows = [tensor_of(loss(wrap(row)), "loss").to(device, torch.float64) for row in z]
         for row in rows:
             refuse_dependence(row, "loss")

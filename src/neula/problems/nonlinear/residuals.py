@@ -158,7 +158,6 @@ class Residuals:
         return j
 
     def _factor(self, j: torch.Tensor, f: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """R of J, and ``Q^T f``."""
         count, m, n = j.shape
         small = j.device.type == "cpu" and count * m * n * n <= REFLECTED * count
         if small or m < n or not j.numel():

@@ -13,16 +13,12 @@ from neula.certificates.bounds import target_format
 from neula.pipeline.inputs import is_spread
 from neula.pipeline.operators import accuracy_of, name_of
 
-Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]
-"""Shapes and dtypes of results."""
-
+Shapes = tuple[tuple[tuple[int, ...], torch.dtype], ...]  # shapes and dtypes of results
 Tensors = tuple[torch.Tensor, ...]
-
 COMMON = 'str? accuracy=None, str engine="auto", bool strict=False'
 
 
 def common_dtype(*operands: torch.Tensor) -> torch.dtype:
-    """The common one; integers are float64."""
     numbers = (x.dtype if x.is_floating_point() or x.is_complex() else torch.float64 for x in operands)
     return reduce(torch.promote_types, numbers)
 
@@ -53,7 +49,6 @@ def system(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
 
 
 def shapes_of_system(A: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Leading dimensions, and the shape of x."""
     batch = tuple(torch.broadcast_shapes(A.shape[:-2], b.shape[:-2]))
     return batch, (*batch, A.shape[-1], b.shape[-1])
 
@@ -83,7 +78,6 @@ def certified(result: Any, A: torch.Tensor) -> Tensors:
 
 
 def worst(errors: torch.Tensor) -> torch.Tensor:
-    """The largest error; zero where there are none."""
     return errors.amax() if errors.numel() else errors.new_zeros(())
 
 

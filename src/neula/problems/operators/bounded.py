@@ -54,7 +54,6 @@ LSQ_LINEAR = Operator(
 def traced_nnls(
     A: Any, b: Any, *, maxiter: int | None = None, sum_to: float | None = None, **options: Any
 ) -> NNLSResult[Any] | None:
-    """:func:`neula.nnls` in a graph."""
     if sum_to is not None:
         return None
     return _traced(NNLSResult, A, b, (0.0, math.inf), options | {"max_iter": maxiter})
@@ -74,7 +73,6 @@ def traced_lsq_linear(
     constraints: Any = None,
     **options: Any,
 ) -> LsqLinearResult[Any] | None:
-    """:func:`neula.lsq_linear` in a graph."""
     from neula.problems.bounded.lsq_linear import checked
 
     if constraints is not None:
@@ -102,13 +100,13 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[st
 
     backward, forward, accepted = map(columns, evidence)
     known: dict[str, Any] = {"x": None, "residual_norms": None, "active_mask": columns(mask)}
-    known |= {"converged": accepted.all(), "iterations": 0, "tolerance": math.nan, **settings(options, A, b)}
+    known |= {"converged": accepted.all(), **settings(options, A, b)}
     known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
     known |= {"backward_errors": backward, "forward_errors": forward}
     if kind is LsqLinearResult:
         free, ranks, *_ = LSTSQ.by_name(A, rhs, **options)
         unbounded = torch.where((ranks < A.shape[-1])[..., None, None], 0.0, free)
-        known |= {"cost": None, "fun": None, "unbounded_sol": columns(unbounded), "optimality": math.nan}
+        known |= {"cost": None, "fun": None, "unbounded_sol": columns(unbounded)}
         known |= {"nit": 0, "status": 1, "message": ""}
     matrices, rhs = system(A, rhs)
     return with_residuals(kind(**known), matrices, rhs, x, is_vector=is_vector)

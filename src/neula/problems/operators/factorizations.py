@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -53,7 +52,6 @@ QR = Operator(
 def traced_qr(
     A: Any, mode: str = "reduced", *, pivoting: bool = False, **options: Any
 ) -> QRResult[Any] | None:
-    """:func:`neula.qr` in a graph."""
     if mode not in ("reduced", "r") or pivoting or not are_simple(A, **options):
         return None
     q, r, _, _, accepted = QR.by_name(A, **options)
@@ -125,7 +123,7 @@ def traced_cholesky(
     if jitter is not None or not are_simple(A, **options):
         return None
     lower, residuals, accepted = CHOLESKY.by_name(A.mH if upper else A, **options)
-    known: dict[str, Any] = {"converged": accepted.all(), "residual": worst(residuals), "bound": math.nan}
+    known: dict[str, Any] = {"converged": accepted.all(), "residual": worst(residuals)}
     return CholeskyResult(
         factor=lower.mH if upper else lower,
         upper=upper,
@@ -152,7 +150,6 @@ POLAR = Operator(
 
 
 def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarResult[Any] | None:
-    """:func:`neula.polar` in a graph."""
     if not are_simple(A, **options):
         return None
     check_name("side", side, SIDES, optional=True)
@@ -165,8 +162,6 @@ def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarRes
         H=None if side is None else symmetric_part(A.to(u.dtype), u, side),
         side=side,
         **known,
-        residual_bound=math.nan,
-        orthogonality_bound=math.nan,
         ranks=ranks,
         residuals=residuals,
         orthogonalities=orthogonalities,

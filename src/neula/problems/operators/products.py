@@ -38,7 +38,6 @@ MATMUL = Operator(
 def traced_matmul(
     A: Any, B: Any, *, beta: float = 0.0, out: Any = None, **options: Any
 ) -> torch.Tensor | None:
-    """:func:`neula.matmul` in a graph."""
     if out is not None or beta != 0.0 or not are_simple(A, B, **options):
         return None
     refuse_variable(options.get("alpha", 1.0), "alpha")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -64,7 +63,6 @@ def traced_lstsq(
     covariance_factor: Any = None,
     **options: Any,
 ) -> LstsqResult[Any] | None:
-    """:func:`neula.lstsq` in a graph."""
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     general = (constraints, covariance, covariance_factor, sigma, sample_weight)
@@ -85,15 +83,12 @@ def traced_lstsq(
     return LstsqResult(
         **_unread(x.to(dtype), *evidence, is_vector=is_vector),
         **known,
-        optimality=math.nan,
-        residual_norm=math.nan,
         rank=worst,
         ranks=ranks,
     )
 
 
 def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Tensor | None:
-    """:func:`neula.pinv` in a graph."""
     if not are_simple(A, **options) or A.ndim < 2:
         return None
     tall, k = A.shape[-2] > A.shape[-1], min(A.shape[-2:])
@@ -124,12 +119,11 @@ SOLVE = Operator(
 
 
 def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
-    """:func:`neula.solve` in a graph."""
     if not are_simple(A, b, **options) or may_be_vectors(A, b):
         return None
     is_vector, known = b.ndim == 1, settings(options, A, b)
     x, *evidence = SOLVE.by_name(A, b.unsqueeze(-1) if is_vector else b, **options)
-    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), growth=math.nan, **known)
+    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), **known)
 
 
 def _unread(
@@ -144,9 +138,7 @@ def _unread(
     return {
         "x": x.squeeze(-1) if is_vector else x,
         "converged": accepted.all(),
-        "iterations": 0,
         "backward_error": worst(backward_errors),
-        "tolerance": math.nan,
         "forward_error": worst(forward_errors),
         "accepted": accepted,
         "backward_errors": backward_errors,

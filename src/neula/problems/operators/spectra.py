@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -70,8 +69,6 @@ def traced_eigh(
         errors=errors,
         converged=converged,
         **known,
-        residual_bound=math.nan,
-        orthogonality_bound=math.nan,
         residuals=residuals,
         orthogonalities=orthogonalities,
         accepted=accepted,
@@ -96,7 +93,7 @@ def _shapes_of_svd(A: torch.Tensor) -> Shapes:
 SVD = Operator(
     f"svd(Tensor A, {COMMON}) -> (Tensor U, Tensor s, Tensor Vh, Tensor errors, Tensor residual, "
     "Tensor orthogonality, Tensor accepted)",
-    spectral_derivatives.SVDFunction,
+    spectral_derivatives.TripletsFunction,
     _svd,
     _shapes_of_svd,
 )

@@ -27,8 +27,7 @@ from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_tog
 from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import QRLink, without_factors
 
-Begun = Sequence[Answer[QRValues]]
-"""Answers of first links: of a chain for all matrices, or of one for each."""
+Begun = Sequence[Answer[QRValues]]  # answers of first links: of a chain for all matrices, or of one for each
 
 
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
@@ -57,15 +56,14 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
         return None
     with plain_arithmetic(options.engine.device):
         exponents, parts = None, list(matrices.split(1))
-        judge = QRJudge(options.shape_of(matrices.shape), options.target)
         if _go_together(matrices, options):
             scaled, exponents = _in_range(matrices, options.target)
             parts = [scaled]
-        begun = _side_by_side(matrices, judge, options) if len(parts) > 1 else None
+        begun = _side_by_side(matrices, options) if len(parts) > 1 else None
         if begun is None:
             begun = []
             for a in parts:
-                found = first_answer(links_for(a, options, wait=False), QRMatrices(a, options), judge)
+                found = first_answer(links_for(a, options, wait=False), QRMatrices(a, options))
                 if found is None:
                     return None
                 begun.append(found)
@@ -115,7 +113,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
     runs: list[Run[QRValues]] = []
     certificates: list[QRCertificate] = []
     if begun is None and len(matrices) > 1 and all(usable):
-        begun = _side_by_side(matrices, judge, options)
+        begun = _side_by_side(matrices, options)
     for place, finite in enumerate(usable):
         a = matrices[place : place + 1]
         links: Sequence[QRLink] = [Link("none", without_factors)]
@@ -131,7 +129,7 @@ def _one_after_the_other(matrices: torch.Tensor, options: QROptions, begun: Begu
     return QRFactors(values.q, values.r, tuple(certificates), tuple(worst.attempts))
 
 
-def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) -> Begun | None:
+def _side_by_side(matrices: torch.Tensor, options: QROptions) -> Begun | None:
     """Answers of captured first links, two at a time: one chain of panels leaves most of the GPU idle."""
     links = links_for(matrices, options)
     if not links[0].launches_only or matrices[0].nbytes > options.engine.tuning.replayed_bytes:
@@ -139,7 +137,7 @@ def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) ->
     found: list[Answer[QRValues]] = []
 
     def begin(place: int) -> None:
-        answer = first_answer(links, QRMatrices(matrices[place : place + 1], options), judge)
+        answer = first_answer(links, QRMatrices(matrices[place : place + 1], options))
         assert answer is not None
         found.append(answer)
 
@@ -148,7 +146,7 @@ def _side_by_side(matrices: torch.Tensor, judge: QRJudge, options: QROptions) ->
             options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
         if len(matrices) % 2:
             begin(len(matrices) - 1)
-    except torch.OutOfMemoryError:  # there is room for one of them, perhaps
+    except torch.OutOfMemoryError:  # one of them may fit into memory
         return None
     return found
 

@@ -70,12 +70,10 @@ class QRFactors:
 
     @property
     def residual(self) -> torch.Tensor:
-        """Residual of each factorization, shape (batch,), on the CPU."""
         return self._of_each("residual")
 
     @property
     def accepted(self) -> torch.Tensor:
-        """Whether each is accepted, shape (batch,), on the CPU."""
         return self._of_each("accepted")
 
     def _of_each(self, name: str) -> torch.Tensor:
@@ -147,7 +145,6 @@ def _methods(matrix: Any, arrays: tuple[Any, Any], factors: tuple[torch.Tensor, 
 def as_result(
     factors: QRFactors, call: Call, mode: str, options: QROptions, order: torch.Tensor | None = None
 ) -> QRResult:
-    """The result with its gradient and warnings."""
     batch, certificates = call.first.tensor.shape[:-2], factors.certificates
     q, r = (x.reshape(*batch, *x.shape[1:]) for x in (factors.q, factors.r))
     if call.differentiable:

@@ -36,15 +36,13 @@ from neula.pipeline.table import (
     labelled,
     ruled,
 )
-from neula.problems.orthogonal import launched, ways
+from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
 
 
 @dataclass(frozen=True)
 class MatrixLayout:
-    """A matrix without its numbers."""
-
     m: int
     n: int
     dtype: torch.dtype
@@ -54,7 +52,6 @@ class MatrixLayout:
 
     @classmethod
     def from_matrix(cls, a: torch.Tensor) -> MatrixLayout:
-        """Layout of a single matrix."""
         m, n = a.shape
         return cls(m, n, a.dtype, a.stride(1) == 1, a.stride(0) == 1)
 
@@ -64,29 +61,16 @@ class MatrixLayout:
 
 
 class Stage(Enum):
-    """Which part of the table."""
-
     TOGETHER = "small matrices of a batch together"
     TALL = "tall matrices of a few columns, ``tsqr``"
     ALONE = "one matrix"
 
 
-@dataclass(frozen=True)
-class QRCase(Case):
-    """Matrices of one shape, without numbers."""
-
-    layout: MatrixLayout
+@dataclass(frozen=True, kw_only=True)
+class QRCase(MatrixLayout, Case):
     options: QROptions
     stage: Stage
     wait: bool = True  # whether the first link may wait for the host
-
-    @property
-    def m(self) -> int:
-        return self.layout.m
-
-    @property
-    def n(self) -> int:
-        return self.layout.n
 
     @property
     def target(self) -> Format:
@@ -94,13 +78,7 @@ class QRCase(Case):
 
     @property
     def complex(self) -> bool:
-        """Whether numbers are complex: kernels are for real ones."""
         return self.options.engine.is_complex
-
-    @property
-    def storage(self) -> Format:
-        """The working precision."""
-        return FP64 if self.target is FP64 else FP32
 
     @cached_property
     def square(self) -> bool:
@@ -115,7 +93,7 @@ class QRCase(Case):
         products are as fast (64 of 1024 x 1024 on an H200: 7.4 ms and 11.4), and a single tile takes two.
         """
         k = min(self.m, self.n)
-        return self.m < 2 * k and self.storage is FP32 and k > TILE_COLUMNS and self.tuning.fast_fp64
+        return self.m < 2 * k and self.options.work is FP32 and k > TILE_COLUMNS and self.tuning.fast_fp64
 
     @cached_property
     def passes(self) -> int:
@@ -124,7 +102,6 @@ class QRCase(Case):
 
     @cached_property
     def lapack(self) -> bool:
-        """Whether LAPACK's reflections come first."""
         free = not (self.options.named or self.options.in_place)
         return free and self.tuning.lapack_first(self.m, self.n)
 
@@ -140,22 +117,22 @@ class QRCase(Case):
     @cached_property
     def tall(self) -> str:
         """Arithmetic of Cholesky QR of a whole tall matrix; empty where that does not come first."""
-        options, tuning, layout, n = self.options, self.tuning, self.layout, self.n
+        options, tuning, n = self.options, self.tuning, self.n
         tall = self.m >= tuning[QRTuning].tall_ratio * n and not options.named and self.target is not FP64
         if not tall or not self.queued:
             return ""
         # The kernels of tall matrices read rows, or as many columns as a panel has.
-        if n <= COLUMNS[-1] and (layout.by_rows or (n <= PANEL_COLUMNS and layout.by_columns)):
+        if n <= COLUMNS[-1] and (self.by_rows or (n <= PANEL_COLUMNS and self.by_columns)):
             return _corrected(self)[0]
         low = n <= tuning[QRTuning].low_columns and self.target in (FP16, BF16)
         return options.low.format.name if low else ""
 
     @cached_property
     def gram(self) -> bool:
-        """Whether Cholesky QR in double precision is so fast that panels take longer to be launched."""
+        """Whether Cholesky QR in double precision is so fast that panels take longer to be ways."""
         passes = self.tuning[QRTuning].gram_passes
         # Panels take less time where nothing is replayed (20000 x 4000 on an H200: 20 ms, and 39).
-        doubled = passes if self.layout.nbytes > self.tuning.replayed_bytes else 16 * passes
+        doubled = passes if self.nbytes > self.tuning.replayed_bytes else 16 * passes
         most = doubled if self.target is FP64 else passes / 32
         fast = not self.options.named and self.m * self.n**2 <= most and self.queued
         return fast and not self.tall
@@ -175,18 +152,16 @@ def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
 
 
 def chain_together(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    """Links for all matrices of a batch together."""
-    return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TOGETHER))
+    return Chain(TABLE, QRCase(m, n, options.target.dtype, options=options, stage=Stage.TOGETHER))
 
 
 def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
-    """Links for tall matrices of a few columns, one or a batch."""
-    return Chain(TABLE, QRCase(MatrixLayout(m, n, options.target.dtype), options, Stage.TALL))
+    return Chain(TABLE, QRCase(m, n, options.target.dtype, options=options, stage=Stage.TALL))
 
 
 def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
     """Links for one matrix; the first one synchronizes only if it may."""
-    return Chain(TABLE, QRCase(layout, options, Stage.ALONE, wait))
+    return Chain(TABLE, QRCase(**vars(layout), options=options, stage=Stage.ALONE, wait=wait))
 
 
 # ---------------------------------------------------------------- conditions
@@ -232,9 +207,7 @@ def _by_products(case: QRCase) -> bool:
 
 
 _one_pass = _when("two rows a column, or in fp64 for fp32", lambda case: case.passes == 1)
-
 _real = _when("real numbers", lambda case: not case.complex)
-
 _complex = _when("complex numbers", lambda case: case.complex)
 
 _tall = _when(
@@ -252,21 +225,19 @@ _gram_twice = _when(
 
 _gram_shifted = _when(
     "fp64, matrices for CUDA graphs",
-    lambda case: case.gram and case.target is FP64 and case.layout.nbytes <= case.tuning.replayed_bytes,
+    lambda case: case.gram and case.target is FP64 and case.nbytes <= case.tuning.replayed_bytes,
 )
 
 
 _below_fp64 = _when("accuracies below fp64", lambda case: case.target is not FP64)
-
 _corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
-
 _queued = _when("at least as many rows as columns", lambda case: case.queued and not case.corrected)
 
 
 @ruled("fp16 and bf16, less than two rows a column, matrices for CUDA graphs")
 def _two_passes(case: QRCase) -> bool:
     # If launches dominate, two replayed passes take less time than one second pass that is not replayed.
-    played_back = case.layout.nbytes <= case.tuning.replayed_bytes
+    played_back = case.nbytes <= case.tuning.replayed_bytes
     low = case.options.algorithm is None and case.square and case.target is not FP64
     return _queued(case) and low and played_back
 
@@ -302,17 +273,13 @@ def _second(case: QRCase) -> bool:
 
 
 _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
-
 _exactly_two = _by_name("only ``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
-
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
 
 # ---------------------------------------------------------------- arithmetics that depend on the case
 _formats = Rule[QRCase, Sequence[str]]
-
-_working = _formats("fp32, fp64: the working precision", lambda case: [case.storage.name])
-
-_doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.storage.name])
+_working = _formats("fp32, fp64: the working precision", lambda case: [case.options.work.name])
+_doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.options.work.name])
 
 _low = _formats(
     "fp16, fp32 or fp16_cor, fp64, by the accuracy, or ``compute``",
@@ -338,7 +305,11 @@ _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
     """LAPACK's reflections, of matrices as they are."""
-    return ways.alone_by_lapack(case.storage) if case.stage is Stage.ALONE else ways.by_lapack(case.storage)
+    return (
+        ways.alone_by_lapack(case.options.work)
+        if case.stage is Stage.ALONE
+        else ways.by_lapack(case.options.work)
+    )
 
 
 def _reflected_in_double(case: QRCase, label: str, name: str) -> QRLink:
@@ -357,9 +328,11 @@ def _gram_schmidt(passes: int) -> Make:
                 else ways.another_pass(label)
             )
         if passes == case.passes:
-            return ways.together(label, case.storage.dtype, partial(batched_qr, passes=passes), scaled=False)
+            return ways.together(
+                label, case.options.work.dtype, partial(batched_qr, passes=passes), scaled=False
+            )
         method = partial(_orthogonal_at_any_rank, passes=passes)
-        return ways.together(label, case.storage.dtype, method, waits=True)
+        return ways.together(label, case.options.work.dtype, method, waits=True)
 
     return make
 
@@ -383,7 +356,7 @@ def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor,
 
 def _tall_cholesky(case: QRCase, label: str, name: str) -> QRLink:
     if name not in ("fp64", "fp16_cor"):
-        return launched.launching(label, launched.low_cholesky_qr)
+        return ways.launching(label, ways.low_cholesky_qr)
     return ways.together(
         label, case.target.storage, partial(ways.one_by_one, method=_once(case)), scaled=False
     )
@@ -406,19 +379,19 @@ def _tree(case: QRCase, label: str, name: str) -> QRLink:
 
 def _by_gram(passes: int) -> Make:
     def make(case: QRCase, label: str, name: str) -> QRLink:
-        return launched.launching(label, partial(launched.by_gram_matrices, passes=passes))
+        return ways.launching(label, partial(ways.by_gram_matrices, passes=passes))
 
     return make
 
 
 def _correcting(case: QRCase, label: str, name: str) -> QRLink:
     if case.wait and case.n >= case.tuning[QRTuning].partly_corrected:
-        return launched.corrected_where_lost(label)
-    return launched.launching(label, launched.corrected)
+        return ways.corrected_where_lost(label)
+    return ways.launching(label, ways.corrected)
 
 
 def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
-    return lambda case, label, name: launched.launching(label, method)
+    return lambda case, label, name: ways.launching(label, method)
 
 
 def _after(answer: Callable[..., ways.Solution], *, inherits: bool = True) -> Make:
@@ -439,9 +412,7 @@ REPEATED, ONCE, TWICE, SHIFTED = (
 )
 RGSQRF, HOUSEHOLDER, TREE, GRAM_SCHMIDT = "rgsqrf {}", "householder {}", "tsqr {}", "gram-schmidt {}"
 REORTHO, CORRECTION = "reortho", ways.CORRECTED.removeprefix(" + ")
-
 _ON_GPU = _alone, _not_lapack
-
 _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (
@@ -461,14 +432,12 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
     Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
-    Row(SHIFTED, _launching(launched.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
+    Row(SHIFTED, _launching(ways.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
     Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
-    Row(RGSQRF, _launching(launched.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
+    Row(RGSQRF, _launching(ways.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
     Row(RGSQRF, _after(ways.first_pass), (*_ON_GPU, _first), "", _low),
-    Row(
-        TWICE, lambda case, label, _: launched.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)
-    ),
+    Row(TWICE, lambda case, label, _: ways.by_gram_matrices_if_definite(label), (*_ON_GPU, _after_panels)),
     Row(RGSQRF, _after(ways.correction), (*_ON_GPU, _corrected_after), CORRECTION, _low),
     Row(RGSQRF, _after(ways.preconditioned), (*_ON_GPU, _preconditioned), "cholesky-qr fp64", _low),
     Row(RGSQRF, _after(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),

@@ -154,14 +154,12 @@ def orth(
 def _begun(
     A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
 ) -> tuple[Call, QROptions]:
-    """Check the arguments of :func:`orth`."""
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     check_matrices(call.first.tensor, "A")
     return call, QROptions(call.target, call.engine, progress=progress)
 
 
 def _factorized(call: Call, options: QROptions, begun: Begun | None = None) -> tuple[QRFactors, QRResult]:
-    """Q and R of A, certified."""
     factors = factors_by_plan(call, options) if begun is None else None
     factors = factors or factorize(call.matrices(), "reduced", options, begun)
     return factors, as_result(factors, call, "reduced", options)
@@ -184,7 +182,6 @@ def _with_ranks(call: Call, options: QROptions, begun: Begun | None = None) -> t
 
 
 def _nearest(call: Call, rcond: float | None, progress: Progress | None, *, wait: bool) -> Any:
-    """The orthogonal polar factor, with all its columns."""
     a = call.first.tensor
     if rcond is not None:
         raise ValueError(f"method='polar' has no basis of the range (rcond={rcond}): pass method='qr'")

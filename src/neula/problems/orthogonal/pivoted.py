@@ -48,9 +48,7 @@ from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QR
 from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"
-
-ROUNDS = 4
-"""Eliminations in half precision, each of which reaches some three digits further down."""
+ROUNDS = 4  # eliminations in half precision, each of which reaches some three digits further down
 
 SHOWN = 2.0
 """Times ``sqrt(n)`` times a singular value that R may show: not ten, since estimates are too large."""
@@ -149,7 +147,6 @@ def _pivoted(matrices: torch.Tensor, mode: str, options: QROptions) -> tuple[QRF
 
 
 def _few_columns(shape: tuple[int, ...], options: QROptions) -> bool:
-    """Whether pivots are found one by one."""
     (count, m, n), tuning = shape, options.engine.tuning
     few = min(m, n) <= tuning[PivotTuning].sketched_pivots
     return few and (tuning.lapack or count == 1 or go_together(count, m, n, tuning))
@@ -178,7 +175,6 @@ def _orders_of_large(matrices: torch.Tensor, options: QROptions) -> torch.Tensor
 
 
 def _order_of(a: torch.Tensor, options: QROptions) -> torch.Tensor:
-    """Column order of one large matrix, shape (n,)."""
     at_once = _eliminates(options.engine)
     engine = options.engine.using(FP16) if at_once else options.low_engine
     largest = engine.column_max(a).to(torch.promote_types(a.dtype.to_real(), torch.float32)).amax()

@@ -29,18 +29,14 @@ from neula.problems.orthogonal.ways import QRLink, is_for_core, is_for_kernel
 
 
 class QRPlan:
-    """A plan for one matrix of a shape, or a batch."""
-
     def __init__(self, link: QRLink, options: QROptions, mode: str = "reduced") -> None:
         self.options, self._link, self._mode = options, link, mode
 
     def __call__(self, given: Given) -> QRResult[Any] | None:
-        """The result; None where it is not accepted."""
         found = self.solved(given, torch.from_numpy(given.arrays[0]))
         return found if isinstance(found, QRResult) else None
 
     def solved(self, given: Given, a: torch.Tensor) -> QRResult[Any] | Answer[QRValues] | None:
-        """The result, else what the link has found, if anything."""
         found, certificate = self.first(a)
         if found is None or certificate is None:
             return found
@@ -102,14 +98,12 @@ class RangePlan:
 
 
 def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | None:
-    """Plan for one matrix of the core."""
     return _of_core(A, mode, **asked) if mode in ("reduced", "r") else None
 
 
 def range_plan_of(
     A: Any, *, rcond: float | None = None, method: str = "qr", wait: bool = True, **asked: Any
 ) -> RangePlan | None:
-    """The plan of :func:`neula.orth` with ``rcond``."""
     rcond = part_of_one("rcond", rcond)
     plan = _of_core(A, **asked) if rcond is not None and method == "qr" and wait else None
     return None if plan is None or rcond is None else RangePlan(plan, rcond)

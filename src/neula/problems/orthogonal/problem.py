@@ -24,16 +24,16 @@ from neula.certificates.qr import (
     units,
 )
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
-from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Engine, Format
+from neula.engines import BF16, FP16, FP64, Arithmetic, Engine, Format
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Run, Verdict
 from neula.pipeline.inputs import check_finite, usable_members
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -52,33 +52,18 @@ class QRTuning:
 
 
 @dataclass(frozen=True)
-class QROptions:
-    """Options of a QR factorization."""
-
-    target: Format  # the format whose accuracy the factors are to have
-    engine: Engine
+class QROptions(ProblemOptions):
     # algorithm, compute, panel, cutoff: as for neula.qr.
     algorithm: str | None = None
     compute: str | None = None
     panel: str | None = None
     cutoff: int | None = None
-    progress: Progress | None = None
     in_place: bool = False  # whether Q is to take the memory of A
     # Whether the host may wait for small matrices: no engine is named, nor anything else.
     by_host: bool = False
 
     @property
-    def over_rows(self) -> Reduction:
-        """The reduction over the rows of all processes."""
-        return self.engine.over_rows
-
-    def shape_of(self, here: torch.Size) -> tuple[int, int]:
-        """Shape of a matrix of whose rows these are here."""
-        return self.over_rows.count(here[-2]), here[-1]
-
-    @property
     def named(self) -> bool:
-        """Whether an algorithm or one of its parameters was named."""
         return (self.algorithm, self.compute, self.panel, self.cutoff) != (None,) * 4
 
     @cached_property
@@ -89,7 +74,6 @@ class QROptions:
 
     @cached_property
     def low_engine(self) -> Engine:
-        """The engine in that arithmetic."""
         return self.engine.using(self.low)
 
     def report(self, n: int) -> Callable[[int], None] | None:
@@ -102,8 +86,6 @@ class QROptions:
 
 @dataclass(frozen=True)
 class QRValues(Values):
-    """Factors ``A = Q R``, and what was measured of them."""
-
     q: torch.Tensor  # shape (batch, m, k): with k = min(m, n), in working precision
     r: torch.Tensor  # shape (batch, k, n)
     measures: torch.Tensor  # shape (batch, 4): as of neula.certificates.qr.qr_measures
@@ -128,8 +110,6 @@ def raw_dtype(given: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True)
 class QRMatrices(Batch):
-    """A batch of matrices as given, and how their factors are kept and measured."""
-
     a: torch.Tensor  # shape (batch, m, n)
     options: QROptions
 
@@ -140,7 +120,6 @@ class QRMatrices(Batch):
 
     @property
     def k(self) -> int:
-        """Columns of Q."""
         return min(self.options.shape_of(self.a.shape))
 
     def leading(self, dtype: torch.dtype) -> torch.Tensor:
@@ -148,13 +127,11 @@ class QRMatrices(Batch):
         return self.a[..., : self.k].to(dtype)
 
     def scales(self) -> torch.Tensor:
-        """Column scales, shape (batch, n)."""
         wide_enough = torch.promote_types(self.a.dtype.to_real(), torch.float32)
         largest = largest_magnitude(self.a, 1)
         return power_of_two_scales(self.options.over_rows.largest(largest).to(wide_enough))
 
     def scaled(self, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """The leading blocks with their columns scaled."""
         return (self.a[..., : self.k] * scales[:, None, : self.k]).to(dtype)
 
     def measured(
@@ -165,7 +142,7 @@ class QRMatrices(Batch):
         Without scales, those that make columns of norm 1: R has the norms of A's columns, unless they are out
         of the range in which their squares can be trusted, and then measures are NaN.
         """
-        q = q.to(matching_dtype((FP64 if self.options.target is FP64 else FP32).dtype, q.dtype))
+        q = q.to(matching_dtype(self.options.work.dtype, q.dtype))
         r = r.to(torch.promote_types(self.a.dtype, torch.float32))
         if scales is not None:
             r = r / scales[:, None, : self.k]
@@ -214,12 +191,9 @@ class Matrix:
 
     @classmethod
     def checked(cls, a: torch.Tensor, options: QROptions) -> Matrix:
-        """Check the numbers and choose the scales: one pass over the matrix.
-
-        Raises ValueError if it holds NaN or Inf.
-        """
+        """Check the numbers and choose the scales: one pass over the matrix."""
         column_max = _column_max(a, options)
-        seen = column_max.cpu()  # the host waits once for all that it looks at
+        seen = column_max.cpu()  # the host waits once for all that it reads
         check_finite(a, seen, "A", options.over_rows)
         zero = column_max == 0 if bool((seen == 0).any()) else None
         return cls(a, power_of_two_scales(column_max), zero, options)
@@ -244,7 +218,6 @@ class Matrix:
         return image_of(self.a, self.scales, certifying_dtype(self.a.dtype, self.options.target))
 
     def scaled(self, engine: Engine) -> torch.Tensor:
-        """Scaled copy in the working storage of an engine."""
         return self.filled(engine.empty(*self.a.shape), engine)
 
     def filled(self, out: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -335,15 +308,10 @@ class QRJudge:
     # Shape (batch, m, n): matrices that are factorized together, and may hold NaN or Inf: these are not tried
     # again.
     batch: torch.Tensor | None = None
-    in_place: bool = False  # whether there is nothing but the last factors
+    in_place: bool = False  # whether there are only the last factors
     over_rows: Reduction = HERE
 
-    def measure(self, problems: QRMatrices, answer: Answer[Any]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs replay it with the rest."""
-        return answer.values.measures.T
-
     def certificates(self, run: Run[Any]) -> Sequence[QRCertificate]:
-        """Certificates of the best factors."""
         found: Sequence[QRCertificate] | None = run.evidence
         dtype = run.found.measures.dtype
         return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found
@@ -353,7 +321,7 @@ class QRJudge:
         numbers.
         """
         known = values.measures[0] if numbers is None else numbers[:, 0]
-        found = certificate_of(known.tolist(), self.shape, self.target, measured_in=values.measures.dtype)
+        found = certificate_of(known.tolist(), values.measures.dtype, self.shape, self.target)
         if not found.doubtful:
             return found
         (norm,) = values.norms(np.ones(1, dtype=bool), found, self.over_rows)

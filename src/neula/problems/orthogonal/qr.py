@@ -221,7 +221,7 @@ def qr(
     default = wait and plain and (algorithm, compute, panel, cutoff) == (None,) * 4
     by_host = default and engine == "auto" and not call.differentiable
     options = QROptions(
-        call.target, call.engine, algorithm, compute, panel, cutoff, progress, by_host=by_host
+        call.target, call.engine, algorithm, compute, panel, cutoff, by_host=by_host, progress=progress
     )
     begun = solved_by_plan(call, options, mode) if default else None
     if default and call.engine.tuning[HostTuning].by_host and not isinstance(begun, QRResult):
@@ -266,7 +266,6 @@ def _begun(call: Call, mode: str, options: QROptions) -> QRResult | None:
 
 
 def _check_mode(mode: str, call: Call, *, pivoting: bool, wait: bool) -> None:
-    """Refuse options that a mode does not support."""
     if not wait and (pivoting or mode not in ("reduced", "r")):
         raise ValueError(f"wait=False is for the modes 'reduced' and 'r' without pivoting, got {mode!r}")
     shape = call.first.tensor.shape

@@ -23,8 +23,7 @@ from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
 
-RECONSTRUCTED = "reconstruction"
-"""Label of the link that goes through an explicit Q."""
+RECONSTRUCTED = "reconstruction"  # label of the link that goes through an explicit Q
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,6 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
 
 
 def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
-    """Links for matrices of m rows."""
     return Chain(TABLE, (m, options))
 
 
@@ -112,9 +110,7 @@ def _answer(
     return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 
-Case = tuple[int, QROptions]
-"""Rows, and what is requested."""
-
+Case = tuple[int, QROptions]  # rows, and what is requested
 _when = Rule[Case, bool]
 
 _lapack = _when(

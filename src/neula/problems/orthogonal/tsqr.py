@@ -39,11 +39,8 @@ COMPUTE = {
 }
 """The paper's five modes, and the format whose accuracy each has."""
 
-SLIDES = {"fp16_slides": "fp32", "tf32_slides": "fp32"}
-"""The corrected modes with all values of the slides."""
-
-SLIDES_ROWS, SLIDES_SHIFT = 256, 10
-"""Rows of a tile, and the exponent by which remainders are scaled."""
+SLIDES = {"fp16_slides": "fp32", "tf32_slides": "fp32"}  # the corrected modes with all values of the slides
+SLIDES_ROWS, SLIDES_SHIFT = 256, 10  # rows of a tile, and the exponent by which remainders are scaled
 
 
 @overload
@@ -165,7 +162,6 @@ def tsqr(
 
 
 def _chain(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
-    """Links, cheapest first."""
     tuning = options.engine.tuning
     count, m, n = matrices.shape
     # LAPACK takes a third of the time of a Gram matrix in float64.
@@ -175,7 +171,6 @@ def _chain(matrices: torch.Tensor, options: QROptions) -> Sequence[QRLink]:
 
 
 def _named(compute: str, engine: Engine, columns: int) -> QRLink:
-    """Exactly this mode of the tree."""
     method = partial(tree, **tree_options(compute, engine, columns))
     return together(f"tsqr {compute}", torch.float32, partial(engine.over_rows.merged, factorize=method))
 

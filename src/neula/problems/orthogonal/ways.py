@@ -13,9 +13,11 @@ import torch
 
 from neula.algorithms.elimination.lu import WHOLE
 from neula.algorithms.orthogonal.batched_qr import batched_reorthogonalize
-from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, solved_cholesky_qr
+from neula.algorithms.orthogonal.cholesky_qr import MOST_LOST, cholesky_qr_low, solved_cholesky_qr
+from neula.algorithms.orthogonal.gram_passes import gram_passes, passes_if_definite, shifted_passes
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.reorthogonalize import (
+    correct,
     correct_last,
     refine_qr,
     reorthogonalize,
@@ -68,17 +70,13 @@ WIDE = 1024
 """A multiple that these columns come in where that is at most twice as many: from so many on their inner
 products are on matrix units. Elsewhere it is :data:`WHOLE`."""
 
-Factors = tuple[torch.Tensor, torch.Tensor]
-"""Q and R."""
-
+Factors = tuple[torch.Tensor, torch.Tensor]  # Q and R
 Solution = Answer[QRValues]
-
 QRLink = Link[QRMatrices, QRValues]
 
 # --- a batch, all matrices together ---
 
-Method = Callable[[torch.Tensor], Factors]
-"""From a matrix, or from a batch of them, to Q and R."""
+Method = Callable[[torch.Tensor], Factors]  # from a matrix, or from a batch of them, to Q and R
 
 
 def together(
@@ -133,7 +131,6 @@ def another_pass(label: str) -> QRLink:
 
 
 def reflections(storage: Format) -> str:
-    """The label of reflections in a format."""
     return f"householder {storage.name}"
 
 
@@ -152,7 +149,6 @@ def one_by_one(a: torch.Tensor, method: Method) -> Factors:
 
 
 def holding_nan(count: int, total: int) -> str:
-    """Why some matrices have no factors."""
     return f"{count} of {total} matrices hold NaN or Inf"
 
 
@@ -168,7 +164,7 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
     return Answer(QRValues(q, r, measures), "none", holding_nan(count, count))
 
 
-# --- one matrix, after a look at its numbers ---
+# --- one matrix, after a check of its numbers ---
 
 
 def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -210,10 +206,10 @@ def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
     """
     options, in_place = matrices.options, matrices.options.in_place
     start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
-    found = reorthogonalize(
+    factors = reorthogonalize(
         *start, options.low_engine, panel=panel, cutoff=options.cutoff, overwrite_q=in_place
     )
-    return _answer(matrices, " + reortho", *found)
+    return _answer(matrices, " + reortho", *factors)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -242,7 +238,9 @@ def preconditioned(matrices: QRMatrices, before: Solution | None) -> Solution:
     # Without zero columns, with which R is singular.
     r = _first_factors(matrices, before if matrices.single.zero is None else None)[1]
     over_rows = matrices.options.over_rows
-    return _answer(matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices), r, over_rows))
+    return _answer(
+        matrices, " + cholesky-qr fp64", *refine_qr(_in_double(matrices.single.leading), r, over_rows)
+    )
 
 
 def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -252,12 +250,12 @@ def by_householder(matrices: QRMatrices, before: Solution | None) -> Solution:
         q, step = householder(in_double(q))
         factors = q, (step @ in_double(r)).to(r.dtype)
     else:
-        factors = householder(_in_double(matrices), matrices.options.engine)
+        factors = householder(_in_double(matrices.single.leading), matrices.options.engine)
     return replace(_answer(matrices, "", *factors), label="householder fp64")
 
 
-def _in_double(matrices: QRMatrices) -> torch.Tensor:
-    return matrices.single.leading.scaled(matrices.options.engine.using(FP64))
+def _in_double(matrix: Matrix) -> torch.Tensor:
+    return matrix.scaled(matrix.options.engine.using(FP64))
 
 
 def _first_factors(matrices: QRMatrices, before: Solution | None) -> Factors:
@@ -292,7 +290,6 @@ def _is_spoiled(matrices: QRMatrices, before: Solution) -> bool:
 
 
 def _answer(matrices: QRMatrices, more: str, q: torch.Tensor, r_scaled: torch.Tensor) -> Solution:
-    """Factors of the matrix as given, with what is measured of them."""
     matrix, options, engine = matrices.single, matrices.options, matrices.options.low_engine
     if options.in_place:
         r, q = engine.fill(r_scaled, r_scaled, matrix.scales.reciprocal()), _as_returned(q, matrix)
@@ -335,7 +332,7 @@ def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
 def _rgsqrf_in_place(matrix: Matrix) -> Factors:
     """The first pass, and before it what is to be known of A when it is gone.
 
-    Nothing can be done again from A, so panels are those of Householder, but on a GPU.
+    Nothing can be done again from A, so panels are those of Householder, except on a GPU.
     """
     options, engine = matrix.options, matrix.options.low_engine
     matrix.image  # noqa: B018
@@ -353,16 +350,13 @@ def _rgsqrf_in_place(matrix: Matrix) -> Factors:
 COLUMNS = 128
 """Up to so many the factor of a Gram matrix stays in a cache, and LAPACK's reflections take more time."""
 
-PART = 0.5
-"""Part of the bound on orthogonality that steps without repetition may lose."""
+PART = 0.5  # part of the bound on orthogonality that steps without repetition may lose
 
 
-SMALL = 0.125
-"""Part of the bound for the kernel of small matrices on a GPU, whose passes are short."""
+SMALL = 0.125  # part of the bound for the kernel of small matrices on a GPU, whose passes are short
 
 
 def is_for_core(m: int, n: int, target: Format) -> bool:
-    """Whether the core factorizes matrices of this shape to this accuracy."""
     return m >= n > 0 and n <= COLUMNS and target in (FP32, FP64) and core() is not None
 
 
@@ -415,7 +409,7 @@ def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) ->
     """
     target, a = matrices.options.target, matrices.a[0]
     a = a.to(torch.promote_types(a.dtype, torch.float32))
-    given = a.to(matching_dtype((FP64 if target is FP64 else FP32).dtype, a.dtype))
+    given = a.to(matching_dtype(matrices.options.work.dtype, a.dtype))
     by_rows = a.stride(1) == 1
     room = torch.empty if a.is_complex() else empty
     q = room(*a.shape, dtype=given.dtype) if by_rows else room(*a.T.shape, dtype=given.dtype).T
@@ -436,3 +430,116 @@ def _measured(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor | None, target: 
         )
     measures = torch.from_numpy(measured_on_host(a, q, r, target))[:, 0]
     return QRValues.of_one(q, r.to(torch.promote_types(a.dtype, r.dtype)), measures)
+
+
+# --- one matrix, launched as a whole, before anything is known about its numbers ---
+
+
+def launching(label: str, method: Callable[[Matrix], Factors]) -> QRLink:
+    """A link with its scales and measures; NaN, Inf and zero columns show in these."""
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        options = matrices.options
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            return _as_measured(matrix, *method(matrix))
+
+        key = (label, options.target.name, options.panel, options.cutoff)
+        q, r, measures = options.engine.replay(factorized, (matrices.a[0],), key)
+        return Answer(QRValues.of_one(options.low_engine.widened(q), r, measures), label)
+
+    return Link(label, answer, launches_only=True)
+
+
+def _as_measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    options = matrix.options
+    if r.dtype.to_real() == matrix.scales.dtype:  # in place, since it may be as large as A
+        options.engine.fill(r, r, matrix.scales.reciprocal())
+    else:
+        r = matrix.unscaled(q, r)
+    return q, r, single_qr_measures(matrix.a, q, r, matrix.scales, options.target, options.over_rows)
+
+
+def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
+    """Cholesky QR in double precision, Q as its accuracy is requested."""
+    exact, options = matrix.options.target is FP64, matrix.options
+    q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
+    return (q, r) if exact else (q.to(options.low_engine.storage), r)
+
+
+def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
+    """QR by three passes of shifted Cholesky QR, for nearly dependent columns."""
+    return shifted_passes(_in_double(matrix), matrix.options.engine)
+
+
+def by_gram_matrices_if_definite(label: str) -> QRLink:
+    """Two passes from A itself, where a pass of panels has lost too much: sooner than another one of these.
+
+    Where columns are too dependent, what the panels have found is left to the next link.
+    """
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        matrix = matrices.single
+        engine, storage = matrices.options.engine, matrices.options.low_engine.storage
+        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix), engine)
+        if found is None:
+            raise Declined
+        q, r = found
+        return Answer(QRValues.of_one(*_as_measured(matrix, q.to(storage), r)), label)
+
+    return Link(label, answer, inherits=True)
+
+
+def two_passes(matrix: Matrix) -> Factors:
+    options = matrix.options
+    passes = second_passes(*matrix.rgsqrf(), options.low_engine, panel=options.panel, cutoff=options.cutoff)
+    return next(passes)
+
+
+def corrected(matrix: Matrix) -> Factors:
+    """One pass, and what makes Q orthonormal if it nearly is."""
+    return correct(*matrix.rgsqrf(), matrix.options.low_engine)
+
+
+def corrected_where_lost(label: str) -> QRLink:
+    """Orthogonalize only the last columns again; most often all others are orthonormal.
+
+    A few are corrected and measured before anything is known, since a GPU that waits for the host to look
+    loses more. Where what was measured before says that more have lost, these are corrected afterwards.
+    """
+
+    def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
+        options, (a,) = matrices.options, matrices.a
+        engine, counts = options.low_engine, leading(a.shape[1])
+        few = a.shape[1] - counts[0]
+
+        def factorized(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            matrix = Matrix.unchecked(a, options)
+            q, r = matrix.rgsqrf()
+            losses = leading_losses(q, counts)
+            return *_as_measured(matrix, *correct_last(q, r, engine, few)), matrix.scales, losses
+
+        key = (label, options.target.name, options.panel, options.cutoff, "with a look")
+        q, r, measures, scales, losses = options.engine.replay(factorized, (a,), key)
+        lost = columns_lost(losses, a.shape[1], options.target)
+        if lost > few:
+            r = engine.fill(engine.empty(*r.shape), r, scales)
+            if q.stride(0) != 1:
+                q = engine.empty(*q.shape).copy_(q)
+            factors = correct_last(q, r, engine, lost)
+            q, r, measures = _as_measured(Matrix(a, scales, None, options), *factors)
+        return Answer(QRValues.of_one(q, r, measures), label)
+
+    return Link(label, answer)
+
+
+def low_cholesky_qr(matrix: Matrix) -> Factors:
+    engine = matrix.options.low_engine
+    m, n = matrix.a.shape
+    # Columns are filled up like rows: they are those of the Gram matrix.
+    room = engine.padded(m, engine.rows(n), dtype=engine.operand_dtype)
+    room[:, n:].zero_()
+    engine.fill(room[:m, :n], matrix.a, matrix.scales)
+    q, r = cholesky_qr_low(room, engine, n)
+    return q[:m], r

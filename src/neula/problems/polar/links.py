@@ -23,7 +23,6 @@ from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 Solution = Answer[PolarValues]
-
 PolarLink = Link[PolarMatrices, PolarValues]
 
 
@@ -98,7 +97,6 @@ MARGIN = {"fp16": 2.0**-6, "fp16_cor": 2.0**-9, "fp32": 2.0**-9, "fp64": 2.0**-9
 
 
 def chain(options: PolarOptions) -> Sequence[PolarLink]:
-    """Links for polar factors."""
     return Chain(TABLE, options)
 
 
@@ -137,7 +135,6 @@ def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
 
 _when = Rule[PolarOptions, bool]
 _formats = Rule[PolarOptions, Sequence[str]]
-
 _no_threshold = _when("without ``rcond=``", lambda options: options.rcond is None)
 
 _lapack = _when(
@@ -146,11 +143,8 @@ _lapack = _when(
 )
 
 _products = _when("on a GPU", lambda options: not options.engine.tuning.lapack)
-
 _first = _formats("fp16, fp16_cor, fp64", lambda options: [_cheapest(options, first=True).name])
-
 _fine = _formats("fp16_cor, fp64", lambda options: [_cheapest(options, first=False).name])
-
 _work = _formats("fp32", lambda options: [options.work.name])
 
 TABLE: Table[PolarOptions] = (

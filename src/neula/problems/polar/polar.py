@@ -155,25 +155,25 @@ def polar(
     a = call.first.tensor
     check_matrices(a, "A")
     check_name("side", side, SIDES, optional=True)
-    options = PolarOptions(call.target, call.engine, part_of_one("rcond", rcond), completion, progress)
+    options = PolarOptions(
+        call.target, call.engine, part_of_one("rcond", rcond), completion, progress=progress
+    )
     return polar_result(call, options, side, wait=wait)
 
 
 def polar_result(
     call: Call, options: PolarOptions, side: str | None = None, *, wait: bool = True
 ) -> PolarResult:
-    """The decomposition of what a call was given."""
     if not wait and call.first.tensor.numel() > 0:
         with call.computing():
             a = call.matrices()
-            begun = first_answer(chain(options), PolarMatrices(a, options), PolarJudge.for_batch(a, options))
+            begun = first_answer(chain(options), PolarMatrices(a, options))
         if begun is not None:
             return _pending(call, options, side, begun)
     return _finished(call, options, side)
 
 
 def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[PolarValues]) -> PolarResult:
-    """The result of the first link before anything is read from the device."""
     shape = call.first.tensor.shape
     bounds = options.bounds(shape)
     with call.computing():
@@ -206,7 +206,6 @@ def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[
 def _factors(
     call: Call, options: PolarOptions, side: str | None, u: torch.Tensor, ranks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """U and H, attached to the graph of A."""
     shape = call.first.tensor.shape
     if call.differentiable:
         return attach_polar(call.first.graph, u.reshape(shape), side, ranks=ranks)
@@ -230,8 +229,6 @@ def _finished(
 
 @dataclass(frozen=True)
 class PolarOutcome:
-    """Result of a chain, and its judge."""
-
     run: Run[PolarValues]
     judge: PolarJudge
 
@@ -303,7 +300,6 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Polar
 
 
 def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:
-    """The result with its gradient and warnings."""
     given, run, judge = call.first.tensor, found.run, found.judge
     batch, bounds = given.shape[:-2], judge.bounds
     measured, ranks = judge.numbers(run.numbers), judge.ranks(run.numbers)

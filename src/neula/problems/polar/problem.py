@@ -9,35 +9,23 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.polar import PolarBounds, PolarNumbers
-from neula.engines import BF16, FP32, FP64, Engine, Format
-from neula.engines.reduction import Reduction
+from neula.engines import BF16, FP32
 from neula.errors import of_batch
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
 from neula.pipeline.inputs import usable_members
-from neula.pipeline.progress import Progress
 
-SIDES = ("right", "left")
-"""Where H stands: ``A = U H`` or ``A = H U``."""
+SIDES = ("right", "left")  # where H stands: ``A = U H`` or ``A = H U``
 
 
 @dataclass(frozen=True)
-class PolarOptions:
-    """Options of a polar decomposition."""
-
-    target: Format  # the format whose accuracy the factors are to have
-    engine: Engine
+class PolarOptions(ProblemOptions):
     # Singular values of A up to this part of the largest are to become zero; those that the working precision
     # cannot tell from zero where it is None.
     rcond: float | None = None
     completion: bool = False  # whether all singular values are to become 1
-    progress: Progress | None = None
-
-    @property
-    def work(self) -> Format:
-        """The format in which factors are computed unless a cheaper one is accurate enough."""
-        return FP64 if self.target is FP64 else FP32
 
     def cutoff(self, here: torch.Size) -> float:
         """Singular values up to this part of the largest count as zero.
@@ -51,15 +39,6 @@ class PolarOptions:
     def small_too(self) -> bool:
         """Whether it matters where small singular values end."""
         return self.target is not BF16 or self.completion or self.rcond is not None
-
-    @property
-    def over_rows(self) -> Reduction:
-        """Reductions over the rows of a matrix."""
-        return self.engine.over_rows
-
-    def shape_of(self, here: torch.Size) -> tuple[int, int]:
-        """Shape of a matrix of whose rows these are here."""
-        return self.over_rows.count(here[-2]), here[-1]
 
     def bounds(self, here: torch.Size) -> PolarBounds:
         """Bounds on the errors, for matrices whose rows in this process have shape ``here``."""
@@ -90,26 +69,23 @@ class PolarOptions:
 
 @dataclass(frozen=True)
 class PolarMatrices(Batch):
-    """A batch of matrices as given."""
-
     a: torch.Tensor  # shape (batch, m, n)
     options: PolarOptions
 
 
 @dataclass(frozen=True)
 class PolarValues(Values):
-    """Factors, and what was measured of them."""
-
     u: torch.Tensor  # shape (batch, m, n): in working precision
     # Shape (batch,): int64: singular values that became 1; -1 where what is measured says it.
     rank: torch.Tensor
     measures: torch.Tensor  # shape (batch, numbers): as in neula.certificates.polar.polar_measures
 
+    def measured(self) -> torch.Tensor:
+        return torch.cat([self.rank.double()[:, None], self.measures], 1).T
+
 
 @dataclass(frozen=True)
 class PolarJudge:
-    """Factors are accepted by residual, orthogonality, and the sign of H."""
-
     bounds: PolarBounds
     options: PolarOptions
     # Shape (batch, m, n): what was given: matrices that hold NaN or Inf are not tried again.
@@ -117,21 +93,13 @@ class PolarJudge:
 
     @classmethod
     def for_batch(cls, batch: torch.Tensor, options: PolarOptions) -> PolarJudge:
-        """The judge of a batch of matrices."""
         return cls(options.bounds(batch.shape), options, batch)
 
     @property
     def full(self) -> int:
-        """The full rank."""
         return min(self.options.shape_of(self.batch.shape))
 
-    def measure(self, problems: PolarMatrices, answer: Answer[PolarValues]) -> torch.Tensor:
-        """Links have done it, since CUDA graphs replay it with the rest."""
-        values = answer.values
-        return torch.cat([values.rank.double()[:, None], values.measures], 1).T
-
     def numbers(self, measured: np.ndarray) -> PolarNumbers:
-        """The measured numbers, by name."""
         return PolarNumbers(*measured[1:])
 
     def ranks(self, measured: np.ndarray) -> np.ndarray:
@@ -154,7 +122,6 @@ class PolarJudge:
         return Verdict(accepted, penalty, reason, accepted | ~usable_members(self.batch, found.residual))
 
     def reason(self, found: PolarNumbers, place: int) -> str:
-        """The reason for one of the matrices."""
         bounds = self.bounds
         measured = (
             f"residual {found.residual[place]:.1e} (bound {bounds.residual:.1e}), "

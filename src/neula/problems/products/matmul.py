@@ -31,10 +31,7 @@ from neula.problems.signatures import Array, ArrayLike, Kind, MatmulKeywords
 def multiply_over_processes(
     A: Any, B: Any, *, compute: str | None, alpha: float, beta: float, out: Any, engine: str | Engine
 ) -> Any:
-    """:func:`neula.matmul` of an A whose columns are spread like the rows of B.
-
-    Raises TypeError for operands that are spread otherwise. Raises ValueError if ``out`` is given.
-    """
+    """:func:`neula.matmul` of an A whose columns are spread like the rows of B."""
     if out is not None or beta != 0.0:
         raise ValueError("out= and beta= are for whole matrices: leave them out over processes")
     is_transposed = isinstance(A, ColumnSharded) or (
@@ -78,8 +75,6 @@ MODES = (*PLAIN, *SCHEMES)
 
 @dataclass(frozen=True)
 class Product:
-    """``alpha A B + beta C``."""
-
     mode: str  # one of MODES
     engine: Engine
     alpha: float = 1.0
@@ -367,7 +362,6 @@ def _factor(x: Any, name: str) -> float:
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A vector A as a row, a vector B as a column."""
     return (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
 
 

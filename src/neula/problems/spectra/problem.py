@@ -129,11 +129,6 @@ class SpectralJudge:
 
     bounds: SpectralBounds
 
-    def measure(self, problems: object, answer: Answer[SpectralValues]) -> torch.Tensor:
-        """Links have measured."""
-        assert isinstance(answer.measured, torch.Tensor)
-        return answer.measured
-
     def verdict(self, answer: Answer[SpectralValues], numbers: np.ndarray) -> Verdict:
         """Of decompositions that are not accepted those are best whose errors exceed their bounds least."""
         accepted = self.accept(numbers)

@@ -56,7 +56,6 @@ def is_small(n: int, options: SystemsOptions) -> bool:
 
 
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
-    """Whether the core reads such arrays."""
     few = options.engine.tuning[CoreTuning].has_room(a.shape[-1], b.shape[-1])
     alike = a.is_complex() or not options.dtype.is_complex
     return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= {*DTYPES}

@@ -31,8 +31,7 @@ from neula.kernels.small_problems.refining import over
 from neula.problems.systems.problem import SystemsOptions
 from neula.problems.systems.system import ScaledSystems
 
-REDUCTION = 1e-8
-"""Reduction of a residual in twice the working precision by an update."""
+REDUCTION = 1e-8  # reduction of a residual in twice the working precision by an update
 
 SOLVED = 0.23
 """Frobenius norm of ``E = I - (LU)^-1 A`` up to which factors are said to solve with A. It is 1 for a
@@ -45,8 +44,7 @@ lie in all directions, so that the norm of E grows with ``sqrt(n)``, but that of
 most twice as large as their inverse if no eigenvalue exceeds 1/2: four vectors show less of one that does
 once in ten thousand cases."""
 
-VECTORS = 8
-"""Random vectors by which these are estimated, and half of them for the second."""
+VECTORS = 8  # random vectors by which these are estimated, and half of them for the second
 
 PROBES = 6
 """Random vectors that show what the factors say of the norm of the inverse: with as many as two right-hand
@@ -56,8 +54,7 @@ SEEN = 0.02
 """Times ``1 / sqrt(n)``, what GMRES may leave of a residual: a unit vector that is half random has more than
 twice that along any one direction, such as the one that A^-1 enlarges most, in 95% of all cases."""
 
-UNCERTAIN = 3.0
-"""Factor for a norm that one vector shows, which is not that of the inverse of A itself."""
+UNCERTAIN = 3.0  # factor for a norm that one vector shows, which is not that of the inverse of A itself
 
 ROUNDS, COSTLY = 2, 4096
 """Steps of the power method by GMRES, each two solves; from that order on a single solve, which takes as long
@@ -74,8 +71,7 @@ UNSOLVED = 0.5
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """A matrix, or its transpose, times some vectors, given both."""
 
-Measure = Callable[[torch.Tensor], torch.Tensor]
-"""``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)."""
+Measure = Callable[[torch.Tensor], torch.Tensor]  # ``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)
 
 
 @dataclass(frozen=True)
@@ -137,7 +133,6 @@ class SystemEvidence:
         return cls(a, scales, sizes, norm, inverse, condition)
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
-        """``||D x||``, shape (k,)."""
         return torch.linalg.vector_norm(self.sizes * x, dim=0)
 
     def forward_error(self, b: torch.Tensor, refined: Refined) -> torch.Tensor:

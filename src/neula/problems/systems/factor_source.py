@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from neula.algorithms.elimination.butterflied_lu import ButterfliedInverses
@@ -22,14 +21,13 @@ from neula.engines.formats import in_double, matching_dtype
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
+from neula.pipeline.batches import SingularMember
 from neula.problems.systems.system import ScaledSystems
 from neula.problems.systems.ways import MIXED
 
 NORMAL_EQUATIONS = "cholesky of the normal equations fp64"
 DEFINITE = "cholesky fp64, inverted"
-
-VECTORS = 3
-"""Random vectors that show how well factors solve; with LAPACK's that is more than is needed."""
+VECTORS = 3  # random vectors that show how well factors solve; with LAPACK's that is more than is needed
 
 Factorize = Callable[[ScaledSystems, Engine], tuple[Factors, torch.Tensor | None]]
 """Factors of scaled matrices, and how much elements have grown, shape (batch,); None where they do not."""
@@ -48,14 +46,6 @@ class FactorSource:
     power: int = 1  # of the condition number, by which a solve magnifies rounding errors
     vectors: int = PROBES  # random vectors that show how well factors solve
     unit: bool = False  # whether these may be unit vectors
-
-
-class SingularMember(np.linalg.LinAlgError):
-    """One matrix of a batch has no factors."""
-
-    def __init__(self, place: int, why: str) -> None:
-        super().__init__(why)
-        self.place, self.why = place, why
 
 
 @dataclass(frozen=True)

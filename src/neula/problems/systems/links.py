@@ -31,7 +31,6 @@ from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import solve_together
 
 TogetherLink = Link[Systems, SystemsSolutions]
-
 SingleLink = Link[EquilibratedSystem, SystemsSolutions]
 
 
@@ -67,7 +66,6 @@ class SystemsCase(Case):
 
     @property
     def asks(self) -> bool:
-        """Whether pivots or a format are named."""
         return self.options.pivot is not None or self.options.compute is not None
 
     @cached_property
@@ -100,13 +98,9 @@ def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> Sequence[Sin
 # ---------------------------------------------------------------- conditions
 
 _when = Rule[SystemsCase, bool]
-
 _together = _when("whole batch", lambda case: case.together)
-
 _one_left = _when("each problem by itself", lambda case: not case.together)
-
 _definite = _when("positive definite", lambda case: case.options.positive)
-
 _general = _when("general", lambda case: not case.options.positive)
 
 _launched = _when(
@@ -114,9 +108,7 @@ _launched = _when(
 )
 
 _normal = _when("batches, and one system up to order 256", lambda case: case.normal)
-
 _single = _when("one", lambda case: case.count == 1)
-
 _batch = _when("batches", lambda case: case.count > 1)
 
 
@@ -144,13 +136,9 @@ _not_begun = _when("larger systems, and with ``compute=`` or ``pivot=``", lambda
 
 
 _without_pivots = _when("where interchanges cost time, ``pivot='none'``", lambda case: case.avoids("none"))
-
 _butterflies = _when("where interchanges cost time, ``pivot='rbt'``", lambda case: case.avoids("rbt"))
-
 _pivots = _when("by default, ``pivot='partial'``", lambda case: case.options.pivot in (None, "partial"))
-
 _default = _when("without ``pivot=``", lambda case: not case.options.named)
-
 _unmixed = _when("if no link has solved it, unless it was tried above", lambda case: not case.mixed)
 
 _is_general_or_new = _when(
@@ -239,7 +227,6 @@ def _cholesky(case: SystemsCase, label: str, name: str) -> SingleLink:
 
 
 def _in(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], Link]:
-    """A way in the format of the row."""
     return lambda case, label, name: Link(label, partial(way, format=FORMATS[name]))
 
 

@@ -84,7 +84,6 @@ def _choose_complex(compute: str | None, kept: Format | None, engine: Engine) ->
 
 
 def check_range(a: torch.Tensor, largest: float, kept: Format) -> None:
-    """Refuse an A that overflows the format of the matrix."""
     # Numbers up to half a unit in the last place above the largest one are rounded down to it.
     if largest < kept.largest * (1 + kept.u / 2):
         return
@@ -114,7 +113,6 @@ def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
 
 
 def limits_of(target: Format, n: int) -> Limits:
-    """Limits of the evidence for solutions with kept factors."""
     return Limits.for_shape((n, n), solve_bound(target, n), SURE)
 
 
@@ -181,8 +179,6 @@ SUBSTITUTE = {"d": "dgetrs", "f": "sgetrs", "D": "zgetrs", "F": "cgetrs"}
 
 
 class LUPlanOptions(NamedTuple):
-    """Options of a plan for LAPACK's LU."""
-
     engine: Engine  # in the format of the factors
     storage: Format  # that of A
     keep_a: bool

@@ -25,13 +25,10 @@ from neula.problems.systems.links import CHOLESKY, PIVOTED, chain_together
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
 from neula.problems.systems.system import SystemsJudge
 
-UPDATES = len(SystemsSolutions.names)
-"""Where the core says how many updates there were; the history follows."""
+UPDATES = len(SystemsSolutions.names)  # where the core says how many updates there were; the history follows
 
 
 class SystemsPlan:
-    """A plan for single systems of order n with k right-hand sides."""
-
     def __init__(self, n: int, k: int, options: SystemsOptions) -> None:
         kernels = core()
         assert kernels is not None
@@ -47,7 +44,6 @@ class SystemsPlan:
         self._label = (CHOLESKY if options.positive else PIVOTED).format(FP64.name)
 
     def __call__(self, given: Given) -> SolveResult[Any] | None:
-        """The result; None where it is not accepted."""
         (a, b), k, limits = given.arrays, self._k, self._limits
         x, errors, numbers = np.empty((self._n, k)), np.empty((1, k)), np.empty((self._count, 1))
         b = b[:, None] if b.ndim == 1 else b
@@ -74,12 +70,10 @@ class SystemsPlan:
             "method": self._label,
         }
         told = self._label, lambda: in_words(refined, bound, forward, updates, growth)
-        return accepted_solution(SolveResult, given, self.options, *told, fields, x, errors[0].tolist())
+        return accepted_solution(SolveResult, given, self.options, told, fields, x, errors[0].tolist())
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
-    """A plan for systems whose first link launches its work."""
-
     result = SolveResult
 
     judge: SystemsJudge
@@ -127,6 +121,6 @@ def solved_by_plan(
     """The result where all systems are accepted, else what the first link of a device has found, if any."""
     plan = plan_for(shapes, options)
     if not isinstance(plan, SystemsPlan):
-        return None if plan is None else plan.of_call(call, shapes)
+        return None if plan is None else plan.solved(Given.of_call(call), shapes)
     right = shapes.b[:, 0] if shapes.is_vector else shapes.b
     return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))

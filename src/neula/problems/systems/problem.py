@@ -18,8 +18,7 @@ from neula.pipeline.solutions import Solutions
 ASYMMETRIC = 1e-6
 """Part of the largest element by which others differ from their mirrors where that is no rounding error."""
 
-STRIP = 512
-"""Rows that are compared with columns at a time."""
+STRIP = 512  # rows that are compared with columns at a time
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ class DoubledTuning:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemsOptions(solutions.SolutionOptions):
-    """Options of linear systems."""
-
     positive: bool  # whether A is said to be symmetric positive definite
     pivot: str | None
     compute: Format | None  # of the products in the first factorizations, where it is named
@@ -76,7 +73,6 @@ class SystemsOptions(solutions.SolutionOptions):
 
     @property
     def definite(self) -> list[str]:
-        """Arithmetics of Cholesky factors to try, cheapest first."""
         if self.compute is not None:
             return list(dict.fromkeys([self.compute.name, FP64.name]))
         return list(self.engine.tuning.definite)
@@ -89,33 +85,25 @@ class SystemsOptions(solutions.SolutionOptions):
         return self.forward or (n <= most.doubled_order and k <= most.doubled_columns)
 
     def limits(self, n: int) -> Limits:
-        """Limits of the evidence for systems of order n."""
         return Limits.for_shape((n, n), solve_bound(self.target, n), self.largest_error)
 
     @property
     def named(self) -> bool:
-        """Whether there is one variant to compute, and no chain."""
         return self.pivot is not None
 
 
 @dataclass(frozen=True)
 class SystemsSolutions(Solutions):
-    """Solutions of linear systems."""
-
     growth: torch.Tensor  # shape (batch,)
 
     names: ClassVar[tuple[str, ...]] = (*Solutions.names, "growth")
-    of_matrices: ClassVar[tuple[str, ...]] = (*Solutions.of_matrices, "growth")
 
     def numbers(self) -> list[torch.Tensor]:
-        """The numbers called :attr:`names`, shape (batch,) each."""
         return [*super().numbers(), self.growth]
 
 
 @dataclass(frozen=True)
 class Systems(Batch):
-    """A batch of systems as given."""
-
     a: torch.Tensor  # shape (batch, n, n)
     b: torch.Tensor  # shape (batch, n, k)
     options: SystemsOptions
@@ -123,17 +111,14 @@ class Systems(Batch):
     places: torch.Tensor | None = None
 
     def at(self, places: torch.Tensor) -> Self:
-        """Some of them."""
         found = super().at(places)
         return replace(found, places=places) if self.places is None else found
 
     def place(self, i: int) -> int:
-        """Place of a system in the batch."""
         return i if self.places is None else int(self.places[i])
 
 
 def in_words(error: float, bound: float, forward_error: float, iterations: int, growth: float) -> str:
-    """The reason in an attempt."""
     return (
         f"backward error {error:.1e} (bound {bound:.1e}), forward error {forward_error:.1e}, "
         f"{counted(iterations, 'iteration')}, growth {growth:.1e}"

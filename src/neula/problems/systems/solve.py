@@ -15,6 +15,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.gradients import attach_system
@@ -37,7 +38,6 @@ from neula.pipeline.solutions import (
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import ArrayLike, Kind, SolveKeywords
 from neula.problems.systems.by_core import suits
-from neula.problems.systems.factor_source import SingularMember
 from neula.problems.systems.links import chain_alone, chain_together
 from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
 from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
@@ -214,7 +214,6 @@ def _asked(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> tuple[Call, BatchedProblem, SystemsOptions]:
-    """Check the arguments of :func:`solve`."""
     _check_names(assume_a, pivot, certify)
     call = Call.begin(
         {"A": A, "b": b},
@@ -261,7 +260,6 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
-    """Choose the device on which one small system is solved."""
     (a, b), tuning = call.tensors, call.engine.tuning
     orders, most = tuning[QueuedTuning], tuning[HostTuning].by_host_system
     queued = orders.queued_definite if positive else orders.queued  # which takes less time than LAPACK
@@ -279,15 +277,14 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
     n = matrices.shape[-1]
     if 0 in (matrices.numel(), columns.numel()):
         return None
-    judge = SystemsJudge.for_shape(n, options, improves=False)
     with call.computing():
         systems = Systems(matrices, columns, replace(options, may_wait=False))
-        begun = first_answer(chain_together(len(matrices), n, systems.options), systems, judge)
+        begun = first_answer(chain_together(len(matrices), n, systems.options), systems)
         if begun is None or begun.measured is None:
             return None
         of = dict(zip(SystemsSolutions.names, begun.measured, strict=True))
         fits = of["largest"] <= torch.finfo(options.dtype).max
-        accepted = judge.limits.accept(Evidence.from_numbers(begun.measured)) & fits
+        accepted = options.limits(n).accept(Evidence.from_numbers(begun.measured)) & fits
     result: SolveResult[Any] = SolveResult(
         **unread(call, shapes, begun.values, accepted, options),
         growth=math.nan,
@@ -366,7 +363,7 @@ def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None)
     count, n, k = b.shape
     batch = call.first.tensor.shape[:-2]
     together = chain_together(count, n, options)
-    if begun is not None:  # by another than the first link where nothing was to be looked at
+    if begun is not None:  # by another than the first link where no number had to be read
         together = together[next((i for i, link in enumerate(together) if link.label == begun.label), 0) :]
     if together:
         try:
@@ -415,7 +412,6 @@ def _of_batch(why: str, place: int, batch: tuple[int, ...]) -> str:
 
 
 def why(result: SolveResult, options: SystemsOptions, run: Run[SystemsSolutions]) -> str:
-    """Why the accuracy was missed."""
     if not result.backward_error <= result.tolerance:
         asked = f"asked for {result.tolerance:.1e} ({result.method})"
         lost = rounded_away(run, result.tolerance, options.dtype)

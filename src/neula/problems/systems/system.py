@@ -26,7 +26,7 @@ from neula.kernels.shift import LIMIT, shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer, Verdict
-from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions, in_words
+from neula.problems.systems.problem import SystemsOptions, SystemsSolutions, in_words
 
 ALIKE, NEAR = 3, 100
 """Exponents of rows and columns that stay as they are differ by less, and are no larger: scaling is a pass
@@ -84,7 +84,6 @@ class ScaledSystems(ScaledUnknowns):
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The arguments of :meth:`again`."""
         return self.a, self.b, self.norms, *self.sizes
 
     @classmethod
@@ -142,7 +141,6 @@ class ScaledSystems(ScaledUnknowns):
 
     @cached_property
     def _relative(self) -> torch.Tensor:
-        """Exponents of the columns relative to the largest."""
         return self.columns - self.columns.amax(2, keepdim=True)
 
     @property
@@ -223,8 +221,7 @@ class InfinityNorms:
         return over(largest, size).nan_to_num(torch.inf, torch.inf)
 
 
-LEADING = 256
-"""Order of the leading block in which elimination without pivoting is tried before all of A."""
+LEADING = 256  # order of the leading block in which elimination without pivoting is tried before all of A
 
 HARMLESS = 8.0
 """Growth in the leading block up to which A is taken for one that needs no pivoting, such as diagonally
@@ -236,8 +233,6 @@ SAFE_EXPONENT = 200
 
 @dataclass(frozen=True)
 class EquilibratedSystem(SingleProblem):
-    """A system in double precision."""
-
     a: torch.Tensor  # shape (n, n)
     b: torch.Tensor  # shape (n, k): with largest elements near 1
     sizes: torch.Tensor  # shape (n,): norms of the columns of A: the diagonal of D
@@ -257,12 +252,10 @@ class EquilibratedSystem(SingleProblem):
         return 1.0 if self.scaled is None else self.scaled.units[0]
 
     def unscale(self, x: torch.Tensor) -> torch.Tensor:
-        """Solutions of the system that was given."""
         x = x / self.b_scales
         return x if self.scaled is None else self.scaled.unscale(x[None])[0]
 
     def rescale(self, x: torch.Tensor) -> torch.Tensor:
-        """The inverse of :meth:`unscale`."""
         x = x if self.scaled is None else self.scaled.scale(x[None])[0]
         return x * self.b_scales
 
@@ -365,14 +358,7 @@ class SystemsJudge:
 
     @classmethod
     def for_shape(cls, n: int, options: SystemsOptions, *, improves: bool = True) -> SystemsJudge:
-        """The judge of systems of order n."""
         return cls(options.limits(n), improves)
-
-    def measure(
-        self, problems: Systems | EquilibratedSystem, answer: Answer[SystemsSolutions]
-    ) -> torch.Tensor:
-        """The numbers called :attr:`SystemsSolutions.names`, for each system."""
-        return answer.values.measured()
 
     def settled(self, largest: Sequence[float]) -> bool:
         """Whether all are accepted, from the largest of each number that was measured."""

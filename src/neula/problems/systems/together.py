@@ -30,6 +30,7 @@ from neula.engines.graphs import Inputs, Tensors, called, made, nbytes_of
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.refining import over
 from neula.kernels.small_problems.systems import EvidenceMargins, measured_systems
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.border import Border
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import stage
@@ -38,7 +39,6 @@ from neula.problems.systems.factor_source import (
     SOURCES,
     FactorSource,
     OfOne,
-    SingularMember,
     check_diagonal,
 )
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
@@ -49,8 +49,6 @@ REFINED = SystemsSolutions.names.index("refined_error")
 
 
 class SolvedSystems(NamedTuple):
-    """Solutions, and what was measured of them."""
-
     x: torch.Tensor  # shape (batch, n, k)
     forward_error: torch.Tensor  # shape (batch, k)
     numbers: torch.Tensor  # shape (numbers, batch): what the judge reads, SystemsSolutions.names
@@ -105,7 +103,6 @@ def _worst(histories: list[torch.Tensor]) -> tuple[float, ...]:
 
 
 def _part(systems: Systems, source: FactorSource) -> SolvedSystems:
-    """Solve all systems at once."""
     a, b, options, engine = systems.a, systems.b, systems.options, systems.options.engine
     if source.synchronizes:
         if options.positive:
@@ -193,7 +190,6 @@ def _supposed(inputs: Inputs, options: SystemsOptions, source: FactorSource) -> 
 
 
 def _key(options: SystemsOptions, label: str, kind: bool | str) -> tuple[object, ...]:
-    """The key of a captured graph, without shapes."""
     asked = options.max_iterations, options.target.name, options.dtype, options.may_wait, options.forward
     return _solved, label, kind, options.positive, *asked
 
@@ -219,7 +215,6 @@ def _prelaunched(options: SystemsOptions) -> Pace:
 def _solved(
     scaled: ScaledSystems, options: SystemsOptions, source: FactorSource, pace: Pace
 ) -> SolvedSystems:
-    """Factorize, refine and measure some systems."""
     engine, a, sizes, history = options.engine, scaled.a, scaled.norms, []
     # The first columns of factors keep few multiprocessors busy.
     images, (factors, growth) = engine.beside(

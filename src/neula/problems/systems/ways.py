@@ -61,7 +61,6 @@ iterations do not suffice.
 """
 
 MIXED = "rbt + lu fp64"
-
 Solution = Answer[SystemsSolutions]
 
 
@@ -119,14 +118,12 @@ def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> So
 
 
 def pivoted_lu(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
-    """LU with partial pivoting."""
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=True)
     return _refined(system, f"lu {format.name} with pivoting", factors, format)
 
 
 def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """LU with partial pivoting in double precision by the library."""
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
@@ -142,7 +139,6 @@ def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
 
 
 def by_cholesky(system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    """Cholesky factors."""
     engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
     if engine.format is not FP64 and system.smallest < SHIFT * engine.format.u:
         raise Declined(f"the smallest eigenvalue seems to be {system.smallest:.1e}")
@@ -205,7 +201,7 @@ def _refined(
     growth = factors.growth
     if not math.isfinite(growth):
         raise Declined(f"a pivot vanishes, or elements overflow {format.name}")
-    # Beyond 1/u, factors hold nothing but errors.
+    # Beyond 1/u, factors hold only errors.
     if growth * format.u > 1 and not system.options.named:
         raise Declined(f"elements grow by {growth:.1e}")
     return _refine(system, label, Equilibrated(factors, system.scales), format, krylov=krylov)
@@ -320,7 +316,6 @@ def _condition_at_least(system: EquilibratedSystem, refined: Refined) -> float:
 def _members(
     system: EquilibratedSystem, refined: Refined, evidence: SystemEvidence, growth: float
 ) -> SystemsSolutions:
-    """The solution in the user's units, with its evidence."""
     options = system.options
     x = in_double(system.unscale(refined.x).to(options.dtype))
     rounding = over(evidence.size(system.rescale(x) - refined.x), evidence.size(refined.x))
