@@ -15,3 +15,9 @@ KERNEL = pytest.param("kernel", marks=GPU)
 def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     """Standard normal numbers, always the same for a shape."""
     return matrices.normal(*shape, seed=None, dtype=dtype).to(DEVICE)
+
+
+class OnGPU(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda, device = True, torch.device("cuda", 0)

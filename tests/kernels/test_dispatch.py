@@ -11,6 +11,7 @@ from operator import neg  # noqa: F401
 
 import pytest
 import torch
+from tests.devices import OnGPU
 
 import neula.kernels
 from neula.kernels import dispatch
@@ -104,12 +105,6 @@ def test_a_capture_is_refused_before_anything_is_known(monkeypatch: pytest.Monke
     assert tried.passed(GPU)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert tried.passed(GPU)
-
-
-class OnGPU(torch.Tensor):
-    """A tensor that says it is on a GPU."""
-
-    is_cuda, device = True, GPU
 
 
 def on_gpu() -> torch.Tensor:

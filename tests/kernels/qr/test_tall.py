@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, HAS_GPU, KERNEL
+from tests.devices import DEVICE, HAS_GPU, KERNEL, OnGPU
 
 import neula
 from neula.certificates.bounds import orthogonality_bound, residual_bound
@@ -195,6 +195,16 @@ def test_sums_of_partial_gram_matrices(variant: str, count: int, m: int, n: int,
         found = triton.sum_of_blocks(parts, total.to(DEVICE)).double()
         expected = parts.double().sum(0)
         assert ((found - expected).abs() <= torch.finfo(dtype).eps * expected.abs()).all()
+
+
+@pytest.mark.parametrize("function", [half_gram, tall_product, multiply_panel])
+def test_each_width_is_tried_by_itself(function: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 256 columns the kernels ask for 192 KB of shared memory, more than an A100 has; of 128 for 112 KB."""
+    asked = []
+    monkeypatch.setattr(function.tried, "passed", lambda device, columns: asked.append(columns))
+    for n in (1, 64, 65, 128, 129, 256, 257):
+        function.takes(torch.empty(n, 300).mT.as_subclass(OnGPU))
+    assert asked == [64, 64, 128, 128, 256, 256][: 4 if function is multiply_panel else 6]
 
 
 # ---------------------------------------------------------------- products
