@@ -199,7 +199,7 @@ def test_sums_of_partial_gram_matrices(variant: str, count: int, m: int, n: int,
 
 @pytest.mark.parametrize("function", [half_gram, tall_product, multiply_panel])
 def test_each_width_is_tried_by_itself(function: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 256 columns the kernels ask for 192 KB of shared memory, more than an A100 has; of 128 for 112 KB."""
+    """Of 256 columns kernels ask for 192 KB of shared memory, more than an A100 has; of 128 for 112 KB."""
     asked = []
     monkeypatch.setattr(function.tried, "passed", lambda device, columns: asked.append(columns))
     for n in (1, 64, 65, 128, 129, 256, 257):
