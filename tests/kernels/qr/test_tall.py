@@ -40,9 +40,14 @@ def by_kernel(function: Kernel) -> Callable:
     return function.kernel
 
 
+def gram_by_kernel(a: torch.Tensor) -> torch.Tensor:
+    half = by_kernel(half_gram)(a)
+    return (half + half.mT) / 2
+
+
 @pytest.fixture(params=["dispatch", KERNEL])
 def gram(request: pytest.FixtureRequest, sums_by_torch: None) -> Gram:
-    return tall_gram if request.param == "dispatch" else by_kernel(tall_gram)
+    return tall_gram if request.param == "dispatch" else gram_by_kernel
 
 
 @pytest.fixture(params=["dispatch", KERNEL])
@@ -274,7 +279,6 @@ def test_the_users_default_dtype_does_not_matter(gram: Gram, multiply: Multiply,
 
 def test_float64_goes_to_the_reference() -> None:
     a, w = uniform(100, 8).double(), triangle(8)
-    assert torch.equal(tall_gram(a), tall_gram.reference(a))
     assert torch.equal(tall_product(a, w, sizes(a)), tall_product.reference(a, w, sizes(a)))
     assert gram_errors(tall_gram(a), a).max() <= 100 * 2.0**-53 / U
     assert product_errors(tall_product(a, w, sizes(a)), a, w).max() <= 8 * 2.0**-53 / U
@@ -287,7 +291,7 @@ def test_float64_goes_to_the_reference() -> None:
 def passes(request: pytest.FixtureRequest, sums_by_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """neula.tsqr multiplies with the kernels, also where they are interpreted."""
     if request.param == "kernel":
-        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_gram", by_kernel(tall_gram))
+        monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_gram", gram_by_kernel)
         monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_product", by_kernel(tall_product))
 
 

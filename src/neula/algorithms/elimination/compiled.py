@@ -25,9 +25,6 @@ THREADED = 1e5
 EQUILIBRATED = 16.0
 """Rows, and columns, whose lengths differ by less are not scaled."""
 
-TAKEN = {torch.float64, torch.float32}
-"""Dtypes of what the kernel reads, and of what it rounds x to, or of the parts of complex numbers."""
-
 
 class CompiledSolutions(NamedTuple):
     """Solutions with their evidence."""

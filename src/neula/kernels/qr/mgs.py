@@ -20,6 +20,7 @@ import torch
 
 from neula.kernels.dispatch import kernel
 from neula.kernels.launch import next_power_of_2
+from neula.kernels.precision import exact_matmul
 from neula.kernels.triton_source import jit, tl
 
 # item: Q tiles
@@ -75,7 +76,7 @@ def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bo
         first = r.new_empty(r.shape)
         mgs_into(tiles, q, first)
         mgs_into(q, q, r)
-        r.copy_(_product(r, first))
+        r.copy_(exact_matmul(r, first))
         return
     work = tiles.clone(memory_format=torch.contiguous_format)
     r.zero_()
@@ -89,14 +90,6 @@ def mgs_into(tiles: torch.Tensor, q: torch.Tensor, r: torch.Tensor, *, twice: bo
         r[..., k, k] = norm[..., 0]
         r[..., k : k + 1, k + 1 :] = row
     q.copy_(work)
-
-
-def _product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """``X Y``, not as a matrix product, whose precision is the user's to choose."""
-    total = torch.zeros_like(y)
-    for k in range(x.shape[-1]):
-        total += x[..., k : k + 1] * y[..., k : k + 1, :]
-    return total
 
 
 def tallest_tile(dtype: torch.dtype) -> int:

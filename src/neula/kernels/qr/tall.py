@@ -46,7 +46,6 @@ def _fits(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
     return a.dtype == torch.float32 and a.shape[1] <= COLUMNS[-1]
 
 
-@kernel("tall_gram_triton", when=_fits)
 def tall_gram(a: torch.Tensor) -> torch.Tensor:
     """``A^H A``, float64, as accurate as a float32 product, on a GPU by a Triton kernel, elsewhere in
     float64.
@@ -61,10 +60,8 @@ def tall_gram(a: torch.Tensor) -> torch.Tensor:
     tensor([[10., 14.],
             [14., 20.]], dtype=torch.float64)
     """
-    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.promote_types(a.dtype, torch.float64))
-    for block in _blocks(a):
-        gram += block.mH @ block
-    return gram
+    total = half_gram(a)
+    return total.add(total.mH).mul_(0.5)
 
 
 @kernel("tall_product_triton", when=_fits)
@@ -79,10 +76,13 @@ def tall_product(a: torch.Tensor, w: torch.Tensor, sizes: torch.Tensor) -> torch
     return torch.cat([(block @ w).to(a.dtype) for block in _blocks(a)])
 
 
-@kernel("tall_half_gram_triton", when=_fits)
+@kernel("half_gram_triton", when=_fits)
 def half_gram(a: torch.Tensor) -> torch.Tensor:
     """A matrix whose symmetric part is :func:`tall_gram`, all that a Cholesky factorization needs."""
-    return tall_gram.reference(a)
+    gram = a.new_zeros(a.shape[1], a.shape[1], dtype=torch.promote_types(a.dtype, torch.float64))
+    for block in _blocks(a):
+        gram += block.mH @ block
+    return gram
 
 
 def _is_panel(a: torch.Tensor, *_: torch.Tensor | None) -> bool:
@@ -145,18 +145,13 @@ GRAM_TOP = 7
 """Exponent that the largest elements of a sample are scaled to."""
 
 
-def tall_gram_triton(a):
-    total = tall_half_gram_triton(a)
-    return total.add(total.mT).mul_(0.5)
-
-
-def tall_half_gram_triton(a):
+def half_gram_triton(a):
     m, n = a.shape
     width = width_of(n)
     rows, warps, stages, blocks = config_for(GRAM, n)
     chunk = share(m, blocks * multiprocessors(a.device), max(rows, ACROSS.rows))
     parts = torch.empty(ceil_div(m, chunk), n, n, dtype=a.dtype, device=a.device)
-    arguments = (a, parts, m, n, chunk, samples_of(chunk, rows), *a.stride())
+    arguments = (a, parts, m, n, chunk, max(1, min(SAMPLES, chunk // rows)), *a.stride())
     vector, by_columns = elements_at_a_time(a), a.stride(0) == 1
     _gram_kernel[(len(parts), ceil_div(n, width))](
         *arguments,
@@ -178,11 +173,6 @@ def sum_of_blocks(parts: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
     count, m, n = parts.shape
     _sum_kernel[(ceil_div(n, SUM[1]), m)](parts, total, count, m * n, n, *total.stride(), *SUM, num_warps=4)
     return total
-
-
-def samples_of(chunk: int, rows: int) -> int:
-    """Blocks of rows of a chunk to read for its scales: of a short one all, once."""
-    return max(1, min(SAMPLES, chunk // rows))
 
 
 def config_for(table: dict[int, TallGramConfig], n: int) -> TallGramConfig:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from neula.algorithms.elimination.compiled import TAKEN, CompiledSolutions, available, solved
+from neula.algorithms.elimination.compiled import CompiledSolutions, available, solved
 from neula.algorithms.elimination.factored import solved_by_factors
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, Format, select_engine
+from neula.kernels.core import DTYPES
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.systems.problem import DirectTuning, Systems, SystemsOptions, SystemsSolutions
 
@@ -35,7 +36,7 @@ def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     most, dtypes = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning], tuple(dtypes)
     n *= 1 + any(dtype.is_complex for dtype in dtypes)
     small = 0 < n <= most.core_order and most.has_room(n, k)
-    return small and all(dtype.to_real() in TAKEN for dtype in dtypes) and available()
+    return small and all(dtype.to_real() in DTYPES for dtype in dtypes) and available()
 
 
 def is_for_core(n: int, options: SystemsOptions) -> bool:
@@ -44,7 +45,7 @@ def is_for_core(n: int, options: SystemsOptions) -> bool:
     """
     named = options.pivot is not None or options.compute is not None or options.progress is not None
     here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
-    usual = here and not (named or options.over_rows.spread) and options.dtype.to_real() in TAKEN and n > 0
+    usual = here and not (named or options.over_rows.spread) and options.dtype.to_real() in DTYPES and n > 0
     by_factors = not (options.forward or options.dtype.is_complex)
     return usual and available() and (is_small(n, options) or by_factors)
 
@@ -57,7 +58,7 @@ def is_small(n: int, options: SystemsOptions) -> bool:
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
     few = options.engine.tuning[CoreTuning].has_room(a.shape[-1], b.shape[-1])
     alike = a.is_complex() or not options.dtype.is_complex
-    return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= TAKEN
+    return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= {*DTYPES}
 
 
 def by_core(
