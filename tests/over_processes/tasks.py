@@ -270,7 +270,8 @@ def bound(rank: int, group: Any, m: int, n: int) -> float:
     counts = counts_of(m, distributed.get_world_size(group))
     engine = sharded(EmulatedEngine(), RowsOfGroup(counts, group))
     a = torch.zeros(1, max(1, counts[rank]), n, dtype=torch.float64)
-    return problems_of(a, a[..., :1], engine).bound
+    options = problems_of(a, a[..., :1], engine).options
+    return options.limits((options.over_rows.count(a.shape[-2]), a.shape[-1])).backward_error
 
 
 def triangle(rank: int, group: Any, n: int) -> torch.Tensor:

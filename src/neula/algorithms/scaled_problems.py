@@ -20,7 +20,7 @@ from neula.engines import FP64
 from neula.engines.formats import in_double
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled.doubled import Doubled
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.shift import LIMIT, shift
 
 EXACT = 2.0**-900
@@ -340,4 +340,4 @@ def lengths(x: torch.Tensor) -> torch.Tensor:
     """Norms of columns, shape (..., columns), whose squares may be out of range."""
     x = x.detach()
     largest = x.abs().amax(-2, keepdim=True) if x.shape[-2] else x.sum(-2, keepdim=True)
-    return torch.linalg.vector_norm(x / largest.masked_fill(largest == 0, 1.0), dim=-2) * largest.squeeze(-2)
+    return two_norms(x / largest.masked_fill(largest == 0, 1.0), -2) * largest.squeeze(-2)

@@ -15,6 +15,7 @@ import torch
 
 from neula.certificates.forward_error import ESTIMATED, enlarged, where
 from neula.certificates.orthogonality import DIRECTIONS, FAILURE, margin
+from neula.kernels.magnitudes import two_norms
 
 
 def shown_norm(image: torch.Tensor) -> torch.Tensor:
@@ -27,7 +28,7 @@ def shown_norm(image: torch.Tensor) -> torch.Tensor:
     """
     n, m = image.shape[-2:]
     if n <= m:
-        return torch.linalg.vector_norm(image, dim=(-2, -1))[..., None] / m**0.5
+        return two_norms(image, -2, -1)[..., None] / m**0.5
     size = image.abs().amax((-2, -1), keepdim=True)
     scaled = image / size.masked_fill(size == 0, 1.0)
     gram = scaled.mH @ scaled

@@ -38,6 +38,7 @@ from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.probes import BLOCK, spectral_norms
 from neula.kernels.few_vectors.thin import thin_product
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul, exactly
 
 DIRECTIONS = 8  # random vectors that look for the direction in which Q is furthest from orthonormal
@@ -101,9 +102,9 @@ def by_power_method(
     are at most ``enough``, or within a factor of 1.25.
     """
     for q in itertools.count(2):
-        size = torch.linalg.vector_norm(image, dim=-2, keepdim=True)
+        size = two_norms(image, -2, keepdim=True)
         image = multiply(image / size.masked_fill(size == 0, 1.0))
-        least, factor = torch.linalg.vector_norm(image, dim=-2).amax(-1), power_margin(n, q)
+        least, factor = two_norms(image, -2).amax(-1), power_margin(n, q)
         upper = factor * least
         if factor < 1.25 or (factor < 2 and bool(((upper <= enough) | (least > enough)).all())):
             break

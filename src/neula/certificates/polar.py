@@ -29,6 +29,7 @@ from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine, Format
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.lanczos import advance, extreme_values
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.precision import exact_matmul
@@ -96,7 +97,7 @@ def polar_measures(
         return exact_matmul(a.mH, v) if exactly else engine.thin(a, v, adjoint=True)
 
     def norm(v: torch.Tensor) -> torch.Tensor:
-        return over_rows.total(torch.linalg.vector_norm(v, dim=(1, 2)).square()).sqrt()
+        return over_rows.total(two_norms(v, 1, 2).square()).sqrt()
 
     def across(a: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return over_rows.total(multiply(a, v))
@@ -174,7 +175,7 @@ def _largest(x: torch.Tensor) -> torch.Tensor:
     logarithm = torch.zeros(len(x), dtype=x.dtype.to_real(), device=x.device)
     for i in range(SQUARINGS + 1):
         x = exact_matmul(x, x) if i else x
-        length = torch.linalg.vector_norm(x, dim=(1, 2))
+        length = two_norms(x, 1, 2)
         logarithm = logarithm + length.log() / 2**i
         x = x / torch.where(length == 0, 1.0, length)[:, None, None]
     return logarithm.exp()
@@ -195,7 +196,7 @@ def lanczos(
     """A few Lanczos steps for a batch of symmetric matrices, with full orthogonalization."""
     count, k, _ = start.shape
     basis = start.new_empty(count, steps, k)
-    basis[:, 0] = (start / torch.linalg.vector_norm(start, dim=1, keepdim=True))[..., 0]
+    basis[:, 0] = (start / two_norms(start, 1, keepdim=True))[..., 0]
     numbers = []
     for step in range(steps):
         image = multiply(basis[:, step, :, None])

@@ -31,7 +31,7 @@ from neula.engines.random_vectors import gaussian, remembered
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels import probe_errors
 from neula.kernels.few_vectors.thin import VECTORS, thin_product
-from neula.kernels.magnitudes import squares
+from neula.kernels.magnitudes import squares, two_norms
 from neula.kernels.precision import exact_matmul
 
 SEED = 3  # seed of the random vectors that detect columns which are not orthonormal
@@ -79,7 +79,7 @@ def image_measures(
     sums, qqh = over_rows.totals(sums, thin_product(q.mH, qh))
     lost = h - qqh
     products = exact_matmul(lost.mH, lost)
-    last = torch.linalg.vector_norm(products)
+    last = two_norms(products)
     found = torch.stack([*sums.unbind(), products.trace().real, last]).sqrt()
     return found * units(k, h.shape[1], high, q.device)
 

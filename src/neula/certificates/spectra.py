@@ -108,7 +108,7 @@ def measured(
         quotients = torch.linalg.vecdot(rows, r).abs() / (1 - lost.clamp(max=0.5))[:, None] + rounding
     else:
         lost = torch.maximum(lost, lost_orthogonality(left, a.dtype))
-    total = torch.linalg.vector_norm(lengths, dim=1) + unit * size + of_difference
+    total = two_norms(lengths, 1) + unit * size + of_difference
     return SpectralMeasures(lengths + rounding, quotients, total, lost, size)
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 import torch
 
+from neula.kernels.magnitudes import two_norms
+
 Factorize = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # from a matrix to Q and R
 
 
@@ -53,7 +55,7 @@ class Reduction:
 
     def norms(self, *matrices: torch.Tensor, dim: int = 0) -> tuple[torch.Tensor, ...]:
         """Norms of the columns of tall matrices, whose rows are counted by dimension ``dim``."""
-        return tuple(torch.linalg.vector_norm(x, dim=dim) for x in matrices)
+        return tuple(two_norms(x, dim) for x in matrices)
 
     def total_and_norms(
         self, x: torch.Tensor, *matrices: torch.Tensor, dim: int = 0

@@ -45,6 +45,7 @@ from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.doubled.doubled import Doubled, Pair, two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over, uncertainty
 from neula.kernels.small_problems.seminormal import RefinementLimits
@@ -314,7 +315,7 @@ class DampedProblems(Overdetermined):
         self.damps = damps
         r = householder_r(a[None]).expand(len(damps), -1, -1)
         r = householder_r(torch.cat([r, torch.diag_embed(damps[..., 0])], 1))
-        sizes = torch.hypot(torch.linalg.vector_norm(a, dim=0)[:, None], damps)
+        sizes = torch.hypot(two_norms(a, 0)[:, None], damps)
         super().__init__(a[None], r, columns=torch.where(sizes > 0, sizes, 1.0))
 
     def start(self, b: torch.Tensor) -> torch.Tensor:
@@ -326,7 +327,7 @@ class DampedProblems(Overdetermined):
         return self._apart(self._doubled_residual(b, high, low)[0])
 
     def _prepared(self, columns: torch.Tensor | None) -> Doubled:
-        sizes = torch.linalg.vector_norm(self.t, dim=1)[..., None]  # those of A alone, not of each problem
+        sizes = two_norms(self.t, 1)[..., None]  # those of A alone, not of each problem
         return Doubled.from_matrix(self.t, torch.where(sizes > 0, sizes, 1.0))
 
     def _normal(self, x: torch.Tensor) -> torch.Tensor:
@@ -463,7 +464,7 @@ def _noise(r: torch.Tensor, inverse: torch.Tensor, columns: torch.Tensor | None 
 
 def lengths(x: torch.Tensor) -> torch.Tensor:
     """Norms of the columns of each matrix of a batch, shape (batch, k)."""
-    return torch.linalg.vector_norm(x, dim=1)
+    return two_norms(x, 1)
 
 
 def probes(

@@ -25,7 +25,7 @@ from neula.engines.formats import double_of
 from neula.engines.graphs import Replay, Tensors, called
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.few_vectors.normal_product import normal_product, product, transposed_product
-from neula.kernels.magnitudes import squares
+from neula.kernels.magnitudes import squares, two_norms
 from neula.kernels.polar.svd import converged_eigvalsh
 
 HOPELESS_AFTER = 8
@@ -295,7 +295,7 @@ def _iterations_left(progress: list[float], wanted: float) -> float:
 
 
 def _norms(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(x, dim=0)
+    return two_norms(x, 0)
 
 
 def ratio(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch.nn.functional import pad
 
 from neula.kernels.cholesky.few_vectors import orthonormalizing
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.small_problems.refining import over
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
@@ -255,7 +256,7 @@ def _orthonormalized(w: torch.Tensor, basis: torch.Tensor) -> tuple[torch.Tensor
     Returns an orthonormal v, zero where a column depends on the basis and the columns before, and h, shape (m
     + k, k), with ``w = [basis, v] h``, the last rows of which are upper triangular.
     """
-    least = DEPENDENT * torch.linalg.vector_norm(w, dim=0)
+    least = DEPENDENT * two_norms(w, 0)
     h = basis.mH @ w
     v = torch.addmm(w, basis, h, alpha=-1.0)
     again = basis.mH @ v
@@ -305,7 +306,7 @@ def cg(
     """
     aim = torch.as_tensor(tolerance, dtype=b.dtype.to_real(), device="cpu").expand(b.shape[1]).numpy()
     x, residual = torch.zeros_like(b), b
-    start, k = torch.linalg.vector_norm(b, dim=0), b.shape[1]
+    start, k = two_norms(b, 0), b.shape[1]
     solved = preconditioner(residual)
     direction, product = solved, inner(residual, solved)
     iterations = 0
@@ -316,7 +317,7 @@ def cg(
         step = over(product, inner(direction, image))
         x = x + step * direction
         residual = residual - step * image  # not in place: a preconditioner may return its argument
-        left = over(torch.linalg.vector_norm(residual, dim=0), start)
+        left = over(two_norms(residual, 0), start)
         if error is not None:
             left[:k] = error(x[:, :k], residual[:, :k])
         joining = None if late is None else late()
@@ -333,7 +334,7 @@ def cg(
             x, direction = (pad(y, (0, count)) for y in (x, direction))
             product = pad(product, (0, count), value=1.0)
             residual, aim = torch.cat([residual, others], 1), np.append(aim, np.full(count, theirs))
-            start = torch.cat([start, torch.linalg.vector_norm(others, dim=0)])
+            start = torch.cat([start, two_norms(others, 0)])
         solved = preconditioner(residual)
         before, product = product, inner(residual, solved)
         direction = solved + over(product, before) * direction

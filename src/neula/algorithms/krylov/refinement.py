@@ -21,6 +21,7 @@ from neula.algorithms.triangular.triangular import UpperTriangular
 from neula.certificates import residuals
 from neula.certificates.backward_error import Measures, Norms, Scale, norms_of
 from neula.certificates.residuals import projection_noise, residual_noise
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 
@@ -185,7 +186,7 @@ def refine_forward(
     noise = 4 * residual_noise(terms, doubled=True, random=True)
 
     def size(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.vector_norm(x / scale.columns[:, None], dim=0)
+        return two_norms(x / scale.columns[:, None], 0)
 
     def evaluate(
         high: torch.Tensor, low: torch.Tensor

@@ -31,7 +31,7 @@ from neula.certificates.residuals import projection_noise, residual_noise
 from neula.engines import FP64
 from neula.kernels.doubled.doubled import two_sum
 from neula.kernels.doubled.doubled_normal import doubled_normal
-from neula.kernels.magnitudes import squares
+from neula.kernels.magnitudes import squares, two_norms
 from neula.kernels.small_problems.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
 
@@ -83,7 +83,7 @@ class Coordinates:
     @classmethod
     def from_factor(cls, r: torch.Tensor) -> Coordinates:
         """Coordinates from an upper triangular R of full rank."""
-        norms = torch.linalg.vector_norm(r, dim=0)
+        norms = two_norms(r, 0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
         inverse = triangular_inverse(r[None], upper=True)[0]
         return cls._from_inverse(inverse, None, columns, r / columns.T)
@@ -104,7 +104,7 @@ class Coordinates:
         ``count`` rows, in a format of unit roundoff ``unit``. Its columns were multiplied by powers of two,
         the ``scales``, shape (n,): the minimum-norm solution is that without them.
         """
-        norms = torch.linalg.vector_norm(r, dim=0)
+        norms = two_norms(r, 0)
         columns = torch.where(norms > 0, norms, 1.0)[:, None]
         b = r / columns.T
         u, s, vh = torch.linalg.svd(b)
@@ -148,7 +148,7 @@ class Coordinates:
 
     def length(self, x: torch.Tensor) -> torch.Tensor:
         """``||D x||`` of each column."""
-        return torch.linalg.vector_norm(self.columns * x, dim=-2)
+        return two_norms(self.columns * x, -2)
 
     def error(
         self, x: torch.Tensor, measured: torch.Tensor, backward_error: torch.Tensor, ratio: torch.Tensor

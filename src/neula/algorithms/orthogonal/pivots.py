@@ -35,6 +35,7 @@ from neula.engines.formats import double_gram, in_double
 from neula.kernels import scipy_linalg
 from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky, pivots_on_device
 from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.phases import with_nonnegative_diagonal
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -95,7 +96,7 @@ def sketched_pivots(
     generator = torch.Generator(a.device).manual_seed(_SEED)
     g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
     sketch = exact_matmul(g, a)
-    noise = max(NOISE * engine.arithmetic.u, tolerance) * torch.linalg.vector_norm(sketch, dim=0).amax()
+    noise = max(NOISE * engine.arithmetic.u, tolerance) * two_norms(sketch, 0).amax()
     room = engine.operand_buffer(a)
     start = 0
     while start < min(m, n):
@@ -156,7 +157,7 @@ def _conditioner(lower: torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
     Cholesky QR in double precision does the rest. L is what is below the diagonal of ``lower``, shape (c, c);
     U has the shape (c, k).
     """
-    sizes = torch.linalg.vector_norm(upper, dim=1, keepdim=True)
+    sizes = two_norms(upper, 1, keepdim=True)
     r = upper_cholesky(double_gram((upper / sizes).mT))[0]
     identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
     inverse = triangular_inverse((lower.tril(-1) + identity)[None], upper=False)[0]
@@ -241,7 +242,7 @@ def greedy_orders(a: torch.Tensor) -> torch.Tensor:
     taken = torch.zeros(count, n, dtype=torch.bool, device=a.device)
     order: list[torch.Tensor] = []
     for _ in range(min(m, n)):
-        norms = torch.linalg.vector_norm(a, dim=1).masked_fill_(taken, -1.0)
+        norms = two_norms(a, 1).masked_fill_(taken, -1.0)
         size, place = norms.max(1, keepdim=True)
         q = a.take_along_dim(place[:, None], 2) / size.clamp_min(torch.finfo(a.dtype).tiny)[:, None]
         a -= q * (q.conj() * a).sum(1, keepdim=True)

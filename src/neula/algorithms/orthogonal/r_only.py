@@ -15,6 +15,7 @@ from neula.engines import FP64, Engine, cublas
 from neula.engines.formats import in_double, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.triangular_inverse import triangular_inverse
 
 HALVED = 2048
@@ -144,7 +145,7 @@ def _shortest(
     y, inverse = gaussian(a.shape[2], 1, a.dtype, a.device, seed=1)[None], sizes * inverse
     for _ in range(INVERSE_STEPS):
         y = inverse @ (inverse.mH @ y)
-    return over_rows.norms((a @ (y / sizes))[0, :, 0])[0].reshape(1) / torch.linalg.vector_norm(y)
+    return over_rows.norms((a @ (y / sizes))[0, :, 0])[0].reshape(1) / two_norms(y)
 
 
 def cholesky32_r(a: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
-from neula.kernels.magnitudes import squares
+from neula.kernels.magnitudes import squares, two_norms
 from neula.kernels.phases import phases
 from neula.kernels.precision import exact_matmul
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -103,7 +103,7 @@ class _Interchange(NamedTuple):
 
 def _rank_at_most(r: torch.Tensor, tolerance: float) -> int:
     """The first k for which ``||R22||_F`` is at most the tolerance."""
-    sizes = torch.linalg.vector_norm(r.triu(), dim=1).square()
+    sizes = two_norms(r.triu(), 1).square()
     trailing = sizes.flip(0).cumsum(0).flip(0).sqrt()
     return int((trailing > tolerance).sum())
 
@@ -123,7 +123,7 @@ def _interchange(r: torch.Tensor, rank: int, tolerance: float) -> _Interchange |
     rank = kept[0] + 1
     inverse, distances = inverse[:rank, :rank], sums[:rank, rank - 1].rsqrt()
     if rank < r.shape[1]:
-        sizes = torch.linalg.vector_norm(r[rank:, rank:], dim=0)
+        sizes = two_norms(r[rank:, rank:], 0)
         # That of column k + j from the span of the leading ones without column i.
         others = torch.hypot(distances[:, None] * (inverse @ r[:rank, rank:]).abs(), sizes)
         gains = torch.where(others > tolerance, others / distances[:, None], 0.0)
@@ -147,7 +147,7 @@ def _interchanged(r: torch.Tensor, step: _Interchange) -> tuple[list[int], torch
     i, last = step.i, step.i + len(step.row) - 1
     places = [*range(i), *range(i + 1, last + 1), i, *range(last + 1, r.shape[1])]
     places[last], places[step.j] = step.j, i
-    direction = (step.row / torch.linalg.vector_norm(step.row))[:, None]
+    direction = (step.row / two_norms(step.row))[:, None]
     sizes = squares(direction).cumsum(0).sqrt()
     rows = r[i : last + 1, places]
     collected = (direction * rows).cumsum_(0) / sizes
@@ -157,8 +157,8 @@ def _interchanged(r: torch.Tensor, step: _Interchange) -> tuple[list[int], torch
     r[: last + 1, : last + 1].triu_()
     if step.j > last:
         v = r[last:, last].clone()
-        v[0] += phases(v[0]) * torch.linalg.vector_norm(v)
-        v /= torch.linalg.vector_norm(v)
+        v[0] += phases(v[0]) * two_norms(v)
+        v /= two_norms(v)
         r[last:, last:] -= 2 * v[:, None] * (v.conj() @ r[last:, last:])
         r[last + 1 :, last] = 0
     return places, r

@@ -22,6 +22,7 @@ from neula.algorithms.polar.polynomials import OddPolynomial
 from neula.engines import Engine
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import HERE, Reduction
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_svd
 from neula.kernels.precision import exact_matmul
 
@@ -102,7 +103,7 @@ def norm_bound(gram: torch.Tensor, engine: Engine) -> torch.Tensor:
     for _ in range(POWER):
         v = engine.thin(gram, v)
         # Elements near 1 on the way, whatever the format.
-        size = torch.linalg.vector_norm(v, dim=(1, 2)) / (k * PROBES) ** 0.5
+        size = two_norms(v, 1, 2) / (k * PROBES) ** 0.5
         logarithm += size.log()
         v = v / torch.where(size > 0, size, 1.0)[:, None, None]
     trace = k / UNLUCKY

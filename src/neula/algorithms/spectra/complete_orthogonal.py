@@ -38,6 +38,7 @@ from neula.certificates.rank import rank_doubt
 from neula.certificates.residuals import goes_on
 from neula.engines import FP64, Engine
 from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.small_problems.refining import over
 from neula.kernels.triangular_inverse import triangular_inverse
@@ -168,7 +169,7 @@ def _graded_qr(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """QR of a matrix whose columns are in order of size, and apart from that not ill-conditioned: Cholesky QR
     with columns of norm 1. A library that reflects column by column takes ten times as long on a GPU.
     """
-    sizes = torch.linalg.vector_norm(a, dim=0)
+    sizes = two_norms(a, 0)
     sizes = torch.where(sizes > 0, sizes, 1.0)
     q, r = refine_qr(a / sizes)
     if not bool(r.diagonal().isfinite().all()):
@@ -226,11 +227,11 @@ def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         # Rounding errors of a projection, made unit vectors, may lie along Z again.
         for _ in range(2):
             x = x - z @ (z.mH @ x)
-            x = x / torch.linalg.vector_norm(x, dim=0).clamp_min(torch.finfo(x.dtype).tiny)
+            x = x / two_norms(x, 0).clamp_min(torch.finfo(x.dtype).tiny)
         image = b_matrix @ (x - z @ (z.mH @ x))
         if step + 1 < POWERS:
             x = b_matrix.mH @ image
-    return torch.linalg.vector_norm(image, dim=0).amax()
+    return two_norms(image, 0).amax()
 
 
 def _beyond_doubt(

@@ -6,6 +6,7 @@ import torch
 
 from neula.algorithms.triangular.triangular import UpperTriangular, triangular
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import two_norms
 
 _STEPS = 4
 _SEED = 20200623
@@ -56,16 +57,16 @@ def expected_decay(diagonal: torch.Tensor, n: int) -> float:
 def _largest(r: torch.Tensor, steps: int, columns: torch.Tensor) -> torch.Tensor:
     x = random_direction(len(r), r.dtype, r.device)[:, 0]
     for _ in range(steps):
-        x = x / torch.linalg.vector_norm(x).clamp_min(torch.finfo(x.dtype).tiny)
+        x = x / two_norms(x).clamp_min(torch.finfo(x.dtype).tiny)
         x = (r.mH @ (r @ (x / columns))) / columns
-    return torch.linalg.vector_norm(x).sqrt()
+    return two_norms(x).sqrt()
 
 
 def _smallest(r: UpperTriangular, steps: int, columns: torch.Tensor) -> torch.Tensor:
     x, d = random_direction(len(columns), r.dtype, columns.device), columns[:, None]
     for _ in range(steps):
-        x = d * solve_normal(r, d * (x / torch.linalg.vector_norm(x)))
-    growth = torch.linalg.vector_norm(x)
+        x = d * solve_normal(r, d * (x / two_norms(x)))
+    growth = two_norms(x)
     regular = (r.diagonal() != 0).all() & (growth > 0)
     return torch.where(regular, growth.rsqrt(), 0.0)
 

@@ -9,6 +9,7 @@ import torch
 from neula.algorithms.elimination.lu_panels import blocks
 from neula.algorithms.orthogonal.r_only import HALVED
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import adjoint_times
 
 EXPLICIT = 64
@@ -43,15 +44,15 @@ def inverse_norm(
         identity = torch.eye(n, dtype=dtype, device=left.device).expand(*left.shape[:-1], n)
         inverse = left * solve(_scaled(right, identity))
         stack = inverse.reshape(-1, n, n)
-        longest = torch.linalg.vector_norm(stack, dim=1).argmax(1)
+        longest = two_norms(stack, 1).argmax(1)
         shown = identity.reshape(-1, n, n)[0, longest]
         return schatten_bounds(stack)[1].reshape(left.shape[:-2]), shown.reshape(left.shape)
     v = gaussian(n, 1, dtype, left.device, seed=20180417).expand(*left.shape[:-2], n, 1)
     for _ in range(STEPS):
         y = left * solve(_scaled(right, v))
-        y = left * (y / torch.linalg.vector_norm(y, dim=-2, keepdim=True))
+        y = left * (y / two_norms(y, -2, keepdim=True))
         v = _scaled(right, solve_transposed(y))
-    norm = torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    norm = two_norms(v, -2, keepdim=True)
     return norm[..., 0, 0], v / norm
 
 
@@ -59,9 +60,9 @@ def norm_of_triangle(r: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
     """``||R diag(columns)^-1||_2`` of a batch by the power method, from below, shape (batch, 1)."""
     v = gaussian(r.shape[-1], 1, r.dtype, r.device, seed=20180417).expand_as(columns)
     for _ in range(NORM_STEPS):
-        v = v / torch.linalg.vector_norm(v, dim=1, keepdim=True)
+        v = v / two_norms(v, 1, keepdim=True)
         v = torch.bmm(r.mH, torch.bmm(r, v / columns)) / columns
-    return torch.linalg.vector_norm(v, dim=1).sqrt()
+    return two_norms(v, 1).sqrt()
 
 
 def _scaled(diagonal: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
@@ -101,17 +102,17 @@ def symmetric_inverse_norm(
         power = power @ power
     best = power.index_select(1, power.diagonal().real.argmax()[None])
     vector = y @ best
-    shown = size * torch.linalg.vector_norm(vector) / torch.linalg.vector_norm(z / longest @ best)
+    shown = size * two_norms(vector) / two_norms(z / longest @ best)
     pairs = torch.triu_indices(count, count, offset=1, device=gram.device)
     sampled = (longest * size).sqrt() * gram[pairs[0], pairs[1]].abs().square().mean() ** 0.125
-    return torch.maximum(shown, sampled), vector / torch.linalg.vector_norm(vector)
+    return torch.maximum(shown, sampled), vector / two_norms(vector)
 
 
 def half_random(vector: torch.Tensor) -> torch.Tensor:
     """A vector of norm 1, half of which is the given one, of norm 1, and half random."""
     random = gaussian(len(vector), 1, vector.dtype, vector.device, seed=20260107)
-    vector = vector + random / torch.linalg.vector_norm(random)
-    return vector / torch.linalg.vector_norm(vector)
+    vector = vector + random / two_norms(random)
+    return vector / two_norms(vector)
 
 
 class SharedSolves:

@@ -8,6 +8,7 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines.formats import double_of, in_double
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
 
 EXACT_COLUMNS = 1024
@@ -28,7 +29,7 @@ def columns_of_norm_one(r: torch.Tensor) -> torch.Tensor:
     """R, shape (batch, k, n), with its columns divided by their norms; zero columns as they are."""
     # First by powers of two, since squares may be out of range.
     scaled = r * power_of_two_scales(r.abs().amax(1))[:, None]
-    norms = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
+    norms = two_norms(scaled, 1, keepdim=True)
     return scaled / torch.where(norms > 0, norms, 1.0)
 
 
@@ -117,7 +118,7 @@ def _lower_bounds(r: torch.Tensor) -> torch.Tensor:
 
 def _unit(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Vectors of norm 1, and the norms that they had; a zero vector as it is."""
-    size = torch.linalg.vector_norm(x, dim=-2, keepdim=True)
+    size = two_norms(x, -2, keepdim=True)
     return x / size.clamp_min(torch.finfo(x.dtype).tiny), size
 
 

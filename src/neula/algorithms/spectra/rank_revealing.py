@@ -18,6 +18,7 @@ from neula.certificates.forward_error import enlarged, wedin_factor
 from neula.certificates.rank import rank_doubt
 from neula.engines import FP64
 from neula.kernels import scipy_linalg
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import svd
 from neula.kernels.small_problems.refining import over
 
@@ -274,7 +275,7 @@ class RowSpace:
 
 
 def _lengths(x: torch.Tensor) -> torch.Tensor:
-    return torch.linalg.vector_norm(x, dim=0)
+    return two_norms(x, 0)
 
 
 FIRST_ORDER = 0.1  # relative change of a basis up to which its square does not matter

@@ -13,6 +13,7 @@ from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.engines import Engine
 from neula.engines.formats import double_gram, in_double
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import small_svd
 
 ROUNDING = 8
@@ -169,4 +170,4 @@ def _measured(a: torch.Tensor, triplets: Tensors, engine: Engine) -> Ritz:
 def _loss(gram: torch.Tensor) -> torch.Tensor:
     """``||G - I||_F / sqrt(l)``, in the memory of G."""
     gram.diagonal().sub_(1)
-    return torch.linalg.vector_norm(gram) / len(gram) ** 0.5
+    return two_norms(gram) / len(gram) ** 0.5

@@ -91,7 +91,7 @@ def probe_errors(
 
 def _together(norms: list[torch.Tensor]) -> torch.Tensor:
     """The norm of a matrix from those of its blocks."""
-    return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms), dim=0)
+    return norms[0] if len(norms) == 1 else two_norms(torch.stack(norms), 0)
 
 
 def norms(x: torch.Tensor) -> torch.Tensor:

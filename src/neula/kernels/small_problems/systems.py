@@ -14,7 +14,7 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.doubled.doubled_triton import two_sum
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.small_problems.refining import added, over, progress, relative_error
 from neula.kernels.small_problems.tiles_triton import most_of, quotient
 from neula.kernels.triton_source import jit, tl
@@ -41,12 +41,12 @@ class Trust:
 
     def floor(self, high: torch.Tensor) -> torch.Tensor:
         """The error that no update reduces, shape (batch, k)."""
-        image = self.norm * torch.linalg.vector_norm(high, dim=1) + self.length
+        image = self.norm * two_norms(high, 1) + self.length
         return self.noise * self.inverse_norm * image
 
     def left(self, update: torch.Tensor, floor: torch.Tensor) -> torch.Tensor:
         """Remaining error after an update, shape (batch, k)."""
-        return self.wrong * torch.linalg.vector_norm(update, dim=1) + floor
+        return self.wrong * two_norms(update, 1) + floor
 
 
 class Stepped(NamedTuple):
@@ -103,7 +103,7 @@ def stepped(
     floor = trust.floor(high)
     left = trust.left(update, floor)
     high, low, update = added(high, low, update, active)
-    size = torch.linalg.vector_norm(trust.sizes * high, dim=1)
+    size = two_norms(trust.sizes * high, 1)
     left, goes_on = progress(active, left, before, floor, size, tolerance, stagnation, least)
     return Stepped(high, low, update, left, goes_on)
 

@@ -18,6 +18,7 @@ from neula.certificates.forward_error import ESTIMATED, wedin_factor
 from neula.certificates.rank import rounding_of
 from neula.engines import FP64
 from neula.kernels.core import DTYPES
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.seminormal_host import (
@@ -134,7 +135,7 @@ def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> N
     """
     of = dict(zip(LeastSquaresSolutions.names, found.numbers[:-2], strict=True))  # views
     n = a.shape[-1]
-    sizes = torch.linalg.vector_norm(a, dim=1).numpy()
+    sizes = two_norms(a, 1).numpy()
     with np.errstate(all="ignore"):  # not accepted unless finite
         image = np.linalg.norm(sizes[:, :, None] * found.x, axis=1)
         condition = ESTIMATED * np.maximum(of["condition"], 1.0)[:, None]

@@ -16,6 +16,7 @@ from neula.certificates.forward_error import ESTIMATED, least_squares_error, res
 from neula.certificates.verdict import within
 from neula.engines import FP64, Engine
 from neula.kernels.doubled.doubled import Doubled, two_sum
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
@@ -131,7 +132,7 @@ class NullSpace:
         nearest = torch.linalg.pinv(c) @ d
         residual = c @ nearest - d
         worst = int(residual.abs().amax(1).argmax())
-        least = float(torch.linalg.vector_norm(residual))
+        least = float(two_norms(residual))
         raise ValueError(
             f"the constraints contradict one another: C of shape {tuple(c.shape)} has rank {self.rank}, and "
             f"||C x - d|| is at least {least:.3g} (most of it in row {worst}): "
@@ -504,7 +505,7 @@ class _Rest:
 
 def norms_of_columns(a: torch.Tensor) -> torch.Tensor:
     """Norms of the columns of A, shape (..., n); ones where all of A vanishes."""
-    return torch.linalg.vector_norm(a, dim=-2).where(a.any(-1).any(-1)[..., None], 1.0)
+    return two_norms(a, -2).where(a.any(-1).any(-1)[..., None], 1.0)
 
 
 def residuals(result: LstsqResult, like: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,7 @@ import torch
 
 from neula.engines import FP64, select_engine
 from neula.engines.formats import double_of, in_double
-from neula.kernels.magnitudes import squares
+from neula.kernels.magnitudes import squares, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import stacked_problem
@@ -123,7 +123,7 @@ class LinearFit:
 
     def _errors(self, absolute: bool) -> torch.Tensor:
         lengths, (deviation, exponents) = (
-            torch.linalg.vector_norm(self.kept.map, dim=2),
+            two_norms(self.kept.map, 2),
             self._scale(absolute),
         )
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
@@ -203,7 +203,7 @@ def from_triangle(
     n = len(of_a)
     r, z, s = triangle[:n, :n], triangle[:n, n:], triangle[n:, n:]
     whole = r if damping is None else torch.linalg.qr(torch.cat([r, damping.diag()]), mode="r")[1]
-    if not bool((whole.diagonal().abs() > rcond * torch.linalg.vector_norm(whole, dim=0)).all()):
+    if not bool((whole.diagonal().abs() > rcond * two_norms(whole, 0)).all()):
         raise ValueError(
             f"A of {rows:.0f} rows and {n} columns lacks full rank: its parameters have no covariance; leave "
             "columns out that depend on others, or pass damp="

@@ -20,7 +20,7 @@ from neula.certificates.forward_error import enlarged
 from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.certificates.residuals import residual_noise, settled
 from neula.engines import FP64
-from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, squares
+from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, squares, two_norms
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
@@ -71,10 +71,10 @@ class Held(SingleProblem, ScaledUnknowns):
 
         def summed(x: torch.Tensor, low: torch.Tensor) -> SummedGradient:
             projected, floor = self._projected(of, x, low), of.inverse_norm * self._noise(of, x, b)
-            length = torch.linalg.vector_norm(projected, dim=0)
+            length = two_norms(projected, 0)
             kept = settled(length, floor + uncertain * of.length(x))
             floor = enlarged(torch.where(kept, length + floor, floor), rate)
-            known = torch.linalg.vector_norm(torch.cat(rest), dim=0), b, floor
+            known = two_norms(torch.cat(rest), 0), b, floor
             return SummedGradient(
                 torch.where(kept, 0.0, projected), rate + ROUNDING * FP64.u * of.size, *known
             )
@@ -83,7 +83,7 @@ class Held(SingleProblem, ScaledUnknowns):
         refinement = Refinement(system, start[None], 0.0)
         refinement.advance(steps, steps)
         found, scale = refinement.solution(), max(of.norm, torch.finfo(torch.float64).tiny)
-        products = torch.linalg.vector_norm((self.sums.products - r.mH @ z) / of.columns, dim=0)
+        products = two_norms((self.sums.products - r.mH @ z) / of.columns, 0)
         backward = over(products, scale * b).clamp_min(distance / scale / scale)
         wrong = over(refinement.left, of.inverse_norm)
         error = found.forward_error + enlarged(rate, rate)
@@ -150,7 +150,7 @@ class Held(SingleProblem, ScaledUnknowns):
         n, spread = len(x), of.columns.max() / of.columns.min()
         image = (1 + n**0.5) * of.norm_bound * of.length(x)
         damped = self.damping.square()[:, None] * x
-        of_damping = 4 * FP64.u * torch.linalg.vector_norm(damped / of.columns, dim=0)
+        of_damping = 4 * FP64.u * two_norms(damped / of.columns, 0)
         of_a = torch.linalg.matrix_norm(self.sums.parts[0] / of.columns.T)
         rounded = 2 * self.sums.roundings * FP64.u * n**0.5 * of_a
         return (self._unit * spread + rounded) * (b + image) + of_damping

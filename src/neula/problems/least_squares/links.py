@@ -27,6 +27,7 @@ from neula.certificates.backward_error import Measures, Scale, norms_of
 from neula.certificates.forward_error import SURE
 from neula.engines import FP16_COR, FP64
 from neula.engines.formats import double_of
+from neula.kernels.magnitudes import two_norms
 from neula.pipeline.call import HostTuning
 from neula.pipeline.chain import Answer, Declined, Link
 from neula.pipeline.progress import stage
@@ -122,7 +123,7 @@ def _members(
     along, projected = solution.row_basis.mH @ gradient, solution.coordinates @ gradient
     scale = Scale(torch.ones_like(norms[0, :, 0]), solution.norm)
     of_scaled = norms_of(scale, problem.b[0], solution.y, residual, gradient, projected, over_rows)
-    measures = replace(of_scaled, gradient=torch.linalg.vector_norm(along, dim=0)).measures(scale.norm)
+    measures = replace(of_scaled, gradient=two_norms(along, 0)).measures(scale.norm)
     of_data = (x[None] for x in (measures.backward_error, measures.optimality))
 
     def of_rows(lost: torch.Tensor | None) -> tuple[torch.Tensor, ...]:

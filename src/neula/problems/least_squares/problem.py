@@ -22,7 +22,7 @@ from neula.engines import FP64, format_of
 from neula.engines.formats import in_double
 from neula.engines.graphs import called
 from neula.errors import counted
-from neula.kernels.magnitudes import SQUARABLE_EXPONENT
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline import solutions
 from neula.pipeline.batches import Batch
@@ -391,7 +391,7 @@ class PreparedProblem(ScaledUnknowns):
     @cached_property
     def sizes_of_wide(self) -> torch.Tensor:
         """Norms of the columns of a wide A."""
-        return nonzero_norms(torch.linalg.vector_norm(self.operator.a, dim=1))
+        return nonzero_norms(two_norms(self.operator.a, 1))
 
     def exact(self, sizes: torch.Tensor) -> ScaledProblems:
         """The problem, with columns of such norms, in numbers near 1, and what rounding has lost."""

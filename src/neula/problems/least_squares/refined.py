@@ -34,6 +34,7 @@ from neula.engines import FP16
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
 from neula.engines.reduction import Reduction
+from neula.kernels.magnitudes import two_norms
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.least_squares.problem import (
@@ -82,7 +83,7 @@ class Preconditioner:
         cls, r: torch.Tensor, triangle: UpperTriangular, *, stable: bool = False
     ) -> Preconditioner:
         """R as a matrix, and as it is solved with."""
-        columns = nonzero_norms(torch.linalg.vector_norm(r, dim=0).double())
+        columns = nonzero_norms(two_norms(r, 0).double())
         return cls(triangle, columns, extreme_singular_values(r, triangle, columns), stable)
 
 
@@ -203,7 +204,7 @@ class LeastSquaresErrorBounds:
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
         """``||D x||``, shape (..., k)."""
-        return torch.linalg.vector_norm(x * self.sizes[:, None], dim=-2)
+        return two_norms(x * self.sizes[:, None], -2)
 
     @property
     def condition(self) -> float:

@@ -14,7 +14,7 @@ from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.scaling import binary_exponents
 from neula.engines.formats import double_of
 from neula.engines.random_vectors import gaussian
-from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares
+from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares, two_norms
 from neula.kernels.shift import shift
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.result.regression import Robust
@@ -64,7 +64,7 @@ class RegressionFit(LinearFit):
         with self.call.computing():
             found = certified_qr(self._scaled.a, self.call.engine)
             diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
-            norms = torch.linalg.vector_norm(found.r, dim=1)
+            norms = two_norms(found.r, 1)
             least = self.options.rcond * norms[:, : diagonal.shape[1]]
             full = found.r.shape[1] == found.r.shape[2] and bool((diagonal > least).all())
         if not full:
@@ -205,14 +205,14 @@ class RegressionFit(LinearFit):
     def _ones(self) -> torch.Tensor:
         """A constant, whitened, of length one, shape (1, m, 1)."""
         ones = self._whitened(self._b.new_ones(1, self._data, 1))
-        return ones / torch.linalg.vector_norm(ones, dim=1, keepdim=True)
+        return ones / two_norms(ones, 1, keepdim=True)
 
     @cached_property
     def _constant(self) -> torch.Tensor:
         """Whether A x may be any constant, shape (P, 1): 1 or 0."""
         q = self._factors.q
         ones = torch.nn.functional.pad(self._ones, (0, 0, 0, q.shape[1] - self._data))
-        outside = torch.linalg.vector_norm(ones - q @ (q.mH @ ones), dim=1)
+        outside = two_norms(ones - q @ (q.mH @ ones), 1)
         a = replace(self.shapes, a=self.call.here(self.call.first.tensor)).matrices[:, : self._data]
         column = ((a == a[:, :1]) & (a != 0)).all(1).any(1) & (self.basis is None)
         return ((outside <= UNCHANGED) | column[:, None]).double()

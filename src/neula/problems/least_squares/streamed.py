@@ -26,7 +26,7 @@ from neula.engines import FP64, Engine, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.io.sources import Source, row_blocks
-from neula.kernels.magnitudes import SQUARABLE
+from neula.kernels.magnitudes import SQUARABLE, two_norms
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, run_chain
@@ -334,7 +334,7 @@ def by_householder(problem: Streamed, before: LeastSquaresAnswer | None, *, labe
     sums = HouseholderSums.begin(problem.n, problem.k, problem.device, problem.dtype)
     problem.visit("Householder reflections", sums.add, sums.rescale if not problem.reader.passes else None)
     r, z, s = sums.parts()
-    norms = torch.cat([torch.linalg.vector_norm(r, dim=0), torch.cat([z, s]).norm(dim=0)])
+    norms = torch.cat([two_norms(r, 0), torch.cat([z, s]).norm(dim=0)])
     problem.normalize(norms, sums.rescale)
     r, *right = sums.parts()
     if not bool(torch.isfinite(r).all()):

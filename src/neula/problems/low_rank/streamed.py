@@ -18,7 +18,7 @@ from neula.algorithms.spectra.ritz import orthonormal
 from neula.certificates.orthogonality import PROBES
 from neula.engines import FP64
 from neula.engines.random_vectors import gaussian
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.polar.svd import converged_eigh
 from neula.pipeline.batches import SingleProblem
 from neula.pipeline.chain import Answer
@@ -51,15 +51,15 @@ class StreamedMatrix(SingleProblem):
     def triplets(self, problems: StreamedMatrix, before: Answer[SVDValues] | None) -> Answer[SVDValues]:
         options, m, n = self.options, self.reader.count, self.n
         label, s, v = self._spectrum()
-        norm = float(torch.linalg.vector_norm(s))
+        norm = float(two_norms(s))
         k = truncate(s, options.rank, options.tol)
-        self.relative_error = float(torch.linalg.vector_norm(s[k:])) / norm if norm > 0 else 0.0
+        self.relative_error = float(two_norms(s[k:])) / norm if norm > 0 else 0.0
         u, found, v_k, errors = self._projected(s, v, k)
         image = self._image(u)
-        gaps = torch.linalg.vector_norm(image - v_k * found.to(image.device), dim=0).cpu()
+        gaps = two_norms(image - v_k * found.to(image.device), 0).cpu()
         weights = options.weights(found, norm, m, n)
         lost = float(torch.maximum(loss_of(u), loss_of(v_k)))
-        residual = float(torch.linalg.vector_norm(gaps / weights))
+        residual = float(two_norms(gaps / weights))
         missed = float((errors / weights).max()) if k else 0.0
         numbers = torch.tensor(
             [[norm * self.relative_error, residual, lost, missed]], dtype=torch.float64, device="cpu"

@@ -19,6 +19,7 @@ from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.engines import FP16_COR, FP64, Engine, Tuning
 from neula.engines.complex import over
 from neula.engines.formats import in_double
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factorize import factorize
@@ -125,7 +126,7 @@ def _believed(a: torch.Tensor, r: torch.Tensor, c: torch.Tensor, method: str) ->
 
 def _rate(a: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """``||(R^H R)^-1 A^H A - I||`` for columns of norm 1, estimated from above, shape (batch,)."""
-    norms = torch.linalg.vector_norm(r, dim=1, keepdim=True)
+    norms = two_norms(r, 1, keepdim=True)
     norms = torch.where(norms > 0, norms, 1.0)
     # In rows: MKL takes three times as long for a few columns.
     vectors = gaussian_probes(r.shape[2], r.device, r.dtype).mT / norms

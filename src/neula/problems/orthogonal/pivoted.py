@@ -32,7 +32,7 @@ from neula.certificates.bounds import residual_bound
 from neula.engines import FP16, FP32, FP64, Engine
 from neula.engines.formats import double_of, in_double
 from neula.kernels import scipy_linalg
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
@@ -265,6 +265,6 @@ def _shows_the_last(r: torch.Tensor, size: float, smallest: Callable[[torch.Tens
     if k == 0:
         return False
     least = torch.cat([smallest(r[None, :j, :j]) for j in (k, k + 1)])
-    left = torch.stack([torch.linalg.vector_norm(r[j:, j:].triu()) for j in (k - 1, k)])
+    left = torch.stack([two_norms(r[j:, j:].triu()) for j in (k - 1, k)])
     shown = left <= SHOWN * r.shape[1] ** 0.5 * least
     return bool(shown.all() & (least[0] > size))

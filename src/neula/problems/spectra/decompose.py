@@ -296,7 +296,7 @@ class SpectralPlan:
         if options.symmetric:
             whole = a if torch.equal(a, a.mH) else hermitian_from_lower(a.mH if self._upper else a)
         whole = self._wide(whole)
-        norm = in_double(torch.linalg.vector_norm(whole)[None])
+        norm = in_double(two_norms(whole)[None])
         size = float(norm)
         if not 1 / SQUARABLE < size < SQUARABLE:
             return None

@@ -123,8 +123,8 @@ def _measured(
     lost = two_norms(gram - torch.eye(n, dtype=a.dtype, device=a.device), 1, 2)
     lost = lost + unit * (sizes[1] * two_norms(v, 1, 2)[:, None].square()).squeeze(1)
     backward = (two_norms(r, 1) / torch.where(scale > 0, scale, 1.0)).amax(1)
-    total = torch.linalg.vector_norm(columns, dim=1)
-    size = torch.linalg.vector_norm(w, dim=1)
+    total = two_norms(columns, 1)
+    size = two_norms(w, 1)
     # However ill-conditioned B is, V is to be nearly orthonormal in its inner product.
     bound = replace(SpectralBounds.for_order(options.target, n, symmetric=True), orthogonality=0.1)
     return SpectralMeasures(columns, columns, total, lost, size), backward, bound

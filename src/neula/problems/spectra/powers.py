@@ -336,7 +336,7 @@ def _errors(found: Decomposed, power: float) -> torch.Tensor:
     change = torch.where(backward > 0, abs(power) * steepest * backward, 0.0) if power else 0 * backward
     if 0 < power < 1:
         change = torch.minimum(change, n**0.5 * backward**power)
-    size = torch.linalg.vector_norm(w**power if power else torch.ones_like(w), dim=1)
+    size = two_norms(w**power if power else torch.ones_like(w), 1)
     size = torch.where(size > 0, size, 1.0) * (1 - lost)
     errors = change / size + 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
     errors = torch.where(found.run.found.size > 0, errors, 0.0)  # A is zero

@@ -26,6 +26,7 @@ from neula.certificates.residuals import residual_noise
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled.doubled import Doubled
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import adjoint_times
 from neula.kernels.small_problems.refining import over
 from neula.problems.systems.problem import SystemsOptions
@@ -133,7 +134,7 @@ class SystemEvidence:
         return cls(a, scales, sizes, norm, inverse, condition)
 
     def size(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.vector_norm(self.sizes * x, dim=0)
+        return two_norms(self.sizes * x, 0)
 
     def forward_error(self, b: torch.Tensor, refined: Refined) -> torch.Tensor:
         """Bound on ``||D (x - x*)|| / ||D x*||`` by the residual, shape (k,)."""
@@ -254,13 +255,13 @@ class InverseProbe:
             image = a @ x
         if not self.solves(image, self.right, self.vector):
             return None
-        return UNCERTAIN * torch.maximum(self.norm, torch.linalg.vector_norm(self.sizes * x))
+        return UNCERTAIN * torch.maximum(self.norm, two_norms(self.sizes * x))
 
     def solves(self, image: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
         """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as they are scaled, given
         ``A x``.
         """
-        return torch.linalg.vector_norm(vector - image / right) <= self.solved.reduction
+        return two_norms(vector - image / right) <= self.solved.reduction
 
     def solve(self, a: torch.Tensor, update: UpdateSolver, max_iterations: int) -> None:
         """Solve by refinement, again if the remaining error is too large."""
@@ -269,7 +270,7 @@ class InverseProbe:
         image = a @ x if solved.image is None else solved.image
         for _ in range(TRIES):
             residual = solved.b - image
-            left = float(torch.linalg.vector_norm(residual / self.right))
+            left = float(two_norms(residual / self.right))
             if not left > solved.reduction:
                 break
             x = x + update(residual, solved.reduction / left, max_iterations)[0]
@@ -300,11 +301,11 @@ def _by_gmres(
         pairs = ((a, exact), (a.mH, Transposed(exact)))
         for _ in range(ROUNDS):
             for (matrix, solver), left, scale in zip(pairs, (sizes, right), (right, sizes), strict=True):
-                vector = vector / torch.linalg.vector_norm(vector)
+                vector = vector / two_norms(vector)
                 image = _by_preconditioned_gmres(matrix, solver, scale, vector, hidden, max_iterations)
                 solved = start.solves(matrix @ image, scale, vector)
                 vector = left * image
-                size = torch.maximum(norm, torch.linalg.vector_norm(vector))
+                size = torch.maximum(norm, two_norms(vector))
                 norm = torch.where(solved, size, torch.inf)
         return UNCERTAIN * norm
 
@@ -360,7 +361,7 @@ def _scaled_norm(
     """
     image = rows[:, None] * image
     back = multiply(a, rows[:, None] * image) / sizes
-    return torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)
+    return two_norms(back) / two_norms(image)
 
 
 def probe_on_the_way(
@@ -380,7 +381,7 @@ def probe_on_the_way(
         solved.along_image = image
         image = rows * image
         back = (yield rows * image) / sizes
-        probe.of_a = torch.linalg.vector_norm(back) / torch.linalg.vector_norm(image)
+        probe.of_a = two_norms(back) / two_norms(image)
 
     def solves() -> Companions:
         probe.norm, vector = yield from symmetric_inverse_norm(sizes, right, PROBES, dtype)

@@ -15,6 +15,7 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
 from neula.engines import Engine, format_named
 from neula.errors import check_name, whole_number
+from neula.kernels.magnitudes import two_norms
 from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
@@ -401,7 +402,7 @@ def _check_finite(systems: Systems, call: Call) -> None:
     """Say where NaN and Inf are, as the user counts."""
     a, b, (given_a, given_b) = systems.a, systems.b, call.tensors
     check_finite(given_b, systems.options.engine.column_max(b.flatten(0, 1)), "b")
-    if not bool(torch.linalg.vector_norm(a, dim=2).isfinite().all()):  # or squares overflow
+    if not bool(two_norms(a, 2).isfinite().all()):  # or squares overflow
         check_finite(given_a, torch.linalg.vector_norm(a, torch.inf, dim=2), "A")
 
 

@@ -21,7 +21,7 @@ from neula.engines import Engine, Format
 from neula.engines.formats import in_double
 from neula.engines.graphs import kept
 from neula.errors import of_batch
-from neula.kernels.magnitudes import MODERATE, ends_of, largest_magnitude, magnitudes
+from neula.kernels.magnitudes import MODERATE, ends_of, largest_magnitude, magnitudes, two_norms
 from neula.kernels.shift import LIMIT, shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
@@ -58,7 +58,7 @@ class ScaledSystems(ScaledUnknowns):
         a, b = in_double(a), in_double(b)
         columns = _alike(binary_exponents(largest_magnitude(a, 1, keepdim=True)))
         scaled = shift(a, -columns) if not synchronizes or bool(columns.any()) else a
-        norms = torch.linalg.vector_norm(scaled, dim=1)[..., None]
+        norms = two_norms(scaled, 1)[..., None]
         norms = torch.where(norms > 0, norms, 1.0)
         rows = _alike(binary_exponents(largest_magnitude(scaled, 2, keepdim=True)))
         if not synchronizes or bool(rows.any()):
@@ -117,11 +117,7 @@ class ScaledSystems(ScaledUnknowns):
         """``||R A C||_F``, shape (batch,); a pass over the matrix only where it was scaled."""
         if self.known_frobenius is not None:
             return self.known_frobenius
-        return (
-            torch.linalg.vector_norm(self.norms, dim=(1, 2))
-            if self.given
-            else torch.linalg.matrix_norm(self.a)
-        )
+        return two_norms(self.norms, 1, 2) if self.given else torch.linalg.matrix_norm(self.a)
 
     @cached_property
     def units(self) -> torch.Tensor:
@@ -160,7 +156,7 @@ class ScaledSystems(ScaledUnknowns):
     def relative_residual(self, residual: torch.Tensor) -> torch.Tensor:
         """``||r|| / ||b||`` of the systems that were given, shape (batch, k)."""
         pair = (residual, self.b) if self.given else (self.units * residual, self.units * self.b)
-        return over(*(torch.linalg.vector_norm(x, dim=1) for x in pair))
+        return over(*(two_norms(x, 1) for x in pair))
 
     def symmetric(self) -> torch.Tensor:
         """Exponents with which rows and columns of a positive definite A are scaled.

@@ -40,6 +40,7 @@ from neula.certificates.residuals import SLOW, STAGNATION
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
@@ -339,7 +340,7 @@ def _members(
 
 def _relative_residual(system: EquilibratedSystem, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
     """``||r|| / ||b||`` with whatever rounding errors may hide of r, shape (k,)."""
-    of_b = torch.linalg.vector_norm(system.units * system.b, dim=0)
+    of_b = two_norms(system.units * system.b, 0)
     # No row of |A| |x| exceeds a product of norms, which is mostly little enough.
     most = over(residual + FP64.u * len(x) ** 0.5 * system.scalings[0].norm * x.abs().amax(0), of_b)
     return most if bool((most <= 1).all()) else over(residual + _hidden(system, x), of_b)
@@ -352,4 +353,4 @@ def _hidden(system: EquilibratedSystem, x: torch.Tensor) -> torch.Tensor:
         return coarse
     rows = max(1, (1 << 22) // system.a.shape[1])
     image = torch.cat([block.abs() @ x.abs() for block in system.a.split(rows)])
-    return FP64.u * torch.linalg.vector_norm(system.units * image, dim=0)
+    return FP64.u * two_norms(system.units * image, 0)
