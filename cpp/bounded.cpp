@@ -1,5 +1,5 @@
 // One least-squares problem with bounds by block principal pivoting on its normal equations, and the evidence of its solution
-// (neula/algorithms/bounded/block_pivoting.py is the algorithm). A is not factorized: sets of free variables are tried with
+// (neula/algorithms/bounded/active_set.py has the algorithm). A is not factorized: sets of free variables are tried with
 // parts of the Gram matrix, and the last one is solved for by corrected seminormal equations, with residuals of A itself. It is
 // held against the gradient of a residual that is orthogonal to the free columns.
 //

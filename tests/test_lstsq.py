@@ -181,6 +181,10 @@ def test_rcond_decides(rng):
     assert neula.lstsq(A, b, rcond=1e-4).rank == 39
 
 
+def test_no_right_hand_sides_are_shown(rng):
+    assert "(5, 0)" in repr(neula.lstsq(rng.standard_normal((30, 5)), np.zeros((30, 0))))
+
+
 def test_zero_matrix_and_zero_right_hand_side(rng):
     result = neula.lstsq(np.zeros((5, 3)), np.ones(5))
     assert result.rank == 0

@@ -331,3 +331,24 @@ def test_errors_of_float32_are_bounds(algorithm) -> None:
         exact = np.linalg.svd(A.astype(np.float64), compute_uv=False)[:rank]
         if result.converged:
             assert (np.abs(result.s - exact) <= result.errors).all()
+
+
+@pytest.mark.parametrize("shape", [(30, 20), (107, 110), (110, 107), (300, 40)])
+def test_orthogonality_is_measured_of_what_is_returned(shape, rng):
+    """``||U^T U - I||_F / sqrt(k)``, beside the same in double precision."""
+    for _ in range(3):
+        U, s, Vh = result = neula.svd_lowrank(rng.standard_normal(shape).astype(np.float32))
+        losses = [np.linalg.norm(q.T.astype(float) @ q - np.eye(len(s))) for q in (U, Vh.T)]
+        assert max(losses) / len(s) ** 0.5 <= 1.01 * result.certificate.orthogonality
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+def test_small_rows_of_all_sizes_are_certified(rank, rng):
+    """Where the sum of the bounds of QR and of the SVD of R exceeds the bound, the triplets are measured."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(150):
+            m, n = rng.integers(2, 9, 2)
+            A = rng.standard_normal((m, n)) + 1j * rng.standard_normal((m, n))
+            A = (A * 10.0 ** rng.uniform(-8, 8, (m, 1))).astype(np.complex64)
+            assert neula.svd_lowrank(A, rank).converged

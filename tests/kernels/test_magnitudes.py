@@ -7,7 +7,7 @@ import torch
 from tests.devices import DEVICE
 
 from neula.kernels import magnitudes
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 
 
 @pytest.mark.parametrize("block", [1, 50, 1 << 16])
@@ -68,3 +68,21 @@ def test_systems_that_are_not_finite_are_not_near_one(value: float) -> None:
         ends = magnitudes.ends_of_triton(magnitudes.magnitudes(a), b).ends
         assert not ends.isfinite().all()
         x[0, 1, 0] = 1.0
+
+
+@pytest.mark.parametrize("size", [1e-200, 1.0, 1e200])
+def test_norms_of_one_complex_number_need_no_square(size: float) -> None:
+    x = torch.tensor([[3 + 4j], [-5j]], dtype=torch.complex128, device="cpu") * size
+    for part in (x, x.conj()):
+        assert torch.allclose(two_norms(part, 1), torch.tensor([5.0, 5.0], device="cpu").double() * size)
+        assert two_norms(part, -1, keepdim=True).shape == (2, 1)
+
+
+@pytest.mark.parametrize("dims", [(), (0,), (-1,), (0, 2)])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_norms_of_complex_numbers(dims: tuple[int, ...], keepdim: bool) -> None:
+    g = torch.Generator(device="cpu").manual_seed(3)
+    x = torch.randn(3, 4, 5, dtype=torch.complex128, generator=g, device="cpu")
+    for part in (x, x.mH, x[:, ::2], x[:0]):
+        expected = torch.linalg.vector_norm(part, dim=dims or None, keepdim=keepdim)
+        assert torch.allclose(two_norms(part, *dims, keepdim=keepdim), expected)

@@ -461,6 +461,12 @@ def test_an_accuracy_that_is_missed(function: str, monkeypatch: pytest.MonkeyPat
         assert bool((result.vector_errors > 1e-10).all())
 
 
+def test_a_power_is_shown_once() -> None:
+    shown = str(neula.sqrtm(2 * np.eye(3)))
+    assert shown.count("(3, 3)") == 1
+    assert "X = A**0.5" in shown
+
+
 def test_values_alone() -> None:
     result = neula.eigh(A, eigvals_only=True)
     assert (result.evidence, result.eigenvectors) == ("a priori", None)

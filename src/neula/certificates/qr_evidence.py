@@ -44,7 +44,8 @@ class QRErrors(Generic[X]):
     def error(self) -> Any:
         """The larger of residual and orthogonality; infinite where one is not finite."""
         error = np.maximum(self.residual, self.orthogonality)
-        return np.where(np.isfinite(error), error, np.inf)[()]
+        error = np.where(np.isfinite(error), error, np.inf)
+        return error if error.ndim else float(error)
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,11 @@ def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tenso
     >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
     tensor([5.])
     """
-    if not x.is_complex():
+    of = tuple(dim % x.ndim for dim in dims or range(x.ndim))
+    if not x.is_complex() or all(x.shape[dim] == 1 for dim in of):  # one element alone is not squared
         return torch.linalg.vector_norm(x, dim=dims or None, keepdim=keepdim)
-    over = (*(dim % x.ndim for dim in dims or range(x.ndim)), x.ndim)
     parts = torch.view_as_real(x.conj() if x.is_conj() else x)
-    found = torch.linalg.vector_norm(parts, dim=over, keepdim=keepdim)
+    found = torch.linalg.vector_norm(parts, dim=(*of, x.ndim), keepdim=keepdim)
     return found.squeeze(-1) if keepdim else found
 
 

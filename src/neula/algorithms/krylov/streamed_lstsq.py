@@ -5,9 +5,9 @@ linear least squares problems", Linear Algebra Appl. 88/89, 1987) need two thing
 gradient ``A^H (b - A x)`` of a solution. Both are sums over blocks of rows, so one pass gives R, and each
 further one an update of x together with the evidence of what it comes to.
 
-R is that of the Gram matrix, or, where A is too ill-conditioned for that, of Householder reflections merged
-block by block (TSQR in sequence: Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and
-sequential QR and LU factorizations", SIAM J. Sci. Comput. 34, 2012).
+R is that of the Gram matrix, or, where A is too ill-conditioned for that, one that is merged with block after
+block (TSQR in sequence: Demmel, Grigori, Hoemmen and Langou, "Communication-optimal parallel and sequential
+QR and LU factorizations", SIAM J. Sci. Comput. 34, 2012).
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def merged(r: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     reflections, which take half as long again: elements of A^H by ``n u |R^H| |P|``, and ``I + P P^H``, whose
     eigenvalues are at least 1, by a few u.
     """
-    if len(r) == r.shape[1]:
+    if len(r) == r.shape[1] > 0:
         p = torch.linalg.solve_triangular(r.mH, rows.mH, upper=False)
         gram = p @ p.mH
         if float(gram.diagonal().real.amax()) <= SHORT:  # not for NaN and Inf, where R is singular

@@ -63,7 +63,7 @@ class Shown(Deferring, ABC):
         title = f"{type(self).__name__}: {self._headline()}"
         lines = textwrap.wrap(title, COLUMNS, subsequent_indent="  ")
         for name, value in rows:
-            first, *more = textwrap.wrap(value, COLUMNS - width - 4)
+            first, *more = textwrap.wrap(value, COLUMNS - width - 4) or [""]
             lines += [f"  {name:<{width}}  {first}", *(" " * (width + 4) + part for part in more)]
         return "\n".join(lines)
 
@@ -111,7 +111,7 @@ class CertifiedResult(Shown):
         answers: Sequence[str] | None = None,
     ) -> Rows:
         """The answers, other rows before and after that of the method, and the time."""
-        rows = {name: array(getattr(self, name)) for name in answers or self._answers}
+        rows = {name: array(getattr(self, name)) for name in (self._answers if answers is None else answers)}
         rows |= {**before, "method": attempted(self.attempts, method), **after}
         return {**rows, "time": f"{duration(self.seconds)}, engine {self.engine}"}.items()
 

@@ -21,6 +21,7 @@ from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, 
 from neula.certificates.bounds import measurement_error
 from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
 from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
@@ -147,10 +148,11 @@ def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
     unit = options.rounding(*shape) * norm / smallest if smallest > 0 else bound
     residual = unit * certificate.residual / certificate.residual_bound
     residual += (left + problems.rounded) / smallest if smallest > 0 else 0.0
-    orthogonality = certificate.orthogonality / certificate.orthogonality_bound
-    orthogonality = orthogonality * options.orthogonality_bound(*shape) + lost
-    if orthogonality > options.orthogonality_bound(*shape):  # a sum of two, of which U has lost less
-        orthogonality = max(lost, float(over_rows.agree(loss_of(u, over_rows))))
+    if residual > bound and smallest > 0:  # a sum of bounds, of which the triplets may miss less
+        image = over_rows.total(exact_matmul(problems.a[0].mH, u))
+        gaps = two_norms(image - vh.mH * s.to(u.device, u.dtype.to_real()), 0)
+        residual = float(two_norms(gaps.double().cpu() / weights)) + problems.rounded / smallest
+    orthogonality = max(lost, float(over_rows.agree(loss_of(u, over_rows))))
     n, work = shape[1], options.work.dtype
     errors = (certificate.residual + 2 * measurement_error(n, work)) * norm + left + problems.rounded
     # Norms differ by half of what the squares of U and of V lack.

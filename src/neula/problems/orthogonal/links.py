@@ -129,7 +129,7 @@ class QRCase(MatrixLayout, Case):
 
     @cached_property
     def gram(self) -> bool:
-        """Whether Cholesky QR in double precision is so fast that panels take longer to be ways."""
+        """Whether Cholesky QR in double precision is so fast that panels take longer to be launched."""
         passes = self.tuning[QRTuning].gram_passes
         # Panels take less time where nothing is replayed (20000 x 4000 on an H200: 20 ms, and 39).
         doubled = passes if self.nbytes > self.tuning.replayed_bytes else 16 * passes
