@@ -65,8 +65,8 @@ def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tenso
     >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
     tensor([5.])
     """
-    of = tuple(dim % x.ndim for dim in dims or range(x.ndim))
-    if not x.is_complex() or all(x.shape[dim] == 1 for dim in of):  # one element alone is not squared
+    of = tuple(dim % x.ndim for dim in dims or range(x.ndim)) if x.is_complex() else ()
+    if all(x.shape[dim] == 1 for dim in of):  # of real numbers, and of one, which is not squared
         return torch.linalg.vector_norm(x, dim=dims or None, keepdim=keepdim)
     parts = torch.view_as_real(x.conj() if x.is_conj() else x)
     found = torch.linalg.vector_norm(parts, dim=(*of, x.ndim), keepdim=keepdim)

@@ -48,7 +48,7 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
         column, row = block[:, j + 1 :, j], block[:, j, j + 1 :]
         column /= pivot[:, None]
         block[:, j + 1 :, j + 1 :] -= column[:, :, None] * row[:, None, :]
-        # The same steps make the inverses of an identity below, and of one to the right of the block.
+        # Elimination applied to identity matrices gives the inverses of L and of U.
         l_inverse[:, j + 1 :] -= column[:, :, None] * l_inverse[:, j : j + 1]
         u_inverse[:, :, j] /= pivot[:, None]
         u_inverse[:, :, j + 1 :] -= u_inverse[:, :, j : j + 1] * row[:, None, :]

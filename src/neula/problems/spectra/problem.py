@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
 
 from neula.certificates.spectra import SpectralBounds, SpectralMeasures
 from neula.certificates.verdict import within
-from neula.engines import FP32, FP64, Engine, Format, Tuning
+from neula.engines import FP64, Format
 from neula.engines.formats import matching_dtype
 from neula.errors import of_batch
 from neula.pipeline.batches import Batch, Values
+from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Verdict
-from neula.pipeline.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -36,27 +35,14 @@ class SpectralTuning:
 
 
 @dataclass(frozen=True)
-class SpectralOptions:
+class SpectralOptions(ProblemOptions):
     """Options of a spectral decomposition."""
 
-    target: Format  # the format whose accuracy the values and vectors are to have
-    engine: Engine
     symmetric: bool  # whether eigenvalues are asked for, not singular values
     vectors: bool = True
     # Indices of the first and the last eigenvalue that are asked for; all by default.
     part: tuple[int, int] | None = None
     algorithm: str | None = None
-    progress: Progress | None = None
-
-    @cached_property
-    def tuning(self) -> Tuning:
-        """The tuning of the engine."""
-        return self.engine.tuning
-
-    @property
-    def work(self) -> Format:
-        """The format in which the library reaches the accuracy."""
-        return FP64 if self.target is FP64 else FP32
 
     @property
     def leaf(self) -> int:
