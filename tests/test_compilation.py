@@ -94,6 +94,7 @@ def test_constraints_are_not_left_out():
     assert float(torch.compile(constrained, backend="eager")(a)[0]) == pytest.approx(7)
 
 
+REAL, COMPLEX = torch.float64, torch.complex128
 OPERATORS = {
     "qr": ((2, 6, 3),),
     "orth": ((2, 3, 5),),
@@ -106,20 +107,30 @@ OPERATORS = {
     "lsq_linear": ((2, 6, 3), (6, 2)),
     "cholesky": ((2, 4, 4),),
 }
+KINDS = [
+    *((name, (REAL, REAL)) for name in OPERATORS),
+    *((name, (COMPLEX, COMPLEX)) for name in OPERATORS if name not in ("eigh", "svd", "lsq_linear")),
+    *((name, (REAL, COMPLEX)) for name in ("lstsq", "solve", "matmul")),
+    ("lstsq", (COMPLEX, REAL)),
+    ("lstsq", (torch.complex64, torch.float32)),
+]
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_keep_what_they_promise(name: str) -> None:
-    """Schema, shapes, strides and derivatives, by torch's own tests."""
+@pytest.mark.parametrize(("name", "dtypes"), KINDS)
+def test_operators_keep_what_they_promise(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Schema, shapes, dtypes, strides and derivatives, by torch's own tests; of conjugated views as well."""
     generator = torch.Generator().manual_seed(0)
-    operands = [torch.randn(*s, generator=generator, dtype=torch.float64) for s in OPERATORS[name]]
+    shapes = zip(OPERATORS[name], dtypes, strict=False)
+    operands = [torch.randn(*shape, generator=generator, dtype=dtype) for shape, dtype in shapes]
     if name == "cholesky":
-        operands = [operands[0] @ operands[0].mT + torch.eye(4)]
+        operands = [operands[0] @ operands[0].mH + torch.eye(4)]
     bounds = [torch.zeros(3), torch.ones(3)] if name == "lsq_linear" else []
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(
-        getattr(neula.ops, name).default, (*(x.requires_grad_() for x in operands), *bounds), test_utils=tests
-    )
+    operator = getattr(neula.ops, name).default
+    torch.library.opcheck(operator, (*(x.requires_grad_() for x in operands), *bounds), test_utils=tests)
+    if operands[0].is_complex() and name != "cholesky":
+        conjugated = tuple(x.detach().mH.contiguous().mH for x in operands)
+        torch.library.opcheck(operator, conjugated, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_evidence_of_operators() -> None:
@@ -200,6 +211,9 @@ def test_shapes_alone() -> None:
     found = neula.eigh(a.mT @ a, upper=True, subset_by_index=(1, 2))
     assert [x.shape for x in (*found, found.errors)] == [(2, 2), (2, 3, 2), (2, 2)]
     assert neula.svdvals(a).shape == neula.eigvalsh(a.mT @ a).shape == (2, 3)
+    a = torch.empty(2, 6, 3, device="meta", dtype=torch.complex64)
+    assert [x.dtype for x in neula.qr(a)] == [torch.complex64] * 2
+    assert neula.lstsq(a, b).x.dtype == neula.lstsq(a.real, b + 0j).x.dtype == torch.complex64
 
 
 def test_export() -> None:
