@@ -144,20 +144,6 @@ def test_gradients(shape: tuple[int, ...], method: str, kind: str) -> None:
         assert gradgradcheck(function, (variable(*shape), b), nondet_tol=1e-12, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", ["L", "U"])
-def test_gradients_of_lu(name: str) -> None:
-    assert gradcheck(lambda a: getattr(neula.lu_factor(a), name), (variable(4, 4),))
-    assert gradgradcheck(lambda a: getattr(neula.lu_factor(a), name), (variable(4, 4),), fast_mode=True)
-    assert gradcheck(
-        lambda a, b: neula.lu_solve(neula.lu_factor(a), b), (variable(4, 4), variable(4, seed=1))
-    )
-    mixed = neula.lu_factor(variable(4, 4), engine="emulated", pivot="rbt")
-    with pytest.raises(ValueError, match="have no gradient: pass pivot='partial'"):
-        getattr(mixed, name)
-    with pytest.raises(ValueError, match="A requires a gradient"):
-        neula.lu_factor(variable(4, 4), keep_a=False)
-
-
 @pytest.mark.parametrize("method", ["solve", "inv_quad", "logdet", "diag_inverse"])
 def test_forward_mode(method: str) -> None:
     a, change, b = (x.detach() for x in (variable(5, 5), variable(5, 5, seed=1), variable(5, seed=2)))

@@ -134,9 +134,9 @@ REFUSED: dict[str, tuple[type[Exception], Callable[[np.ndarray], Any]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 3), (6, 4), (4, 6)])
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("shape", [(1, 1), (6, 4), (4, 6)])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
 def test_singular_values_of_what_is_not_finite(
     name: str, shape: tuple[int, int], bad: float, dtype: type
 ) -> None:

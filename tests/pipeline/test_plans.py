@@ -18,7 +18,6 @@ from neula.compat.scipy import lu_factor, lu_solve
 from neula.engines import FORMATS
 from neula.kernels import core
 from neula.pipeline import plans
-from neula.pipeline.plans import Plans
 from neula.problems.least_squares import run
 
 normal = partial(normal_array, seed=None)
@@ -75,12 +74,6 @@ def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch)
             assert one == other, field
     assert 0 < third.seconds < 10
     assert pickle.loads(pickle.dumps(third)).backward_error == first.backward_error
-
-
-def test_statistics_are_those_of_the_problem() -> None:
-    a, b = normal(30, 4), normal(30)
-    first, _, third = [neula.lstsq(a, b) for _ in range(3)]
-    assert np.array_equal(first.standard_errors(), third.standard_errors())
 
 
 def test_what_is_not_accepted_goes_through_the_chain() -> None:
@@ -167,22 +160,6 @@ def test_a_plan_belongs_to_a_core_and_a_tuning(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(plans, "core", lambda: asked.append(None))
     assert np.allclose(neula.solve(a, b).x, np.linalg.solve(a, b))
     assert asked
-
-
-def test_so_many_shapes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "KEPT", 4)
-    made: list[int] = []
-    some = Plans(plans.for_each_shape(lambda x: made.append(len(x))), operands=1)  # type: ignore[arg-type,func-returns-value]
-    for n in range(6):
-        for _ in range(3):
-            assert some((np.ones(n),), {}) is None
-    assert made == [0, 1, 2, 3, 4, 5]
-    assert len(some._seen) == 1
-    assert len(some._plans) == 2
-    for dimensions in range(2, 6):
-        some((np.ones((1,) * dimensions),), {})
-    assert len(some._seen) == 1
-    assert not some._plans
 
 
 def test_new_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
