@@ -73,8 +73,8 @@ class Reflectors:
 def householder_images(
     h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Products of R and Q, given as reflectors, with random vectors: ``Q R D G``, shape (batch, m, vectors), and
-    the norms of ``Q^H Q H - H`` and of its largest direction, shape (batch, 2), in double precision.
+    """Products of R and Q, given as reflectors, with random vectors: ``Q R D G``, shape (batch, m, vectors),
+    and the norms of ``Q^H Q H - H`` and of its largest direction, shape (batch, 2), in double precision.
 
     R is the upper triangle of h, shape (batch, m, n), with Householder vectors below; D are the scales of the
     columns.
