@@ -52,12 +52,11 @@ def check(function: Callable[..., Any], *operands: Any, order: int = 1) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "kinds"),
-    [*((shape, kinds) for shape in SHAPES for kinds in (REAL, COMPLEX)), *((SHAPES[0], x) for x in MIXED)],
+    [(SHAPES[0], REAL), *((shape, COMPLEX) for shape in SHAPES), *((SHAPES[0], x) for x in MIXED)],
 )
 def test_derivatives_of_least_squares(shape: tuple[int, ...], kinds: tuple[str, str]) -> None:
     A, b = random(*shape, kind=kinds[0]), random(*shape[:-1], 2, seed=1, kind=kinds[1])
-    second = shape == SHAPES[0] and kinds in (REAL, COMPLEX)
-    check(lambda A, b: neula.jax.lstsq(A, b).x, A, b, order=2 if second else 1)
+    check(lambda A, b: neula.jax.lstsq(A, b).x, A, b, order=2 if (shape, kinds) == (SHAPES[0], REAL) else 1)
     found = neula.jax.lstsq(A, b)
     assert found.accepted.all()
     assert found.forward_errors.shape == (*shape[:-2], 2)
@@ -66,8 +65,9 @@ def test_derivatives_of_least_squares(shape: tuple[int, ...], kinds: tuple[str, 
         np.testing.assert_allclose(neula.jax.lstsq(A, b[:, 0]).x, found.x[:, 0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["real", "complex"])
-@pytest.mark.parametrize("shape", [*SHAPES, (1, 1)])
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((6, 3), "real"), *((shape, "complex") for shape in [*SHAPES, (1, 1)])]
+)
 def test_derivatives_of_qr(shape: tuple[int, ...], kind: str) -> None:
     A = random(*shape, kind=kind)
     check(lambda A: neula.jax.qr(A)[:2], A)
@@ -77,9 +77,7 @@ def test_derivatives_of_qr(shape: tuple[int, ...], kind: str) -> None:
     assert not jnp.diagonal(R, axis1=-2, axis2=-1).imag.any()
 
 
-@pytest.mark.parametrize(
-    ("batch", "kinds"), [((), REAL), ((2,), REAL), ((2,), COMPLEX), *(((), x) for x in MIXED)]
-)
+@pytest.mark.parametrize(("batch", "kinds"), [((), REAL), ((2,), COMPLEX), *(((), x) for x in MIXED)])
 def test_derivatives_of_systems_and_cholesky(batch: tuple[int, ...], kinds: tuple[str, str]) -> None:
     A, b = random(*batch, 4, 4, kind=kinds[0]), random(*batch, 4, 2, seed=1, kind=kinds[1])
     check(lambda A, b: neula.jax.solve(A, b).x, A, b)

@@ -133,8 +133,8 @@ def test_larger_ones_one_after_the_other(positive: bool) -> None:
     for i in range(2):
         alone = neula.solve(a[i], b[i], assume_a=kind)
         np.testing.assert_allclose(together.x[i], alone.x, rtol=0, atol=1e-8 * np.abs(alone.x).max())
-        errors = System(a[i], b[i]).errors(together.x[i], n)
-        assert (errors <= together.forward_errors[i]).all()
+    errors = System(a[1], b[1]).errors(together.x[1], n)  # which takes long
+    assert (errors <= together.forward_errors[1]).all()
     a[1, 7] = a[1, :, 7] = 0
     with pytest.raises(np.linalg.LinAlgError, match=r"A\[1\] of the batch"):
         neula.solve(a, b, assume_a=kind)

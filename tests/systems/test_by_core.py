@@ -52,6 +52,15 @@ def growing(n: int) -> np.ndarray:
 HOPELESS = ("a column of zeros", "infinite", "nan", "zero")
 """Matrices for which no solution is accepted."""
 
+EASY = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7")
+OTHERS = ("negative", "permutation", "growth", "singular", "rounded", "indefinite", "not symmetric")
+
+
+def some(matrices: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
+    """All of a small order; of a large one some, as exact solutions take long."""
+    names = matrices if n < 100 else [x for x in matrices if x in (*HOPELESS, *EASY, *OTHERS)]
+    return {name: matrices[name] for name in names}
+
 
 def hard(n: int) -> dict[str, np.ndarray]:
     a = normal(n, n, seed=n)
@@ -73,7 +82,7 @@ def hard(n: int) -> dict[str, np.ndarray]:
     found["a column of zeros"][:, 0] = 0
     found["infinite"][0, -1], found["nan"][-1, 0] = np.inf, np.nan
     found["singular"][-1], found["nearly singular"][-1] = a[0], a[0] * (1 + 1e-14)
-    return found
+    return some(found, n)
 
 
 def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
@@ -116,15 +125,7 @@ def test_hard_systems(n: int, instructions: None) -> None:
     accepted = dict(zip(matrices, accepted_of(found, n).tolist(), strict=True))
     assert not any(accepted[name] for name in HOPELESS)
     assert n == 1 or not accepted["singular"]
-    easy = (
-        "times 1",
-        f"times {2.0**-180}",
-        f"times {2.0**190}",
-        "condition 1e3",
-        "condition 1e7",
-        "negative",
-    )
-    assert all(accepted[name] for name in easy)
+    assert all(accepted[name] for name in (*EASY, "negative"))
 
 
 def definite(n: int) -> dict[str, np.ndarray]:
@@ -146,7 +147,7 @@ def definite(n: int) -> dict[str, np.ndarray]:
         found[name] = good.copy()
     found["not symmetric"][0, -1] += 1e-3 if n > 1 else -10
     found["nan"][-1, 0], found["infinite"][0, -1] = np.nan, np.inf
-    return found
+    return some(found, n)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40, 133])
@@ -167,8 +168,7 @@ def test_hard_definite_systems(n: int, alone: bool, instructions: None) -> None:
         accepted += accepted_of(found, n).tolist()
     known = dict(zip(matrices, accepted, strict=True))
     assert not any(known[name] for name in (*HOPELESS[1:], "negative", "indefinite", "not symmetric"))
-    easy = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7", "rounded")
-    assert all(known[name] for name in easy)
+    assert all(known[name] for name in (*EASY, "rounded"))
 
 
 @pytest.mark.parametrize("shape", [(30,), (5, 7), (5, 30)])
