@@ -91,14 +91,17 @@ def as_pending(
     q, r = (x.reshape(*batch, *x.shape[1:]) for x in (values.q, values.r))
     if call.differentiable:
         q, r = attach_factors(call.first.graph, q, r)
-    fits = (r.to(call.dtype).isfinite() == r.isfinite()).flatten(len(batch)).all(-1)
+    if torch.promote_types(r.dtype, call.dtype) != call.dtype:  # R may not fit
+        accepted = (
+            accepted & (r.to(call.dtype).isfinite() == r.isfinite()).flatten(len(batch)).all(-1).flatten()
+        )
     Q, R = None if mode == "r" else call.hand_back(q), call.hand_back(r)
     return QRResult(
         Q=Q,
         R=R,
         engine=str(call.engine),
         accuracy=call.target.name,
-        accepted=call.hand_back(accepted.reshape(batch) & fits, torch.bool),
+        accepted=call.hand_back(accepted.reshape(batch), torch.bool),
         _pending=finish,
         _factors=_methods(call.first.graph, (Q, R), (q, r)),
     )

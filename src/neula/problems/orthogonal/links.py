@@ -7,7 +7,7 @@ Small matrices of a batch are factorized together, each step one launch; others 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 
@@ -37,7 +37,7 @@ from neula.pipeline.table import (
     ruled,
 )
 from neula.problems.orthogonal import ways
-from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
+from neula.problems.orthogonal.problem import Matrix, QRMatrices, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
 
 
@@ -143,7 +143,15 @@ class QRCase(MatrixLayout, Case):
         too ill-conditioned for one pass in float32 more often than not.
         """
         default = self.options.algorithm is None
-        return self.queued and default and self.square and self.target is FP32
+        return self.queued and default and self.square and (self.target is FP32 or self.singly)
+
+    @cached_property
+    def singly(self) -> bool:
+        """Whether a pass in float32 and a correction take less time than two passes in half precision, which
+        nearly square matrices would need (order 8192 on an H200: 14 ms and 22).
+        """
+        nearly = 16 * (self.m - self.n) < self.n and self.nbytes <= self.tuning.replayed_bytes
+        return nearly and self.target in (FP16, BF16) and not self.gram
 
 
 def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
@@ -230,7 +238,10 @@ _gram_shifted = _when(
 
 
 _below_fp64 = _when("accuracies below fp64", lambda case: case.target is not FP64)
-_corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
+_corrected_at_once = _when(
+    "fp32, less than two rows a column; fp16 and bf16, nearly square matrices for CUDA graphs",
+    lambda case: case.corrected,
+)
 _queued = _when("at least as many rows as columns", lambda case: case.queued and not case.corrected)
 
 
@@ -284,6 +295,11 @@ _doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case
 _low = _formats(
     "fp16, fp32 or fp16_cor, fp64, by the accuracy, or ``compute``",
     lambda case: [case.options.low.format.name],
+)
+
+_at_least_single = _formats(
+    "fp32 or fp16_cor, or ``compute``",
+    lambda case: [(replace(case.options, target=FP32) if case.singly else case.options).low.format.name],
 )
 
 _corrected = _formats(
@@ -385,9 +401,15 @@ def _by_gram(passes: int) -> Make:
 
 
 def _correcting(case: QRCase, label: str, name: str) -> QRLink:
-    if case.wait and case.n >= case.tuning[QRTuning].partly_corrected:
-        return ways.corrected_where_lost(label)
-    return ways.launching(label, ways.corrected)
+    partly = case.wait and case.n >= case.tuning[QRTuning].partly_corrected
+    link = ways.corrected_where_lost(label) if partly else ways.launching(label, ways.corrected)
+    if not case.singly:
+        return link
+
+    def answer(matrices: QRMatrices, before: ways.Solution | None) -> ways.Solution:
+        return link.answer(replace(matrices, options=replace(matrices.options, target=FP32)), before)
+
+    return replace(link, answer=answer)
 
 
 def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
@@ -433,7 +455,7 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
     Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
     Row(SHIFTED, _launching(ways.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
-    Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
+    Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _at_least_single, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
     Row(RGSQRF, _launching(ways.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
     Row(RGSQRF, _after(ways.first_pass), (*_ON_GPU, _first), "", _low),

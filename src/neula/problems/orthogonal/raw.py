@@ -94,8 +94,19 @@ def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
         return h, tau, *householder_images(h, tau, scales)
 
     inputs, key = (factors.q, factors.r, matrices.scales()), (RECONSTRUCTED, options.target.name)
-    h, tau, *found = options.engine.replay(made, inputs, key)
-    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *found)
+    parts = zip(*(x.chunk(_parts(inputs, options.engine.replayed_bytes)) for x in inputs), strict=True)
+    found = [options.engine.replay(made, part, key) for part in parts]
+    h, tau, *rest = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
+    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *rest)
+
+
+def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
+    """Equal parts of a batch that a CUDA graph may each have, one after the other; 1 where there are none:
+    hundreds of launches a call take longer than the reflectors of dozens of matrices.
+    """
+    count, nbytes = len(inputs[0]), sum(x.nbytes for x in inputs)
+    fitting = (k for k in range(1, count + 1) if count % k == 0 and nbytes <= k * largest)
+    return next(fitting, 1)
 
 
 def _answer(
