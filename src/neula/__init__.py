@@ -33,8 +33,7 @@ if TYPE_CHECKING:
         SolveResult,
         SVDResult,
     )
-    from neula.problems.bounded.lsq_linear import lsq_linear
-    from neula.problems.bounded.nnls import nnls
+    from neula.problems.bounded.lsq_linear import lsq_linear, nnls
     from neula.problems.definite.cholesky import cholesky
     from neula.problems.least_squares.formula import fit_formula
     from neula.problems.least_squares.held_open import LeastSquares
@@ -128,7 +127,7 @@ _HOMES = {
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu_solve",
     "matmul": "problems.products.matmul",
-    "nnls": "problems.bounded.nnls",
+    "nnls": "problems.bounded.lsq_linear",
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
     "polar": "problems.polar.polar",

@@ -25,12 +25,10 @@ from neula.kernels.core import core
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.batches import ProblemBatch
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Link, answer_of_first
+from neula.pipeline.chain import Answer, Link, MemoryGuard, answer_of_first
 from neula.pipeline.inputs import fetched_tensors
-from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolutionResult, logged
-from neula.pipeline.result.deferred import Later
-from neula.pipeline.result.shown import Shown
+from neula.pipeline.result.shown import Later, Shown
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import SolutionOptions, Solutions
 from neula.pipeline.state import restored

@@ -21,7 +21,7 @@ from neula.pipeline.batches import Values
 from neula.pipeline.call import Call, HostTuning, ProblemOptions
 from neula.pipeline.chain import Run
 from neula.pipeline.result import SolutionResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.pipeline.shapes import BatchedProblem
 
 FORWARD = 16

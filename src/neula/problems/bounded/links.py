@@ -28,8 +28,7 @@ from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.kkt import KKTNorms
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.table import Chain, Row, Rule, Table, labelled
+from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, labelled
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
 SHORTEST = 0.5

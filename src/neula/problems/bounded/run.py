@@ -27,9 +27,8 @@ from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.plans import IN_NUMPY, Given, accepted_solution
 from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
-from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.links import EXCHANGES, chain
 from neula.problems.bounded.problem import (
     LABEL,
@@ -38,6 +37,7 @@ from neula.problems.bounded.problem import (
     BoundedProblems,
     BoundedValues,
     Whole,
+    attached,
     in_words,
 )
 from neula.problems.least_squares.general import checked_constraints

@@ -21,9 +21,8 @@ from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.few_vectors.triangle import diagonal_scales
 from neula.pipeline.batches import SingularMember
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import LAUNCHED, Answer, Case, Chain, Link, Row, Rule, Table, way
 from neula.pipeline.progress import stage
-from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 
 Solution = Answer[CholeskyValues]

@@ -32,10 +32,10 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import fit_held
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions
+from neula.problems.least_squares.regression import fit_held
 from neula.problems.least_squares.run import LeastSquaresOutcome, collect
 from neula.problems.signatures import ArrayLike
 

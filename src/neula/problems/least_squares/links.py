@@ -29,9 +29,21 @@ from neula.engines import FP16_COR, FP64
 from neula.engines.formats import double_of
 from neula.kernels.magnitudes import two_norms
 from neula.pipeline.call import HostTuning
-from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.chain import (
+    CORE,
+    HOST,
+    Answer,
+    Case,
+    Chain,
+    Declined,
+    Link,
+    Row,
+    Rule,
+    Table,
+    labelled,
+    ruled,
+)
 from neula.pipeline.progress import stage
-from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, labelled, ruled
 from neula.problems.least_squares import by_core
 from neula.problems.least_squares.problem import (
     NO_GAP,

@@ -26,7 +26,6 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
 from neula.pipeline.solutions import by_parts, complex_columns, has_parts
 from neula.problems.least_squares import by_core
-from neula.problems.least_squares.fit import LinearFit, fit_spread
 from neula.problems.least_squares.general import (
     General,
     checked_general,
@@ -34,10 +33,9 @@ from neula.problems.least_squares.general import (
     solve_general,
     with_intercept,
 )
-from neula.problems.least_squares.plan import core_plan, plan_for
 from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions, default_rcond
-from neula.problems.least_squares.regression import RegressionFit
-from neula.problems.least_squares.run import begin_system, solve_system
+from neula.problems.least_squares.regression import LinearFit, RegressionFit, fit_spread
+from neula.problems.least_squares.run import begin_system, core_plan, plan_for, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords

@@ -18,9 +18,8 @@ from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.by_core import takes, takes_right
-from neula.problems.least_squares.plan import InversePlan
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
-from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.least_squares.run import InversePlan, solve_problems, with_exact_zeros
 from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Array, ArrayLike, Common, Kind

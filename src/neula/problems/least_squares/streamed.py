@@ -36,13 +36,13 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import FitNumbers, LinearFit, from_triangle
 from neula.problems.least_squares.problem import (
     LeastSquaresAnswer,
     LeastSquaresJudge,
     LeastSquaresOptions,
     LeastSquaresSolutions,
 )
+from neula.problems.least_squares.regression import FitNumbers, LinearFit, from_triangle
 from neula.problems.least_squares.run import LeastSquaresOutcome, collect
 from neula.problems.least_squares.together import summed_members
 

@@ -61,7 +61,7 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.border import Border
+from neula.pipeline.batches import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage

@@ -23,8 +23,7 @@ from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer, Declined, Link, answered
-from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
+from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, answered, way
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions

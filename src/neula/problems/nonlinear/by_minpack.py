@@ -24,9 +24,15 @@ from neula.io.integers import in_float64
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
-from neula.problems.nonlinear.evidence import MARGIN, SLOWEST, estimated_error
 from neula.problems.nonlinear.fit import MESSAGES
-from neula.problems.nonlinear.problem import are_open, limits_of, usual_tolerance
+from neula.problems.nonlinear.problem import (
+    MARGIN,
+    SLOWEST,
+    are_open,
+    estimated_error,
+    limits_of,
+    usual_tolerance,
+)
 
 WORK = 1e6
 """Value of ``m n^2`` up to which MINPACK, column by column, takes no longer than what works with blocks."""
@@ -141,7 +147,7 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[N
 
 
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
-    """The numbers of :func:`~neula.problems.nonlinear.evidence.evidence_of`; None unless J has full rank."""
+    """The numbers of :func:`~neula.problems.nonlinear.problem.evidence_of`; None unless J has full rank."""
     m, u, norms = near.slopes.shape[1], EPS, near.norms
     errors, products = function.errors(near.x, norms, near.size)
     with np.errstate(all="ignore"):

@@ -10,7 +10,7 @@ import torch
 
 from neula.pipeline.operators import Operator, refuse_variable
 from neula.pipeline.result import LsqLinearResult, NNLSResult
-from neula.problems.bounded.gradient import BoundedFunction, with_residuals
+from neula.problems.bounded.problem import BoundedFunction, with_residuals
 from neula.problems.operators.arguments import (
     COMMON,
     Shapes,

@@ -20,7 +20,7 @@ from neula.pipeline.factors import QRMethods
 from neula.pipeline.gradients import attach_factors
 from neula.pipeline.plans import Given, accepted_result
 from neula.pipeline.result import Attempt, QRResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.problems.orthogonal.problem import QROptions, QRValues, raw_dtype
 from neula.problems.orthogonal.ways import holding_nan
 

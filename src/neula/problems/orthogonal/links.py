@@ -22,13 +22,13 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.mgs import TILE_COLUMNS
 from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
-from neula.pipeline.chain import Link
-from neula.pipeline.table import (
+from neula.pipeline.chain import (
     CORE,
     KERNEL,
     LAUNCHED,
     Case,
     Chain,
+    Link,
     Make,
     Row,
     Rule,

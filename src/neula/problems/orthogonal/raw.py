@@ -16,9 +16,8 @@ from neula.engines.formats import matching_dtype
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.chain import Answer, Link, answered, run_chain
+from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
-from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, raw_dtype

@@ -22,7 +22,7 @@ from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SVDResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.operators.spectra import traced_svd
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind, SvdvalsKeywords

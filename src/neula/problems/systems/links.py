@@ -14,12 +14,24 @@ import torch
 
 from neula.engines import FORMATS, FP64, Arithmetic
 from neula.engines.formats import FP16_COR
-from neula.pipeline.chain import Answer, Declined, Link, run_chain
+from neula.pipeline.chain import (
+    CORE,
+    HOST,
+    LAUNCHED,
+    Answer,
+    Case,
+    Chain,
+    Declined,
+    Link,
+    Row,
+    Rule,
+    Table,
+    ruled,
+    run_chain,
+    way,
+)
 from neula.pipeline.solutions import host_for
-from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, Table, ruled, way
 from neula.problems.systems import ways
-from neula.problems.systems.by_core import by_core, is_for_core
-from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.problem import (
     DirectTuning,
     QueuedTuning,
@@ -28,7 +40,8 @@ from neula.problems.systems.problem import (
     SystemsSolutions,
 )
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
-from neula.problems.systems.together import solve_together
+from neula.problems.systems.together import SOURCES, solve_together
+from neula.problems.systems.ways import by_core, is_for_core
 
 TogetherLink = Link[Systems, SystemsSolutions]
 SingleLink = Link[EquilibratedSystem, SystemsSolutions]
