@@ -30,7 +30,7 @@ from neula.pipeline.factors import CholeskyMethods
 from neula.pipeline.gradients import attach_cholesky
 from neula.pipeline.inputs import check_finite, check_matrices, flattened
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Given, Plan, Plans, accepted_result, for_each_shape
+from neula.pipeline.plans import Given, Plan, Plans, accepted_result
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CholeskyResult
 from neula.pipeline.result.shown import Later
@@ -174,7 +174,7 @@ def cholesky(A: Any, **keywords: Unpack[CholeskyKeywords]) -> CholeskyResult[Any
 @with_operator(
     traced_cholesky,
     Plans(
-        for_each_shape(lambda A, **keywords: _plan(A, **keywords)),
+        lambda A, **keywords: _plan(A, **keywords),
         operands=1,
         go_on=lambda begun, A, **keywords: _gone_on(A, begun, **keywords),
     ),

@@ -20,10 +20,10 @@ from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
 from neula.pipeline.names import keeps_names
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
+from neula.pipeline.plans import Plan, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
-from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import by_parts, complex_columns, has_parts
 from neula.problems.least_squares import by_core
 from neula.problems.least_squares.general import (
@@ -33,9 +33,9 @@ from neula.problems.least_squares.general import (
     solve_general,
     with_intercept,
 )
-from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions, default_rcond
+from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions
 from neula.problems.least_squares.regression import LinearFit, RegressionFit, fit_spread
-from neula.problems.least_squares.run import begin_system, core_plan, plan_for, solve_system
+from neula.problems.least_squares.run import LeastSquaresPlan, begin_system, plan_for, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords
@@ -51,7 +51,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
 @with_operator(
     traced_lstsq,
     Plans(
-        lambda A, b, **keywords: _planner(A, b, **keywords),
+        lambda A, b, **keywords: _plan(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
     ),
 )
@@ -385,8 +385,8 @@ def _by_parts(
 PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "strict")
 
 
-def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner | None:
-    """Planner for problems of the core, or for plain ones whose first link launches its work."""
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+    """Plan for a problem of the core, or for a plain one whose first link launches its work."""
     keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
         return None
@@ -397,20 +397,13 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
     keywords["damp"] = check_damp(keywords.get("damp", 0.0))
     if len({x.dtype.is_complex for x in tensors_of((A, b))}) > 1:
         return None
-    options = _asked(A, b, wait=wait, **keywords)[2]
+    _, shapes, options = _asked(A, b, wait=wait, **keywords)
 
     def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
         return RegressionFit(*_asked(*operands, **keywords), x, norms)
 
-    def plan(a: Any, b: Any) -> Plan | None:
-        rcond = keywords["rcond"] if "rcond" in keywords else default_rcond(a.shape, options.unit)
-        asked = replace(options, rcond=rcond)
-        if (one := shape_of_one(a, b)) and (alone := core_plan(*one, asked, fit_of)):
-            return alone
-        launches = wait and not options.damp
-        return plan_for(broadcast_system(*tensors_of((a, b))), asked, fit_of) if launches else None
-
-    return plan
+    plan = plan_for(shapes, options, fit_of)
+    return plan if (wait and not options.damp) or isinstance(plan, LeastSquaresPlan) else None
 
 
 def _gone_on(

@@ -28,7 +28,7 @@ from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solution, returned
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.shown import Later
-from neula.pipeline.shapes import BatchedProblem, shape_of_one
+from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import (
     Report,
     attached,
@@ -180,22 +180,22 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
         }
 
 
-def core_plan(m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf) -> LeastSquaresPlan | None:
-    """Plan for single m x n matrices with k right-hand sides, on the host, if the core takes them."""
-    special = options.weights is not None or options.progress is not None
-    fits = not special and takes(m, n, options) and k > 0 and takes_right(k, m, n, options)
-    return LeastSquaresPlan(m, n, k, options, fit_of) if fits else None
-
-
 def plan_for(
     shapes: BatchedProblem, options: LeastSquaresOptions, fit_of: FitOf
 ) -> LeastSquaresPlan | LaunchedLeastSquaresPlan | None:
     """One problem on the host that the core takes, or problems whose first link launches its work."""
     a, b = shapes.a, shapes.b
-    m, n = a.shape[-2:]
-    here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b))
-    if here and (one := shape_of_one(a, b)) and (found := core_plan(*one, options, fit_of)):
-        return found
+    (m, n), k = a.shape[-2:], b.shape[-1]
+    here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b)) and not shapes.batch
+    special = options.weights is not None or options.progress is not None
+    if (
+        here
+        and not special
+        and takes(m, n, options)
+        and (k := b.shape[-1]) > 0
+        and takes_right(k, m, n, options)
+    ):
+        return LeastSquaresPlan(m, n, k, options, fit_of)
     launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
     if not launches or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
         return None

@@ -16,7 +16,7 @@ from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_matrices, over_lists
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Given, Plans, for_each_shape
+from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
@@ -36,7 +36,7 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "househ
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
-@with_operator(traced_qr, Plans(for_each_shape(plan_of), operands=1, fetches=False))
+@with_operator(traced_qr, Plans(plan_of, operands=1, fetches=False))
 @OverProcesses(
     give_factors_back,
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},

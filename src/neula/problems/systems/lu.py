@@ -34,7 +34,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.factors import LUMethods
 from neula.pipeline.inputs import Taken, check_finite, check_matrix, take
 from neula.pipeline.operators import eager
-from neula.pipeline.plans import Given, Plans, for_each_shape
+from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.signatures import ArrayLike, Kind, LUKeywords
@@ -229,7 +229,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
+@partial(eager, plans=Plans(plan_of, operands=1, fetches=False))
 def lu_factor(
     A: ArrayLike,
     variant: str = "5.2/5.1",

@@ -30,14 +30,12 @@ from neula.pipeline.plans import (
     Given,
     LaunchedPlan,
     Plan,
-    Planner,
     Plans,
     accepted_solution,
-    tensors_of,
 )
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
-from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import (
     Report,
     attached,
@@ -61,7 +59,7 @@ from neula.problems.systems.problem import (
 )
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import SOURCES
-from neula.problems.systems.ways import CoreTuning, is_for_core, is_small, suits, takes
+from neula.problems.systems.ways import is_for_core, is_small, suits, takes
 
 UPDATES = len(SystemsSolutions.names)  # where the core says how many updates there were; the history follows
 
@@ -132,20 +130,15 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
         return {"tolerance": bound, "growth": growth, "method": found.label}
 
 
-def core_plan(m: int, n: int, k: int, options: SystemsOptions) -> SystemsPlan | None:
-    """Plan for single systems of order n with k right-hand sides, on the host, if the core takes them."""
-    fits = m == n and is_for_core(n, options) and is_small(n, options)
-    fits = fits and options.engine.tuning[CoreTuning].has_room(n, k)
-    return SystemsPlan(n, k, options) if fits else None
-
-
 def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
     """One small system on the host where the core takes it, or one that is launched on a device."""
     a, b = shapes.a, shapes.b
     n = a.shape[-1]
-    if takes(a, b, options) and (one := shape_of_one(a, b)) and (found := core_plan(*one, options)):
-        return found
-    if shapes.batch or 0 in (a.numel(), b.numel()) or options.progress is not None:
+    if shapes.batch:
+        return None
+    if takes(a, b, options) and is_for_core(n, options) and is_small(n, options):
+        return SystemsPlan(n, b.shape[-1], options)
+    if 0 in (a.numel(), b.numel()) or options.progress is not None:
         return None
     links = chain_together(len(shapes.matrices), n, options)
     if not links or (source := SOURCES.get(links[0].label)) is None or source.synchronizes:
@@ -176,7 +169,7 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
 @with_operator(
     traced_solve,
     Plans(
-        lambda A, b, **keywords: _planner(A, b, **keywords),
+        lambda A, b, **keywords: _plan(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
     ),
 )
@@ -363,21 +356,11 @@ def _asked(
     return call, shapes, options
 
 
-def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
-    call, _, options = _asked(A, b, wait=wait, **keywords)
-    parts = has_parts(call.first.tensor, options.dtype)
-
-    def plan(*arrays: Any) -> Plan | None:
-        if parts:
-            return None
-        if (one := shape_of_one(*arrays)) and (alone := core_plan(*one, options)):
-            return alone
-        a, b = tensors_of(arrays)
-        _check_square(a)
-        launches = wait and not options.dtype.is_complex
-        return plan_for(broadcast_system(a, b), options) if launches else None
-
-    return plan
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+    _, shapes, options = _asked(A, b, wait=wait, **keywords)
+    plan = None if has_parts(shapes.a, options.dtype) else plan_for(shapes, options)
+    launches = wait and not options.dtype.is_complex
+    return plan if launches or isinstance(plan, SystemsPlan) else None
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
