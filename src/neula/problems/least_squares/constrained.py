@@ -72,9 +72,7 @@ class NullSpace:
 
     @classmethod
     def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
-        """Factorize C, shape (p, n), the largest part of an element of each row in [1/2, 1), or all of it
-        zero.
-        """
+        """Factorize C, shape (p, n), rows of which have largest elements in [1/2, 1), or are zero."""
         p, n = c.shape
         if not p or not n:
             shortest, basis = (

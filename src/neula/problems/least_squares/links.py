@@ -206,9 +206,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def core(self) -> bool:
-        """Whether the compiled core takes them. Rounded weights cost digits, which batches have time to
-        keep.
-        """
+        """Whether the compiled core takes them: of a batch not weighted ones, whose rounding costs digits."""
         taken = by_core.takes(self.m, self.n, self.options)
         return taken and (self.count == 1 or self.options.weights is None)
 

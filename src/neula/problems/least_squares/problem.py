@@ -281,9 +281,7 @@ class LeastSquaresProblems(Batch):
 
     @property
     def _is_read_as_given(self) -> bool:
-        """Whether the only A is converted each time it is multiplied: a copy of a large one in double
-        precision takes twice its memory, and as much longer to read.
-        """
+        """Whether the only A is converted at each product: a copy has twice the bytes, and takes longer."""
         options, (_, m, n) = self.options, self.a.shape
         tuning = options.engine.tuning
         large = not tuning.lapack and 8 * m * n > tuning.replayed_bytes

@@ -587,9 +587,7 @@ class RegressionFit(LinearFit):
 
 
 def _in_range(x: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """X divided by powers of two where float64 does not hold the squares of its largest elements along some
-    dimensions, and their exponents.
-    """
+    """X by powers of two along dimensions where float64 does not hold squares of it, and their exponents."""
     if not x.numel():
         return x, x.real.sum(dims, keepdim=True).int()
     exponents = binary_exponents(torch.linalg.vector_norm(x, math.inf, dim=dims, keepdim=True))

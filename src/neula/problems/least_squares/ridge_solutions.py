@@ -369,9 +369,7 @@ class Estimates:
 
     @classmethod
     def from_path(cls, path: Path, limits: Limits, options: LeastSquaresOptions) -> Estimates:
-        """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds; refined where that
-        leaves too few digits.
-        """
+        """By the SVD, refined where digits are few; without damping of the rank that :func:`lstsq` has."""
         scaled, zero = path.scaled, path.scaled.damps == 0
         if bool(zero.any()) and not bool(path.kept.all()):
             solved, accepted = _solved(scaled.a, scaled.b, options)

@@ -505,9 +505,7 @@ def as_given(
 def _broken_down(
     problems: ScaledProblems, r: torch.Tensor
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
-    """A single problem of which nothing is known where R broke down, and not because its numbers are far from
-    1; None for others.
-    """
+    """A single problem of which nothing is known, if R broke down though numbers are near 1; else None."""
     over_rows = problems.over_rows
     if len(r) > 1 or not bool(over_rows.agree(r.isnan().any())):
         return None

@@ -372,9 +372,7 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
 
 
 def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
-    """``||A||_F``, of which there may be other rows elsewhere, in the precision of A where squares are in its
-    range: torch would copy A to sum in a wider one.
-    """
+    """``||A||_F`` over all processes, in the precision of A if that holds squares, without a copy."""
     norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
     low, high = SAFE_NORMS[a.dtype.to_real()]
     norm = norm if low < norm < high else float(torch.linalg.matrix_norm(in_double(a)))

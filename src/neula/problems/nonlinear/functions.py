@@ -66,9 +66,7 @@ def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
 
 
 def real_rows(f: torch.Tensor) -> torch.Tensor:
-    """Residuals, shape (P, m), or a Jacobian, shape (P, m, n), in real numbers: 2 m rows of complex ones, the
-    real part of each before its imaginary part.
-    """
+    """Residuals (P, m) or a Jacobian (P, m, n); of complex ones each real part before the imaginary."""
     if not f.is_complex():
         return f
     return torch.view_as_real(f.resolve_conj()).movedim(-1, 2).flatten(1, 2)

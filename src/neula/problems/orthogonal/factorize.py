@@ -231,9 +231,7 @@ class QRPlan:
 
 
 def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPlan | None:
-    """The first link for matrices that keep their dtype and are factorized all at once: on a CPU, and on a
-    GPU the kernel of small ones.
-    """
+    """The first link for matrices that keep their dtype, all at once: on a CPU, or a GPU's small kernel."""
     (m, n), target, tuning = a.shape[-2:], options.target, options.engine.tuning
     asked = options.named or options.in_place or options.progress is not None
     if asked or not a.numel() or a.dtype.to_real() != target.dtype or target not in (FP32, FP64):

@@ -139,9 +139,7 @@ class QRCase(MatrixLayout, Case):
 
     @cached_property
     def corrected(self) -> bool:
-        """Whether the first pass is followed by a correction of Q in the same launch: square matrices are
-        too ill-conditioned for one pass in float32 more often than not.
-        """
+        """Whether one launch corrects Q: square matrices are mostly too ill-conditioned for one pass."""
         default = self.options.algorithm is None
         return self.queued and default and self.square and self.target is FP32
 

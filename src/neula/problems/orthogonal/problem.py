@@ -317,9 +317,7 @@ class QRJudge:
         return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found
 
     def certificate(self, values: QRValues, numbers: np.ndarray | None = None) -> QRCertificate:
-        """Certificate for a single matrix, without arrays of one number, which take longer than the
-        numbers.
-        """
+        """Certificate for a single matrix: arrays of one number take longer than numbers."""
         known = values.measures[0] if numbers is None else numbers[:, 0]
         found = certificate_of(known.tolist(), values.measures.dtype, self.shape, self.target)
         if not found.doubtful:
@@ -328,9 +326,7 @@ class QRJudge:
         return replace(found, orthogonality_2norm=float(norm))
 
     def certificates_of_batch(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
-        """Certificates for a batch, from the measured numbers, where estimates that are too large are
-        replaced.
-        """
+        """Certificates for a batch, from the measured numbers; estimates that are too large are replaced."""
         dtype = values.measures.dtype
         found = certificates_of(numbers, dtype, self.shape, self.target)
         if not found.doubtful.any():

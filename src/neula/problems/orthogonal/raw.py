@@ -27,9 +27,7 @@ RECONSTRUCTED = "reconstruction"  # label of the link that goes through an expli
 
 @dataclass(frozen=True)
 class HouseholderForm(QRValues):
-    """H, with R above its Householder vectors, and tau in the places of Q and R, and what was measured of the
-    factors that they define.
-    """
+    """H, with R above its Householder vectors, and tau in the places of Q and R, and their measures."""
 
     def norms(
         self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE

@@ -201,9 +201,7 @@ def _triangular(matrices: QRMatrices) -> Solution:
 
 
 def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization: another pass over Q, in place by panels whose residual is small whatever the
-    rank.
-    """
+    """Another pass over Q, in place by panels whose residual is small whatever the rank."""
     options, in_place = matrices.options, matrices.options.in_place
     start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
     factors = reorthogonalize(
@@ -404,9 +402,7 @@ def alone_by_lapack(storage: Format) -> QRLink:
 
 
 def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
-    """Cholesky QR of a single tall matrix, and of its Q where random vectors see that too little is
-    orthogonal.
-    """
+    """Cholesky QR of a single tall matrix, and of Q if random vectors see that little is orthogonal."""
     target, a = matrices.options.target, matrices.a[0]
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     given = a.to(matching_dtype(matrices.options.work.dtype, a.dtype))

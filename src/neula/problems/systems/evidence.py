@@ -258,9 +258,7 @@ class InverseProbe:
         return UNCERTAIN * torch.maximum(self.norm, two_norms(self.sizes * x))
 
     def solves(self, image: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as they are scaled, given
-        ``A x``.
-        """
+        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as scaled, given ``A x``."""
         return two_norms(vector - image / right) <= self.solved.reduction
 
     def solve(self, a: torch.Tensor, update: UpdateSolver, max_iterations: int) -> None:

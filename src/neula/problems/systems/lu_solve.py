@@ -196,9 +196,7 @@ def _check_solution(x: torch.Tensor) -> None:
 
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
-    """Refine with b scaled to near 1 if b or A is not; x is then multiplied by a power of two, unless it
-    underflows.
-    """
+    """Refine, b scaled if it or A is far from 1; x is then unscaled, unless it underflows."""
     assert F.kept is not None
     exponents = binary_exponents(b.abs().amax(0))
     given = F.kept.scale == 1.0 and not bool((exponents.abs() > FAR).any())

@@ -318,9 +318,7 @@ class EquilibratedSystem(SingleProblem):
 
 
 def _symmetric_again(scaled: ScaledSystems) -> Equilibration:
-    """Scales that undo what makes rows and columns of a symmetric matrix differ, its diagonal near
-    ``2^TOP``.
-    """
+    """Scales that make rows and columns of a symmetric matrix equal again, its diagonal near ``2^TOP``."""
     exponents = scaled.symmetric()[0, :, 0]
     rows, columns = scaled.rows[0, :, 0] - exponents, scaled.columns[0, 0] - exponents
     common = rows.amax()
