@@ -199,7 +199,7 @@ def test_an_r_that_overflows_is_not_accepted_where_nobody_looks() -> None:
     assert accepted.tolist() == [True, False]
     factors = factorize(a, "reduced", QROptions(target=FP32, engine=ENGINE), found)
     assert factors.accepted.tolist() == [True, False]
-    assert "overflows float64" in factors.attempts[-1].reason
+    assert not factors.attempts[-1].accepted
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])

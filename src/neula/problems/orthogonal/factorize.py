@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.spectra.numerical_rank import SAFETY
 from neula.certificates.bounds import Accuracy
 from neula.certificates.qr import accepted_by
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
-from neula.engines import FP32, FP64, Engine, Format
-from neula.engines.formats import double_of, in_double
+from neula.engines import FP32, FP64, Engine
+from neula.engines.formats import in_double
 from neula.errors import part_of_one
 from neula.kernels import scipy_linalg
-from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
-from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link, Run, answer_of_first, first_answer, run_chain
 from neula.pipeline.distributed import in_step
@@ -47,11 +43,8 @@ def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begu
         if matrices.numel() == 0:
             return QRFactors.of_nothing(matrices, mode, target)
         if _go_together(matrices, options):
-            matrices, exponents = _in_range(matrices, target)
             first = None if begun is None else begun[0]
             factors = factorize_together(matrices, links_for(matrices, options), options, first)
-            if exponents is not None:
-                factors = _in_units_of_a(factors, exponents)
         else:
             factors = _one_after_the_other(matrices, options, begun)
         return factors.completed() if mode == "complete" else factors
@@ -62,10 +55,7 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
     if matrices.numel() == 0:
         return None
     with plain_arithmetic(options.engine.device):
-        exponents, parts = None, list(matrices.split(1))
-        if _go_together(matrices, options):
-            scaled, exponents = _in_range(matrices, options.target)
-            parts = [scaled]
+        parts = [matrices] if _go_together(matrices, options) else list(matrices.split(1))
         begun = _side_by_side(matrices, options) if len(parts) > 1 else None
         if begun is None:
             begun = []
@@ -76,9 +66,6 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
                 begun.append(found)
         values = QRValues.joined([found.values for found in begun])
         accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
-        if exponents is not None:
-            r, fits = _multiplied(values.r, exponents)
-            values, accepted = replace(values, r=r), accepted & fits
         return values, accepted, begun
 
 
@@ -164,36 +151,6 @@ def _run(
     links = in_step(links) if matrices.options.over_rows.spread else links
     run = run_chain(links, matrices, judge, begun=begun)
     return run, judge.certificates(run)
-
-
-def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Matrices that are factorized in a narrower range than theirs, divided by powers of two.
-
-    Returns ``matrices``, shape (batch, m, n); ``exponents``, shape (batch, 1, 1).
-    """
-    if matrices.dtype != double_of(matrices.dtype) or target is FP64:
-        return matrices, None
-    exponents = binary_exponents(largest_magnitude(matrices, (1, 2), keepdim=True))
-    return shift(matrices, -exponents), exponents
-
-
-def _multiplied(r: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """R by powers of two, and whether that of each matrix does not overflow, shape (batch,)."""
-    found = shift(in_double(r), exponents)
-    return found, (found.isfinite() == r.isfinite()).flatten(1).all(1)
-
-
-def _in_units_of_a(factors: QRFactors, exponents: torch.Tensor) -> QRFactors:
-    """Factors of what :func:`_in_range` has divided; those with an R that overflows are not accepted."""
-    r, fits = _multiplied(factors.r, exponents)
-    factors = replace(factors, r=r)
-    if bool(fits.all()):
-        return factors
-    found = cast(QRCertificates, factors.certificates)
-    certificates = replace(found, residual=np.where(fits.cpu().numpy(), found.residual, np.nan))
-    why = f"R of {int((~fits).sum())} of {len(r)} matrices overflows float64"
-    attempts = (*factors.attempts, Attempt("none", False, why))
-    return replace(factors, certificates=certificates, attempts=attempts)
 
 
 class QRPlan:
