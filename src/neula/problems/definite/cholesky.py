@@ -395,10 +395,8 @@ def _factorize(
     n = lower.shape[-1]
     if 0 in lower.shape:
         residual = torch.zeros(len(lower), dtype=torch.float64, device=lower.device)
-        nothing, why = (
-            CholeskyValues(lower.clone(), residual),
-            f"A is {tuple(lower.shape[1:])}, {len(lower)} times",
-        )
+        nothing = CholeskyValues(lower.clone(), residual)
+        why = f"A is {tuple(lower.shape[1:])}, {len(lower)} times"
         return Run.nothing_to_do(nothing, np.zeros((2, len(lower))), why)
     try:
         links = chain(len(lower), n, options, wait=begun is None)

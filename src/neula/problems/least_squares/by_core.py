@@ -168,10 +168,8 @@ def kernel_for(
     m: int, n: int, options: LeastSquaresOptions
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
     """The core's function for problems of m rows, those of damping included: ``seminormal_host.prepared``."""
-    limits, verdict = (
-        limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
-        options.limits((m, n)),
-    )
+    limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations))
+    verdict = options.limits((m, n))
     rcond, rounding = options.rcond, rounding_of(n, options.unit)
     if options.dtype.is_complex:
         m, n = 2 * m, 2 * n

@@ -75,10 +75,8 @@ class NullSpace:
         """Factorize C, shape (p, n), rows of which have largest elements in [1/2, 1), or are zero."""
         p, n = c.shape
         if not p or not n:
-            shortest, basis = (
-                d.new_zeros(*d.shape[:-2], n, d.shape[-1]),
-                torch.eye(n, dtype=d.dtype, device=d.device),
-            )
+            shortest = d.new_zeros(*d.shape[:-2], n, d.shape[-1])
+            basis = torch.eye(n, dtype=d.dtype, device=d.device)
             empty = d.new_zeros(n, 0), d.new_zeros(0, p)
             return cls(shortest, basis, [], list(range(p)), 1.0, c, d, *empty, rounded)
         q, r, order = qr(c.mH, mode="complete", pivoting=True, engine=engine)

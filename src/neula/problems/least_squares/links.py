@@ -261,10 +261,8 @@ class LeastSquaresCase(Case):
             return [("rgsqrf", format) for format in formats]
         columns = self.m if options.is_wide(self.m, self.n) else self.n
         # Of complex columns a Gram matrix is one real product of their parts, and a QR hundreds of three.
-        gram, most = (
-            tuning[GramTuning],
-            math.inf if options.dtype.is_complex else tuning[GramTuning].gram_columns,
-        )
+        gram = tuning[GramTuning]
+        most = math.inf if options.dtype.is_complex else tuning[GramTuning].gram_columns
         low = [("cholesky", "fp16")] if gram.fp16_gram_columns < columns <= most else []
         low.append(("cholesky", FP16_COR) if columns <= most else ("rgsqrf", "fp16"))
         better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]

@@ -188,10 +188,8 @@ class LeastSquaresJudge:
 
         The SVD improves what was found before, and has the last word.
         """
-        of, evidence = (
-            dict(zip(LeastSquaresSolutions.names, numbers, strict=True)),
-            Evidence.from_numbers(numbers),
-        )
+        of = dict(zip(LeastSquaresSolutions.names, numbers, strict=True))
+        evidence = Evidence.from_numbers(numbers)
         accepted = self.limits.accept(evidence) & (not answer.doubt)
         enough = replace(self.limits, forward_error=self.enough).accept(evidence) & (not answer.doubt)
         superseded = np.full_like(of["doubtful"], answer.label != SVD)

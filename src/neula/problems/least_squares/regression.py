@@ -125,10 +125,8 @@ class LinearFit:
         return self._given(self._errors(absolute))
 
     def _errors(self, absolute: bool) -> torch.Tensor:
-        lengths, (deviation, exponents) = (
-            two_norms(self.kept.map, 2),
-            self._scale(absolute),
-        )
+        lengths = two_norms(self.kept.map, 2)
+        deviation, exponents = self._scale(absolute)
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
     def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:

@@ -286,10 +286,8 @@ class Streamed(SingleProblem, ScaledUnknowns):
             return sums.summed()
 
         system, history = SummedProblem(coordinates, visited), list[float]()
-        refinement, limits = (
-            Refinement(system, start[None], 0.0),
-            self.options.limits((self.reader.count, self.n)),
-        )
+        refinement = Refinement(system, start[None], 0.0)
+        limits = self.options.limits((self.reader.count, self.n))
         while True:
             refinement.advance(refinement.steps + 1, refinement.steps + 1)
             members = summed_members(self, system, refinement.solution(), self.options)

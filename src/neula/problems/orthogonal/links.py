@@ -402,12 +402,10 @@ def _after(answer: Callable[..., ways.Solution], *, inherits: bool = True) -> Ma
     return make
 
 
-REPEATED, ONCE, TWICE, SHIFTED = (
-    "cholesky-qr {}, repeated",
-    "cholesky-qr {}",
-    "cholesky-qr {}, twice",
-    "shifted cholesky-qr {}",
-)
+REPEATED = "cholesky-qr {}, repeated"
+ONCE = "cholesky-qr {}"
+TWICE = "cholesky-qr {}, twice"
+SHIFTED = "shifted cholesky-qr {}"
 RGSQRF, HOUSEHOLDER, TREE, GRAM_SCHMIDT = "rgsqrf {}", "householder {}", "tsqr {}", "gram-schmidt {}"
 REORTHO, CORRECTION = "reortho", ways.CORRECTED.removeprefix(" + ")
 _ON_GPU = _alone, _not_lapack
