@@ -37,10 +37,10 @@ from neula.problems.bounded.problem import (
     BoundedProblems,
     BoundedValues,
     Whole,
-    attached,
     in_words,
 )
 from neula.problems.least_squares.general import checked_constraints
+from neula.problems.operators.bounded import attached
 
 LARGEST = 10**9
 """Value of ``m n^2`` up to which the core is used, in one thread. It takes a quarter to a half of the time of
