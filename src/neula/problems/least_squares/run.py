@@ -425,14 +425,11 @@ def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOption
         if 0 in (problems.a.numel(), problems.b.numel()):
             return None
         begun = first_answer(chain_together(len(problems), m, n, without_waits), problems)
-        if begun is None or begun.measured is None:
+        if begun is None:
             return None
-        of = dict(zip(LeastSquaresSolutions.names, begun.measured, strict=True))
-        exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-        accepted = options.limits((m, n)).accept(Evidence.from_numbers(begun.measured)) & exact
     values, least = begun.values, cast(int, begun.values.rank.amin())
     result: LstsqResult[Any] = LstsqResult(
-        **unread(call, shapes, begun.values, accepted, options),
+        **unread(call, shapes, begun, options.limits((m, n)), options),
         optimality=math.nan,
         residual_norm=math.nan,
         rank=least,

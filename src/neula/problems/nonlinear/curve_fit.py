@@ -163,16 +163,17 @@ class Prediction:
             )
             return found if found.ndim > 1 else found[:, None]
 
+        def derivatives(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+            found = self.model.values(self.jac, self.model.select(xdata, which, self.shape), x, "jac")
+            return found.reshape(len(x), -1, x.shape[1])
+
         with torch.no_grad():
             y = call(x, everyone, None)
-            given = None
-            if callable(self.jac):
-                given = self.model.values(self.jac, self.model.select(xdata, everyone, self.shape), x, "jac")
             mode = mode_of(self.jac, is_tensor=self.model.is_tensor)
             endless = torch.full_like(x, torch.inf, dtype=torch.float64)
             found = Jacobian(
                 call,
-                None,
+                derivatives if callable(self.jac) else None,
                 "5-point" if mode in SCHEMES and mode != "cs" else mode,
                 Differences("5-point", Bounds.from_arrays(-endless, endless)),
                 self.jac is None,
@@ -180,13 +181,10 @@ class Prediction:
             )
             if y.is_complex():
                 found.values = y.dtype
-            if given is None:
-                f = real_rows(y)
-                slopes = f.new_empty(*f.shape, x.shape[1])
-                found.write(x, everyone, None, f, slopes)
-                slopes = complex_rows(slopes) if y.is_complex() else slopes
-            else:
-                slopes = y.new_empty(*y.shape, x.shape[1]).copy_(given)
+            f = real_rows(y)
+            slopes = f.new_empty(*f.shape, x.shape[1])
+            found.write(x, everyone, None, f, slopes)
+            slopes = complex_rows(slopes) if y.is_complex() else slopes
         return y.reshape(*self.model.batch, -1), slopes.reshape(*self.model.batch, *slopes.shape[1:])
 
 

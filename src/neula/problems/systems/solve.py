@@ -384,13 +384,10 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
     with call.computing():
         systems = Systems(matrices, columns, replace(options, may_wait=False))
         begun = first_answer(chain_together(len(matrices), n, systems.options), systems)
-        if begun is None or begun.measured is None:
+        if begun is None:
             return None
-        of = dict(zip(SystemsSolutions.names, begun.measured, strict=True))
-        fits = of["largest"] <= torch.finfo(options.dtype).max
-        accepted = options.limits(n).accept(Evidence.from_numbers(begun.measured)) & fits
     result: SolveResult[Any] = SolveResult(
-        **unread(call, shapes, begun.values, accepted, options),
+        **unread(call, shapes, begun, options.limits(n), options),
         growth=math.nan,
         method=begun.label,
         _pending=lambda: _finished(call, shapes, options, begun),
