@@ -35,8 +35,7 @@ overflow nor lose digits."""
 
 REPLAYED = 20 << 20
 """Bytes of matrices up to which launches are replayed: copies of larger ones take a GPU longer than launches
-take the host.
-"""
+take the host."""
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:

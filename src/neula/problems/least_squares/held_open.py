@@ -130,8 +130,6 @@ class LeastSquares:
             self._gathered = Gathered()
         return self._merged
 
-    # --- rows come and go ---
-
     def update(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Add rows.
 
@@ -238,8 +236,6 @@ class LeastSquares:
         with plain_arithmetic(self._engine.device):
             self._merged = sums.in_dtype(theirs.r.dtype).plus(theirs.in_dtype(sums.r.dtype))
 
-    # --- solutions ---
-
     def solve(
         self,
         *,
@@ -306,8 +302,6 @@ class LeastSquares:
         target = target_format(accuracy, torch.float64, lambda target: lstsq_bound(target, self.n))
         return Call(operands, over(self._engine, dtype), dtype, target, strict)
 
-    # --- files ---
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to an ``.npz`` file, completely or not at all.
 
@@ -354,8 +348,6 @@ class LeastSquares:
             }
             fit._merged = HeldSums(**counts, **tensors)
         return fit
-
-    # --- rows ---
 
     @property
     def _vectors(self) -> torch.Tensor:

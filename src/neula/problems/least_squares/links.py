@@ -285,8 +285,6 @@ def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) ->
     return Chain(TABLE, LeastSquaresCase(count, m, n, options, False))
 
 
-# ---------------------------------------------------------------- conditions
-
 _when = Rule[LeastSquaresCase, bool]
 
 _together = _when("whole batch", lambda case: case.together)
@@ -356,8 +354,6 @@ def _is_named(algorithm: str) -> Rule[LeastSquaresCase, bool]:
     return _when(f"only ``algorithm='{algorithm}'``", lambda case: case.options.algorithm == algorithm)
 
 
-# ---------------------------------------------------------------- columns that depend on the case
-
 _formats = Rule[LeastSquaresCase, Sequence[str]]
 
 
@@ -382,9 +378,6 @@ def _krylov(case: LeastSquaresCase) -> str:
     if case.options.is_wide(case.m, case.n):
         return "craig"
     return "lsqr" if case.options.algorithm == "lsqr" else "cgls"
-
-
-# ---------------------------------------------------------------- links
 
 
 def _link(

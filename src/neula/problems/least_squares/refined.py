@@ -61,8 +61,7 @@ theirs, and where the residual is large, the error of x grows with the square of
 
 DOUBTFUL_ITERATIONS = 12
 """Iterations for an R in fp16 with a condition number above ``1/u``: its small singular values are mostly
-rounding errors. A few of them cost a few iterations, many of them more than a better R takes.
-"""
+rounding errors. A few of them cost a few iterations, many of them more than a better R takes."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +273,8 @@ def refined_with(
     """Refine with R as preconditioner, and find out whether A has full rank; declined if R is too poor."""
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
     iterations = _iterations(problem, largest, smallest, limit)
-    r = _unscale(preconditioner.triangle, problem.scales)
+    r, scales = preconditioner.triangle, problem.scales  # R of the matrix as given
+    r = r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
     columns = problem.scales / preconditioner.columns
     target = lstsq_bound(options.target, min(problem.shape)) / 3
     report = stage(options.progress, "refining")
@@ -374,11 +374,6 @@ def _condition_of_wide(
         found = extreme_singular_values(r, r)
     largest, smallest = found.tolist()
     return largest, smallest, spread
-
-
-def _unscale(r: UpperTriangular, scales: torch.Tensor) -> UpperTriangular:
-    """R of the matrix as given."""
-    return r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
 
 
 @dataclass(frozen=True)

@@ -162,9 +162,6 @@ def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) 
     return Chain(TABLE, QRCase(**vars(layout), options=options, stage=Stage.ALONE, wait=wait))
 
 
-# ---------------------------------------------------------------- conditions
-
-
 _when = Rule[QRCase, bool]
 
 
@@ -274,7 +271,6 @@ _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
 _exactly_two = _by_name("only ``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
 
-# ---------------------------------------------------------------- arithmetics that depend on the case
 _formats = Rule[QRCase, Sequence[str]]
 _working = _formats("fp32, fp64: the working precision", lambda case: [case.options.work.name])
 _doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.options.work.name])
@@ -296,9 +292,6 @@ _tall_arithmetic = _formats("fp16_cor; fp16 where Q may have that accuracy", lam
 
 # A reflector in float32 errs by some 10 u, no less than what a few columns are certified to.
 _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 else ["fp32", "fp64"])
-
-
-# ---------------------------------------------------------------- links
 
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:

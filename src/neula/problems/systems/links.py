@@ -108,8 +108,6 @@ def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> Sequence[Sin
     return Chain(TABLE, SystemsCase(count, n, options, False))
 
 
-# ---------------------------------------------------------------- conditions
-
 _when = Rule[SystemsCase, bool]
 _together = _when("whole batch", lambda case: case.together)
 _one_left = _when("each problem by itself", lambda case: not case.together)
@@ -159,8 +157,6 @@ _is_general_or_new = _when(
 )
 
 
-# ---------------------------------------------------------------- arithmetics that depend on the case
-
 _formats = Rule[SystemsCase, Sequence[str]]
 
 _low = _formats(
@@ -208,9 +204,6 @@ def _library(case: SystemsCase) -> Sequence[str]:
     options, tuning = case.options, case.tuning
     enough = options.target is not FP64 and case.n >= tuning[DirectTuning].direct_single
     return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]
-
-
-# ---------------------------------------------------------------- links
 
 
 def _steps(case: SystemsCase, label: str, name: str) -> TogetherLink:

@@ -63,8 +63,7 @@ TOO_POOR = 3.0
 which factors are too poor for GMRES: a few directions that E enlarges take as many vectors, but here it
 enlarges nearly all of them. With fp16 factors of normal matrices it is 0.4 at order 16384 (17 iterations) and
 1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 at condition 1e3, and 7 at 1e4, where 40
-iterations do not suffice.
-"""
+iterations do not suffice."""
 
 MIXED = "rbt + lu fp64"
 Solution = Answer[SystemsSolutions]
