@@ -98,10 +98,9 @@ def _by_torch(a: np.ndarray, *, lower: bool, clean: int) -> tuple[np.ndarray, in
 
 
 class LaunchedCholeskyPlan:
-    """A plan for matrices whose first link only launches its work, or is LAPACK.
+    """A plan for matrices whose first link only launches its work, or is LAPACK."""
 
-    ``upper``: whether U is requested, of the upper triangle.
-    """
+    # ``upper``: whether U is requested, of the upper triangle.
 
     def __init__(
         self, link: Link[Symmetric, CholeskyValues], options: CholeskyOptions, *, upper: bool

@@ -44,21 +44,17 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
 
 
 def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
-    """Factorize in double precision, by tiles or by the library, without reading the elements.
-
-    Where these are near the ends of the range, or A is not definite, the residual shows it.
-    """
+    """Factorize in double precision, by tiles or by the library, without reading the elements."""
+    # Where these are near the ends of the range, or A is not definite, the residual shows it.
     return _queued(matrices, FP64.name, _by_tiles)
 
 
 def by_library(
     matrices: Symmetric, before: Solution | None, format: Format, *, may_wait: bool = True
 ) -> Solution:
-    """LAPACK or cuSOLVER, in float32 or float64.
-
-    ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
-    SingularMember if there is no factor in double precision.
-    """
+    """LAPACK or cuSOLVER, in float32 or float64."""
+    # ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
+    # SingularMember if there is no factor in double precision.
     a, label = matrices.a, f"cholesky {format.name}"
     dtype = matching_dtype(format.dtype, a.dtype)
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
@@ -100,11 +96,9 @@ def _by_tiles(a: torch.Tensor) -> Found:
 
 
 def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
-    """L in the dtype of A, and what is measured; without synchronizing.
-
-    Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
-    Single precision, by tiles or by the library, takes A unscaled: if scales matter, the residual shows it.
-    """
+    """L in the dtype of A, and what is measured; without synchronizing."""
+    # Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
+    # Single precision, by tiles or by the library, takes A unscaled: if scales matter, the residual shows it.
     n, tuning = a.shape[-1], engine.tuning
     if (len(a) > 1 or n <= tuning[CholeskyOrders].tiled_cholesky) and factor_batch.takes(a):
         together = factor_batch(a)

@@ -127,12 +127,10 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
 
 
 def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> None:
-    """Let errors be those of the problem whose weighted elements are not rounded.
-
-    Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
-    independent: it turns the rows, which determine the minimum-norm solution if they are dependent. With
-    columns of norm 1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
-    """
+    """Let errors be those of the problem whose weighted elements are not rounded."""
+    # Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
+    # independent: it turns the rows, which determine the minimum-norm solution if they are dependent. With
+    # columns of norm 1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
     of = dict(zip(LeastSquaresSolutions.names, found.numbers[:-2], strict=True))  # views
     n = a.shape[-1]
     sizes = two_norms(a, 1).numpy()

@@ -382,10 +382,8 @@ class LeastSquares:
     def _blocks(
         self, sources: dict[str, Source], *, whole: bool
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]:
-        """Rows of A and b, checked, and a list of their weights, if there are any.
-
-        All of them, or some at a time, read ahead in a thread.
-        """
+        """Rows of A and b, checked, and a list of their weights, if there are any."""
+        # All of them, or some at a time, read ahead in a thread.
         m, k, device = sources["A"].shape[0], self._width(sources), self._engine.device
         dtype = self._dtype(sources)
         size = max(self._engine.tuning[StreamTuning].streamed_bytes // (8 * self.n), self.n)

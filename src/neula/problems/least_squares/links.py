@@ -107,11 +107,9 @@ def by_complete_orthogonal(
 
 
 def _scaled(problems: LeastSquaresProblems) -> ScaledProblems:
-    """The only problem in numbers near 1.
-
-    The unknown of a zero column is zero whatever its damping. The damping becomes as large as other columns,
-    since errors of the row space are multiplied by the ratio of column norms.
-    """
+    """The only problem in numbers near 1."""
+    # The unknown of a zero column is zero whatever its damping. The damping becomes as large as other
+    # columns, since errors of the row space are multiplied by the ratio of column norms.
     options, m = problems.options, problems.a.shape[1]
     scaled = ScaledProblems.from_arrays(
         problems.a, problems.b, options.weights, options.damp, options.over_rows
@@ -221,14 +219,12 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def gram(self) -> str:
-        """Arithmetic of the Gram matrix of a tall matrix as given; empty where none pays.
-
-        A GPU that is fast in fp64 reads A for the seminormal equations as often as iterations would
-        (262144 x 1024 on an H200: 14.0 ms, and 16.4 in the same run by CGLS with the same R). Over processes
-        problems of up to ``gram_columns`` columns take this way, too, in plain fp16: the host looks twice,
-        not once an iteration, where a process that launches late keeps all others waiting. Their matrices
-        are not copied in double precision.
-        """
+        """Arithmetic of the Gram matrix of a tall matrix as given; empty where none pays."""
+        # A GPU that is fast in fp64 reads A for the seminormal equations as often as iterations would (262144
+        # x 1024 on an H200: 14.0 ms, and 16.4 in the same run by CGLS with the same R). Over processes
+        # problems of up to ``gram_columns`` columns take this way, too, in plain fp16: the host looks twice,
+        # not once an iteration, where a process that launches late keeps all others waiting. Their matrices
+        # are not copied in double precision.
         options, tuning = self.options, self.tuning
         plain = options.weights is None and not options.damp and not options.named
         fast = tuning.corrected and tuning.fast_fp64
@@ -245,12 +241,10 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def preconditioners(self) -> list[tuple[str, str]]:
-        """Sources of an R of low precision for iterations: method and arithmetic, cheapest first.
-
-        An R in half precision with error correction is as good as one in single precision. It takes the
-        place of that, and stands before one in double precision, which takes three times as long (on an
-        H200). A QR in fp16 is no better than the Gram matrix with error correction, where that is cheaper.
-        """
+        """Sources of an R of low precision for iterations: method and arithmetic, cheapest first."""
+        # An R in half precision with error correction is as good as one in single precision. It takes the
+        # place of that, and stands before one in double precision, which takes three times as long (on an
+        # H200). A QR in fp16 is no better than the Gram matrix with error correction, where that is cheaper.
         options, tuning = self.options, self.tuning
         if options.compute is not None:
             return [("rgsqrf", options.compute)]
@@ -410,12 +404,10 @@ def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquares
 
 
 def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
-    """When the host reads the first results.
-
-    All steps of a batch are prelaunched, and of what a CUDA graph replays; four times as many with an R of a
-    later link, which is for ill-conditioned problems. A step of another single problem takes longer than the
-    host takes to read, which may save the next step.
-    """
+    """When the host reads the first results."""
+    # All steps of a batch are prelaunched, and of what a CUDA graph replays; four times as many with an R of
+    # a later link, which is for ill-conditioned problems. A step of another single problem takes longer than
+    # the host takes to read, which may save the next step.
     tuning, times = case.tuning, 4 if later else 1
     size = case.size
     launched = tuning[LaunchTuning]

@@ -99,10 +99,8 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         return self.algorithm is not None or self.compute is not None
 
     def refines_doubled(self, m: int, n: int, *, plain: bool = False) -> bool:
-        """Whether problems of m rows are refined with residuals in twice the working precision unasked.
-
-        Those of minimum norm always are: they need the augmented system. Of others none are if ``plain``.
-        """
+        """Whether problems of m rows are refined with residuals in twice the working precision unasked."""
+        # Those of minimum norm always are: they need the augmented system. Of others none are if ``plain``.
         few = not plain and self.rows(m, n) * n <= self.engine.tuning[LeastSquaresTuning].doubled_elements
         return few or self.forward or self.is_wide(m, n)
 
@@ -184,10 +182,8 @@ class LeastSquaresJudge:
         return bool(self.limits.accept(evidence) and evidence.forward_error <= self.enough and zero == 0)
 
     def verdict(self, answer: LeastSquaresAnswer, numbers: np.ndarray) -> Verdict:
-        """Among solutions with a small enough backward error, prefer the one with the most digits.
-
-        The SVD improves what was found before, and has the last word.
-        """
+        """Among solutions with a small enough backward error, prefer the one with the most digits."""
+        # The SVD improves what was found before, and has the last word.
         of = dict(zip(LeastSquaresSolutions.names, numbers, strict=True))
         evidence = Evidence.from_numbers(numbers)
         accepted = self.limits.accept(evidence) & (not answer.doubt)

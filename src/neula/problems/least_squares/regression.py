@@ -64,10 +64,8 @@ class LinearFit:
     is_spread: bool = False  # over processes, all of which have to ask
 
     def __reduce__(self) -> Any:
-        """Matrices do not travel with a result, but what statistics follow from does.
-
-        One process that pickles a result would wait for the others.
-        """
+        """Matrices do not travel with a result, but what statistics follow from does."""
+        # One process that pickles a result would wait for the others.
         if self.is_spread and "kept" not in vars(self):
             return _forgotten, ()
         try:
@@ -195,11 +193,9 @@ def from_triangle(
     rcond: float,
     units: tuple[torch.Tensor, torch.Tensor],
 ) -> FitNumbers:
-    """Numbers of one fit, of so many rows without those of the damping; a ValueError if A lacks full rank.
-
-    ``triangle``: R of ``[A b]`` by Householder reflections, up to an orthogonal factor of its last k rows.
-    ``units``: exponents of the powers of two by which columns of A and b were divided.
-    """
+    """Numbers of one fit, of so many rows without those of the damping; a ValueError if A lacks full rank."""
+    # ``triangle``: R of ``[A b]`` by Householder reflections, up to an orthogonal factor of its last k rows.
+    # ``units``: exponents of the powers of two by which columns of A and b were divided.
     of_a, of_b = units
     n = len(of_a)
     r, z, s = triangle[:n, :n], triangle[:n, n:], triangle[n:, n:]

@@ -62,10 +62,9 @@ FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | No
 
 
 class LeastSquaresPlan:
-    """A plan for single problems with k right-hand sides, without weights.
+    """A plan for single problems with k right-hand sides, without weights."""
 
-    ``fit_of`` makes a fit of the user's operands, x and norms of residuals.
-    """
+    # ``fit_of`` makes a fit of the user's operands, x and norms of residuals.
 
     def __init__(
         self, m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf = lambda *_: None
@@ -244,10 +243,8 @@ def solve_problems(
     begun: LeastSquaresAnswer | None = None,
     together: Sequence[LeastSquaresLink] | None = None,
 ) -> Run[LeastSquaresSolutions]:
-    """Solve small problems together, then each unsolved problem by itself.
-
-    In a batch NaN and Inf are no error. ``begun``: by the first link.
-    """
+    """Solve small problems together, then each unsolved problem by itself."""
+    # In a batch NaN and Inf are no error. ``begun``: by the first link.
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
     if a.numel() == 0:
@@ -360,10 +357,8 @@ def _reject_vanished(run: Run[LeastSquaresSolutions], problems: LeastSquaresProb
 def with_exact_zeros(
     run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems
 ) -> Run[LeastSquaresSolutions]:
-    """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error.
-
-    Such right-hand sides look like uncertain ones. Others of the same matrix are solved again without them.
-    """
+    """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error."""
+    # Such right-hand sides look like uncertain ones. Others of the same matrix are solved again without them.
     if run.accepted.all():
         return run
     a, b, weights, values = problems.a, problems.b, problems.options.weights, run.found

@@ -219,10 +219,9 @@ class Streamed(SingleProblem, ScaledUnknowns):
         return sums.whole, self.reader.count
 
     def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
-        """One pass: ``step`` takes all rows of A and b, weighted and scaled, then those of the damping.
-
-        ``rescale`` in a first pass changes what was summed, where columns of A and b are too large, or small.
-        """
+        """One pass: ``step`` takes all rows of A and b, weighted and scaled, then those of the damping."""
+        # ``rescale`` in a first pass changes what was summed, where columns of A and b are too large, or
+        # small.
         for block in self.reader.read(what):
             a, b = self._weighted(block)
             if rescale is not None:

@@ -60,11 +60,10 @@ def by_iteration(
 
 
 class _TripletMeasurements:
-    """Measures triplets during iterations: cheap measures first, the others if the first are good enough.
+    """Measures triplets during iterations: cheap measures first, the others if the first are good enough."""
 
-    ``measures`` are those of a certificate, of the last triplets, ``errors`` bounds on the errors of their
-    singular values, and ``remainder`` is an estimate of the error of the approximation.
-    """
+    # ``measures`` are those of a certificate, of the last triplets, ``errors`` bounds on the errors of their
+    # singular values, and ``remainder`` is an estimate of the error of the approximation.
 
     def __init__(self, problems: TallMatrix, rank: int, most: int) -> None:
         self.problems, self.rank, self.most = problems, rank, most

@@ -350,10 +350,8 @@ def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:
 
 
 def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> tuple[TallMatrix, float]:
-    """A tall matrix in working precision, and the power of two by which it is multiplied.
-
-    That is 1 where squares neither overflow nor underflow.
-    """
+    """A tall matrix in working precision, and the power of two by which it is multiplied."""
+    # That is 1 where squares neither overflow nor underflow.
     device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
     tall = tall.to(torch.promote_types(tall.dtype, torch.float32))
     norm, scale = _norm(tall, over_rows), 1.0

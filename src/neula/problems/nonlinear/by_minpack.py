@@ -42,10 +42,8 @@ SCHEMES = ("2-point", "3-point", "5-point")  # differences that are taken here
 
 
 def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *others: Any) -> bool:
-    """Whether there is one problem of NumPy on a CPU, without anything unusual.
-
-    ``x``: variables, or observations: a vector. ``others``: arguments that are None, or zero, by default.
-    """
+    """Whether there is one problem of NumPy on a CPU, without anything unusual."""
+    # ``x``: variables, or observations: a vector. ``others``: arguments that are None, or zero, by default.
     known = jac is None or callable(jac) or jac in SCHEMES
     here = call.engine.device.type == "cpu" and call.engine.tuning.lapack
     of_numpy = call.first.wrap is torch.Tensor.numpy and here
@@ -65,9 +63,8 @@ def fit_by_minpack(
 ) -> LeastSquaresResult[Any] | None:
     """The minimum where it is certified, if residuals and derivatives are what NumPy computes with, and the
     way there stays within bounds.
-
-    ``x``, shape (n,): where to begin. ``loss``: its name, and its scale.
     """
+    # ``x``, shape (n,): where to begin. ``loss``: its name, and its scale.
     default, given = not jac, jac if callable(jac) else None
     scheme = jac if isinstance(jac, str) else "2-point"
     try:

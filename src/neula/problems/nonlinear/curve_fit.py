@@ -49,10 +49,8 @@ class Model:
     is_tensor: bool  # whether f is a function of torch
 
     def values(self, function: Callable[..., Any], xdata: Any, x: torch.Tensor, name: str) -> torch.Tensor:
-        """Values of the model, or of a function with its arguments, at parameters x, shape (P, n).
-
-        Of a batch each parameter has shape (P, 1), else none.
-        """
+        """Values of the model, or of a function with its arguments, at parameters x, shape (P, n)."""
+        # Of a batch each parameter has shape (P, 1), else none.
         rows = x[:, :, None].unbind(1) if self.batch else x[0].unbind()
         given = [self.wrap(value) for value in rows]
         if not self.batch and not self.is_tensor:

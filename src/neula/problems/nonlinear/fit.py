@@ -152,11 +152,9 @@ def _to_refine(at: Iterates, tolerances: Tolerances) -> torch.Tensor:
 def _refine(
     problem: Residuals, at: Iterates, start: Start, which: torch.Tensor, *, rescale: bool
 ) -> torch.Tensor:
-    """Continue to what rounding errors allow; returns by what the last steps shrank.
-
-    Gauss-Newton steps do, but where a valley is curved they may lead up its side: there the trust region
-    continues, with tight tolerances, before they are tried again.
-    """
+    """Continue to what rounding errors allow; returns by what the last steps shrank."""
+    # Gauss-Newton steps do, but where a valley is curved they may lead up its side: there the trust region
+    # continues, with tight tolerances, before they are tried again.
     if problem.jacobian.take_care():
         x = picked(at.x, which)
         problem.cost(x, which)
@@ -416,10 +414,8 @@ class Residuals:
         return found.to(self.engine.device, torch.float64, copy=True)
 
     def errors(self, at: Iterates, bounds: Bounds) -> Errors:
-        """Errors of the residuals and of the Jacobian at the points where it was computed last.
-
-        Differences: truncation and rounding errors together, by how much shorter steps change them.
-        """
+        """Errors of the residuals and of the Jacobian at the points where it was computed last."""
+        # Differences: truncation and rounding errors together, by how much shorter steps change them.
         x, near, left = at.x, at.near, self._unexplained(at, bounds)
         least = torch.full_like(near.norms, self.jacobian.noise)
         if not self.jacobian.approximate:

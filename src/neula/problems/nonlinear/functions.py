@@ -187,10 +187,8 @@ class Jacobian:
         out: torch.Tensor,
         part: float = 1.0,
     ) -> None:
-        """Write it to ``out``, shape (P, m, n), at x where the residuals are f.
-
-        Differences take so large a part of their steps.
-        """
+        """Write it to ``out``, shape (P, m, n), at x where the residuals are f."""
+        # Differences take so large a part of their steps.
         if self.given is not None:
             out.copy_(self._checked(self.given(x, which, item), out))
         elif self.mode in SCHEMES:

@@ -207,10 +207,8 @@ class Errors:
 def evidence_of(
     at: Iterates, bounds: Bounds, rate: torch.Tensor, rows: int, errors: Errors
 ) -> NonlinearEvidence:
-    """Measure it, from the factor of the Jacobian at x.
-
-    ``rate``, shape (batch,): by what Gauss-Newton steps shrank. ``rows``: residuals of a problem.
-    """
+    """Measure it, from the factor of the Jacobian at x."""
+    # ``rate``, shape (batch,): by what Gauss-Newton steps shrank. ``rows``: residuals of a problem.
     near, x, n, u = at.near, at.x.double(), at.x.shape[1], at.eps
     held = _pressed(at, bounds.held(x, -near.gradient), errors, max(rows, n) * u)
     r, c = without(near.r, near.c, held)
@@ -248,18 +246,14 @@ def evidence_of(
 
 
 def estimated_error(length: X, rate: X, condition: X, of_residuals: X, of_products: X) -> X:
-    """Estimate of the error that Gauss-Newton steps of this length leave, if each is shorter by this rate.
-
-    The inverse magnifies errors of the residuals once, and twice those of their products with columns.
-    """
+    """Estimate of the error that Gauss-Newton steps of this length leave, if each is shorter by this rate."""
+    # The inverse magnifies errors of the residuals once, and twice those of their products with columns.
     return (length + condition * (of_residuals + condition * of_products)) / (1 - rate)
 
 
 def _pressed(at: Iterates, held: torch.Tensor, errors: Errors, u: float) -> torch.Tensor:
-    """Variables at bounds whose gradient is more than errors, and more than others have left.
-
-    A bound does not keep the rest of them where they are: they may as well move away from it.
-    """
+    """Variables at bounds whose gradient is more than errors, and more than others have left."""
+    # A bound does not keep the rest of them where they are: they may as well move away from it.
     near = at.near
     slopes = near.gradient.abs() / torch.where(near.norms > 0, near.norms, 1.0)
     left = slopes.masked_fill(held, 0.0).amax(1) + u * near.size

@@ -70,10 +70,8 @@ def _usable(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, side: torch.Tenso
 
 
 def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, may_raise: bool) -> torch.Tensor:
-    """``(A_F^T A_F)^-1`` times the rows of free unknowns of each right-hand side, and zero for the others.
-
-    Where the columns of free unknowns are dependent it is an error, or NaN where nothing may be read.
-    """
+    """``(A_F^T A_F)^-1`` times the rows of free unknowns of each right-hand side, and zero for the others."""
+    # Where the columns of free unknowns are dependent it is an error, or NaN where nothing may be read.
     largest = a.detach().abs().amax(-2) if a.shape[-2] else a.new_zeros(*a.shape[:-2], a.shape[-1])
     scales = power_of_two_scales(largest)[..., None, :]
     scaled = a * scales

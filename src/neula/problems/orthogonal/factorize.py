@@ -34,10 +34,8 @@ Begun = Sequence[Answer[QRValues]]  # answers of first links: of a chain for all
 
 
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
-    """Q and R of one matrix or a batch, by what suits it, on the engine's device.
-
-    Shapes: matrices (batch, m, n). ``mode``: whether Q is to be square. ``begun``: from :func:`begin`.
-    """
+    """Q and R of one matrix or a batch, by what suits it, on the engine's device."""
+    # Shapes: matrices (batch, m, n). ``mode``: whether Q is to be square. ``begun``: from :func:`begin`.
     target = options.target
     with plain_arithmetic(options.engine.device):
         if matrices.numel() == 0:

@@ -48,10 +48,8 @@ class QRFactors:
 
     @classmethod
     def of_nothing(cls, matrices: torch.Tensor, mode: str, target: Format) -> QRFactors:
-        """The factors of no matrices, or of matrices without elements: nothing in them can be wrong.
-
-        Without columns the complete Q is the identity, as in NumPy and torch.
-        """
+        """The factors of no matrices, or of matrices without elements: nothing in them can be wrong."""
+        # Without columns the complete Q is the identity, as in NumPy and torch.
         count, m, n = matrices.shape
         k = m if mode == "complete" else min(m, n)
         q, r = matrices.new_empty(count, m, k), matrices.new_empty(count, k, n)

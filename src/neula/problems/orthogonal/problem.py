@@ -177,11 +177,10 @@ class QRMatrices(Batch):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A single matrix with its column scales.
+    """A single matrix with its column scales."""
 
-    A zero column is replaced by a random one for the factorization, and its column of R by zeros: Q stays
-    orthonormal, as Householder reflections would have it.
-    """
+    # A zero column is replaced by a random one for the factorization, and its column of R by zeros: Q stays
+    # orthonormal, as Householder reflections would have it.
 
     a: torch.Tensor  # shape (m, n)
     scales: torch.Tensor  # shape (n,)
@@ -269,11 +268,9 @@ def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
 
 
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
-    """Measures as of :func:`neula.certificates.qr.qr_measures`.
-
-    A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
-    batch).
-    """
+    """Measures as of :func:`neula.certificates.qr.qr_measures`."""
+    # A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
+    # batch).
     vectors = probe_vectors(r.shape[-1], r.dtype)
     if (found := reflected_errors(a, q, r, vectors)) is not None:
         return trusted(found, target)

@@ -41,10 +41,8 @@ RawLink = Link[QRMatrices, HouseholderForm]
 
 
 def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
-    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
-
-    Shapes: matrices (batch, m, n).
-    """
+    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device."""
+    # Shapes: matrices (batch, m, n).
     count, m, n = matrices.shape
     if matrices.numel() == 0:
         nothing = QRFactors.of_nothing(matrices, "reduced", options.target)

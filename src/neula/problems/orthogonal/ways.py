@@ -82,14 +82,13 @@ Method = Callable[[torch.Tensor], Factors]  # from a matrix, or from a batch of 
 def together(
     label: str, dtype: torch.dtype | None, method: Method, *, scaled: bool = True, waits: bool = False
 ) -> QRLink:
-    """QR of all matrices of a batch at once, which are not wide; equal labels, equal methods.
-
-    It takes matrices of a dtype, or complex ones with such parts; None if it is not scaled and takes any. If
-    it is ``scaled``, it needs columns whose largest elements are near 1, and may overwrite them. A first link
-    that takes matrices as they are saves a scaled copy. It is right unless squares of the elements leave the
-    range of the format, and then it is not accepted. Matrices of a wider format, which may not fit this one,
-    are always scaled. If the host ``waits`` for the device in it, or copies to it, no CUDA graph can have it.
-    """
+    """QR of all matrices of a batch at once, which are not wide; equal labels, equal methods."""
+    # It takes matrices of a dtype, or complex ones with such parts; None if it is not scaled and takes any.
+    # If it is ``scaled``, it needs columns whose largest elements are near 1, and may overwrite them. A first
+    # link that takes matrices as they are saves a scaled copy. It is right unless squares of the elements
+    # leave the range of the format, and then it is not accepted. Matrices of a wider format, which may not
+    # fit this one, are always scaled. If the host ``waits`` for the device in it, or copies to it, no CUDA
+    # graph can have it.
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options = matrices.options
@@ -115,10 +114,8 @@ def together(
 
 
 def another_pass(label: str) -> QRLink:
-    """Another pass in double precision over the Q of all matrices of a batch that are left.
-
-    Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
-    """
+    """Another pass in double precision over the Q of all matrices of a batch that are left."""
+    # Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         assert before is not None
@@ -168,11 +165,9 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to continue from.
-
-    Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
-    R, and more often than not too ill-conditioned for anything but reflections.
-    """
+    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to continue from."""
+    # Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
+    # R, and more often than not too ill-conditioned for anything but reflections.
     looked_at = matrices.single  # which refuses NaN
     if matrices.options.in_place:
         return _answer(matrices, "", *_rgsqrf_in_place(looked_at))
@@ -318,20 +313,16 @@ def leading(n: int) -> list[int]:
 
 
 def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
-    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost.
-
-    Estimates by a few random vectors may be too small, which the certificate notices.
-    """
+    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost."""
+    # Estimates by a few random vectors may be too small, which the certificate notices.
     most = orthogonality_bound(target, n) / 2
     found = zip(leading(n), losses.tolist(), strict=True)
     return n - next((k for k, loss in found if loss <= most), 0)
 
 
 def _rgsqrf_in_place(matrix: Matrix) -> Factors:
-    """The first pass, and before it what is to be known of A when it is gone.
-
-    Nothing can be done again from A, so panels are those of Householder, except on a GPU.
-    """
+    """The first pass, and before it what is to be known of A when it is gone."""
+    # Nothing can be done again from A, so panels are those of Householder, except on a GPU.
     options, engine = matrix.options, matrix.options.low_engine
     matrix.image  # noqa: B018
     fast = engine.tuning.recursion(engine.storage).panel == "cholesky32"
@@ -499,11 +490,9 @@ def corrected(matrix: Matrix) -> Factors:
 
 
 def corrected_where_lost(label: str) -> QRLink:
-    """Orthogonalize only the last columns again; most often all others are orthonormal.
-
-    A few are corrected and measured before anything is known, since a GPU that waits for the host to look
-    loses more. Where what was measured before says that more have lost, these are corrected afterwards.
-    """
+    """Orthogonalize only the last columns again; most often all others are orthonormal."""
+    # A few are corrected and measured before anything is known, since a GPU that waits for the host to look
+    # loses more. Where what was measured before says that more have lost, these are corrected afterwards.
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options, (a,) = matrices.options, matrices.a

@@ -93,11 +93,9 @@ class Product:
     def batched(
         self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int], out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Products of a batch: one if all share B, small ones together, others one after the other.
-
-        Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``. ``out`` is
-        written, and read where beta is not zero.
-        """
+        """Products of a batch: one if all share B, small ones together, others one after the other."""
+        # Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``. ``out`` is
+        # written, and read where beta is not zero.
         *batch, _, n = shape
         if 0 in (*shape, a.shape[-1]):
             product = a.new_zeros(tuple(shape), dtype=torch.promote_types(a.dtype, b.dtype))

@@ -155,12 +155,10 @@ class LUPlan:
 
 
 def factors_of(a: np.ndarray, lu: np.ndarray, pivots: np.ndarray, image: np.ndarray) -> LUFactors[Any] | None:
-    """LAPACK's factors of A as :func:`neula.lu_factor` has them; None where it has none.
-
-    ``a``, shape (n, n): float64 or float32, with numbers near 1, in the memory of the user. ``lu`` and
-    ``pivots``: as of SciPy. ``image``, shape (n, 1): ``A v`` when it was factorized, for the fixed v of
-    :class:`KeptMatrix`.
-    """
+    """LAPACK's factors of A as :func:`neula.lu_factor` has them; None where it has none."""
+    # ``a``, shape (n, n): float64 or float32, with numbers near 1, in the memory of the user. ``lu`` and
+    # ``pivots``: as of SciPy. ``image``, shape (n, 1): ``A v`` when it was factorized, for the fixed v of
+    # :class:`KeptMatrix`.
     begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.real.itemsize])
     if plan is None:
         return None
@@ -465,11 +463,9 @@ def naming(index: Sequence[int]) -> Iterator[None]:
 def stacked(
     factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, like: torch.Tensor
 ) -> PackedLU:
-    """Factors of the matrices of a batch in one piece of memory, each column-major as it was.
-
-    ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
-    factors, and a tensor where they are, also for a batch of none.
-    """
+    """Factors of the matrices of a batch in one piece of memory, each column-major as it was."""
+    # ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
+    # factors, and a tensor where they are, also for a batch of none.
     if not factors:
         none = torch.empty(*batch, n, n, dtype=matching_dtype(storage.dtype, like.dtype), device=like.device)
         return PackedLU(none, none.new_empty(*batch, n, dtype=torch.int64), storage)

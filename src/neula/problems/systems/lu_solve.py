@@ -310,14 +310,12 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
 
 
 class MeasuredSubstitution:
-    """Solves with LAPACK's factors of A, and measures solutions along random vectors.
+    """Solves with LAPACK's factors of A, and measures solutions along random vectors."""
 
-    With Gaussian vectors G and ``G^T A``, which is made once, ``G^T b - (G^T A) x`` estimates the norm of the
-    residual in a few operations a row. The backward error is that for perturbations of A measured in the
-    Frobenius norm.
-
-    ``factors``: of a matrix that is kept, and whose condition number is known.
-    """
+    # With Gaussian vectors G and ``G^T A``, which is made once, ``G^T b - (G^T A) x`` estimates the norm of
+    # the residual in a few operations a row. The backward error is that for perturbations of A measured in
+    # the Frobenius norm.
+    # ``factors``: of a matrix that is kept, and whose condition number is known.
 
     def __init__(self, factors: LUFactors[Any]) -> None:
         kept = factors.kept

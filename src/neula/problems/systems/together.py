@@ -257,11 +257,9 @@ class SolvedSystems(NamedTuple):
 def solve_together(
     systems: Systems, before: Answer[SystemsSolutions] | None = None, *, label: str
 ) -> Answer[SystemsSolutions]:
-    """Solve as many systems at a time as fill the machine, with factors from one source: a launch a step.
-
-    Raises SingularMember if there are no factors in double precision. Raises Declined if there are none in
-    single precision.
-    """
+    """Solve as many systems at a time as fill the machine, with factors from one source: a launch a step."""
+    # Raises SingularMember if there are no factors in double precision. Raises Declined if there are none in
+    # single precision.
     source = SOURCES[label]
     options, count, (n, k) = systems.options, len(systems), systems.b.shape[1:]
     in_reach = _in_reach(systems, source)
@@ -343,11 +341,9 @@ def _in_one_launch(systems: Systems) -> SolvedSystems:
 
 
 def _launched(inputs: Inputs, options: SystemsOptions, source: FactorSource, *, looks: bool) -> SolvedSystems:
-    """Systems by launches alone, after the host has read at most the sizes of numbers.
-
-    ``looks``: whether it does: what scaling needs is half of everything, and mostly changes nothing. In a
-    batch that would depend on what the other systems are.
-    """
+    """Systems by launches alone, after the host has read at most the sizes of numbers."""
+    # ``looks``: whether it does: what scaling needs is half of everything, and mostly changes nothing. In a
+    # batch that would depend on what the other systems are.
     given = ScaledSystems.as_given(*made(inputs)) if looks else None
     scaled = partial(ScaledSystems.from_arrays, synchronizes=False) if given is None else ScaledSystems.again
     inputs = inputs if given is None else given.tensors
@@ -395,11 +391,9 @@ def steps_of(options: SystemsOptions) -> int:
 
 
 def _spares_a_step(options: SystemsOptions) -> bool:
-    """Whether one prelaunched step less is taken, and only what is finished after it is accepted.
-
-    All of them do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
-    1e10, and what it leaves unfinished goes to the library.
-    """
+    """Whether one prelaunched step less is taken, and only what is finished after it is accepted."""
+    # All of them do for condition numbers up to 1e6, of a definite A up to 1e12. There one less does up to
+    # 1e10, and what it leaves unfinished goes to the library.
     return options.positive and options.may_wait
 
 
@@ -449,10 +443,8 @@ def _measured(
     *,
     finished: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Solutions as they are returned, their forward errors, and :attr:`SystemsSolutions.names` of them.
-
-    ``finished``: whether those are doubtful that another step would improve.
-    """
+    """Solutions as they are returned, their forward errors, and :attr:`SystemsSolutions.names` of them."""
+    # ``finished``: whether those are doubtful that another step would improve.
     if scaled.given and format_of(options.dtype) is FP64:
         # Of x alone, as it is returned.
         residual = refinement.residual - scaled.a @ (refinement.update - refinement.low)

@@ -101,10 +101,8 @@ def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) ->
 
 
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
-    """GMRES with the butterflied factors of one large system, if these are too inaccurate for refinement.
-
-    A few small singular values of A add as many directions.
-    """
+    """GMRES with the butterflied factors of one large system, if these are too inaccurate for refinement."""
+    # A few small singular values of A add as many directions.
     factors = None if before is None else before.factors
     if factors is None or not math.isfinite(factors.growth):
         raise Declined
@@ -113,10 +111,8 @@ def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
 
 
 def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """Butterflied LU in double precision, if the library's LU does not solve the system.
-
-    Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
-    """
+    """Butterflied LU in double precision, if the library's LU does not solve the system."""
+    # Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
     if before is not None and bool(before.values.refined_error <= system.bound):
         raise Declined
     return _mixed(system, Arithmetic(FP64))
