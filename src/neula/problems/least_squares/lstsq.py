@@ -214,25 +214,15 @@ def lstsq(
     constraints; backward and forward error include it. With a covariance, A and b are multiplied by the
     inverse of its Cholesky factor, whose condition number enters the forward error.
 
-    Complex problems take the same links, with conjugate transposes; small ones on a CPU, and batches of small
-    ones on a GPU, are solved as real ones of twice the order.
-
     If A, b or the weights are torch tensors that require gradients, x is differentiable, to any order. The
     backward pass factorizes A in double precision, and raises a ValueError where A lacks full rank
     (:class:`neula.pipeline.derivatives.Solution`).
 
     Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
-    right-hand sides and column scaling. Damping and weights are applied in a copy of A in double precision.
-
-    Small problems, alone or in a batch, are solved by the corrected seminormal equations [2]_
-    (:mod:`neula.algorithms.krylov.batched_lstsq`), each step one launch for the whole batch, with residuals
-    in twice the working precision, unless an algorithm or a format is named. Each problem is measured by
-    itself. Rejected or possibly rank-deficient problems continue with a more accurate R, then one by one with
-    the SVD. The attempts are those of the batch, then those of the worst problem that was solved alone.
-
-    On a CPU this holds for all problems that are not wide, with R from a Gram matrix, or from reflections if
-    columns are nearly dependent. Problems of up to 262144 elements and 256 columns or rows begin with the
-    compiled core (``seminormal_host``), which also has shifted Cholesky QR.
+    right-hand sides and column scaling; small ones, and on a CPU all that are not wide, the corrected
+    seminormal equations [2]_ with residuals in twice the working precision. Each problem of a batch is
+    measured by itself. The attempts are those of the batch, then those of the worst problem that was solved
+    alone; the page *Links* of the documentation has the table of all of them.
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||``. D holds the column norms of A, and x* is the exact
     solution for A and b as stored, below full rank of the problem of the numerical rank. If residuals are in

@@ -165,22 +165,9 @@ def qr(
     Q [4]_. The certificate is that of the Q they define. If columns are dependent, the columns of Q beyond
     the rank are orthonormal to the others.
 
-    On a GPU one kernel factorizes and measures small matrices (up to 64 x 32), in batches of at most one
-    matrix for each multiprocessor, unless an engine or an algorithm is named. It runs Cholesky QR in double
-    precision until Q is orthonormal. Until the kernel is compiled, and if it is not accurate enough, single
-    matrices go to LAPACK on the host and batches to the next link.
-
-    Tall matrices begin with Cholesky QR of the whole matrix: up to 256 columns with corrected products, as in
-    :func:`tsqr`, and up to 1024 in half precision if the accuracy allows it. On a CPU a second factorization
-    of Q follows if necessary, then LAPACK's reflections. In square float32 matrices, the columns of Q that
-    lost their orthogonality, usually the last few, are corrected before Q is measured.
-
-    Small matrices of a batch are factorized together, each step one launch
-    (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named. On
-    a GPU, square ones take one pass in double precision, which suffices for most, also for zero or nearly
-    collinear columns. Each matrix has a certificate; rejected ones take a second and a third pass, then
-    Householder reflections in double precision. The attempts are those of the batch, with the worst
-    certificate.
+    Which algorithm comes first depends on shape, accuracy and machine: the page *Links* of the documentation
+    has the table. Small matrices of a batch are factorized together. Each matrix has a certificate, and the
+    attempts are those of the batch, with the worst certificate.
 
     Complex matrices take the same algorithms, and routines of the library in place of kernels for small ones.
     Their Gram matrices are in double precision, and products in a low format are three real ones. R has a
