@@ -19,8 +19,7 @@ from neula.io.matrices import random_matrix
 from neula.kernels.qr import cholesky_qr_host
 from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.factorize import begin, factorize, factorize_together
-from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.problem import QRFactors, QRMatrices, QROptions
 from neula.problems.orthogonal.ways import QRLink, together
 
 ENGINE = CpuEngine("cpu")

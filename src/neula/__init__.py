@@ -35,9 +35,8 @@ if TYPE_CHECKING:
     )
     from neula.problems.bounded.lsq_linear import lsq_linear, nnls
     from neula.problems.definite.cholesky import cholesky
-    from neula.problems.least_squares.formula import fit_formula
     from neula.problems.least_squares.held_open import LeastSquares
-    from neula.problems.least_squares.lstsq import lstsq
+    from neula.problems.least_squares.lstsq import fit_formula, lstsq
     from neula.problems.least_squares.pinv import pinv
     from neula.problems.least_squares.ridge_path import ridge_path
     from neula.problems.low_rank.svd import svd_lowrank
@@ -119,7 +118,7 @@ _HOMES = {
     "svd": "problems.spectra.svd",
     "svdvals": "problems.spectra.svd",
     "finish": "pipeline.chain",
-    "fit_formula": "problems.least_squares.formula",
+    "fit_formula": "problems.least_squares.lstsq",
     "lsq_linear": "problems.bounded.lsq_linear",
     "curve_fit": "problems.nonlinear.curve_fit",
     "least_squares": "problems.nonlinear.least_squares",

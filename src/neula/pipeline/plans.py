@@ -23,14 +23,13 @@ from neula.engines import Tuning
 from neula.kernels.core import core
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.batches import ProblemBatch
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.chain import Answer, Link, MemoryGuard, answer_of_first
 from neula.pipeline.inputs import fetched_tensors
 from neula.pipeline.result import Attempt, SolutionResult, logged
 from neula.pipeline.result.shown import Later, Shown
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import SolutionOptions, Solutions
-from neula.pipeline.state import restored
 
 KEPT = 512  # shapes of one function that are remembered. A program that has more of them begins anew.
 

@@ -25,7 +25,7 @@ from neula.pipeline.shapes import BatchedProblem
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.orthogonal.certified import certified_qr
-from neula.problems.orthogonal.factors import QRFactors
+from neula.problems.orthogonal.problem import QRFactors
 
 
 class FitNumbers(NamedTuple):

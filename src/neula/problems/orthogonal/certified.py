@@ -23,8 +23,7 @@ from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.problem import QRFactors, QRMatrices, QROptions
 
 
 def certified_qr(a: torch.Tensor, engine: Engine) -> QRFactors:

@@ -25,9 +25,8 @@ from neula.pipeline.inputs import check_finite, finite_members, flattened
 from neula.pipeline.plans import Given
 from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.shown import Later
-from neula.problems.orthogonal.factors import QRFactors, as_accepted
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
-from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
+from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, as_accepted
 from neula.problems.orthogonal.ways import QRLink, is_for_core, is_for_kernel, without_factors
 
 Begun = Sequence[Answer[QRValues]]  # answers of first links: of a chain for all matrices, or of one for each

@@ -27,8 +27,7 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
 from neula.problems.orthogonal.factorize import Begun, begin, factorize, factors_by_plan, range_plan_of
-from neula.problems.orthogonal.factors import QRFactors, as_pending, as_result
-from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.problem import QRFactors, QROptions, as_pending, as_result
 from neula.problems.polar.polar import polar_result
 from neula.problems.polar.problem import PolarOptions
 from neula.problems.signatures import Array, ArrayLike, Kind, OrthKeywords

@@ -21,10 +21,9 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
 from neula.problems.orthogonal.factorize import begin, factorize, plan_of, solved_by_plan
-from neula.problems.orthogonal.factors import as_accepted, as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
-from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.problem import QROptions, as_accepted, as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import ArrayLike, Kind, QRKeywords, QRMode
 

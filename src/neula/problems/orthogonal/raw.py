@@ -19,8 +19,7 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"  # label of the link that goes through an explicit Q
 

@@ -51,6 +51,7 @@ from neula.problems.orthogonal.problem import (
     QROptions,
     QRTuning,
     QRValues,
+    holding_nan,
     measured_on_host,
     probe_vectors,
     trusted,
@@ -146,10 +147,6 @@ def one_by_one(a: torch.Tensor, method: Method) -> Factors:
         return q[None], r[None]
     factors = [method(x) for x in a]
     return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
-
-
-def holding_nan(count: int, total: int) -> str:
-    return f"{count} of {total} matrices hold NaN or Inf"
 
 
 def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
