@@ -51,6 +51,8 @@ P = TypeVar("P", bound=ProblemBatch)
 S = TypeVar("S", bound=Solutions)
 Solved = TypeVar("Solved", bound=SolutionResult[Any])
 
+NEW: Any = object()  # what is kept of a shape that was not seen yet
+
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]  # makes an array one of the user's library
@@ -121,10 +123,10 @@ class Plans:
             given_as += name, value, type(value)
         key = tuple(given_as), tuple([x.shape for x in given.arrays])
         try:
-            seen, found = key in self._plans, self._plans.get(key)
+            found = self._plans.get(key, NEW)
         except TypeError:  # a keyword that cannot be hashed
             return None
-        if not seen:  # a first call, often the only one, is not slowed down
+        if found is NEW:  # a first call, often the only one, is not slowed down
             self._remember(key, None)
             return None
         if found is None:
