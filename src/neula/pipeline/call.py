@@ -40,11 +40,6 @@ class HostTuning:
     passes: float  # over ill-conditioned problems, each as long as one over others
     passes_left: float  # where all that takes batches has failed, and problems would go one by one to an SVD
 
-    @property
-    def by_host_system(self) -> int:
-        """The limit for a linear system, which takes a third of the operations, with the compiled core."""
-        return 3 * self.by_host_kernel
-
 
 @dataclass(frozen=True)
 class ProblemOptions:

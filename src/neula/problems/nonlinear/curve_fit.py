@@ -98,15 +98,7 @@ class Observations:
 
         return call
 
-    def in_arrays(self) -> Vectors:
-        """Residuals of one problem of NumPy, from x, shape (n,), to shape (m,)."""
-        return self._whitened_rows(self.model.f, self.y[0].numpy(), 1)
-
-    def slopes_in_arrays(self, jac: Callable[..., Any]) -> Vectors:
-        """The user's derivatives of the model, whitened, shape (m, n)."""
-        return self._whitened_rows(jac, 0.0, 2)
-
-    def _whitened_rows(self, function: Callable[..., Any], y: np.ndarray | float, ndim: int) -> Vectors:
+    def in_arrays(self, function: Callable[..., Any], y: np.ndarray | float, ndim: int) -> Vectors:
         """A function of xdata and parameters, minus y, with one whitened float64 row an observation."""
         xdata, m = self.xdata, self.y.shape[1]
         deviations = None if self.deviations is None else self.deviations[0].numpy()
@@ -395,9 +387,15 @@ def curve_fit(
     result = None
     others = (x_scale, diff_step, most, callback, progress, verbose or None)
     if is_plain(call, y, loss, f_scale, jac, *others):
-        given = data.slopes_in_arrays(jac) if callable(jac) else jac
+        given = data.in_arrays(jac, 0.0, 2) if callable(jac) else jac
         result = fit_by_minpack(
-            call, data.in_arrays(), given, guess.numpy(), bounds, (loss, f_scale), tolerances
+            call,
+            data.in_arrays(f, flat[0].numpy(), 1),
+            given,
+            guess.numpy(),
+            bounds,
+            (loss, f_scale),
+            tolerances,
         )
     if result is None:
         start = Start.from_arrays(guess, bounds, x_scale, y.device)

@@ -71,11 +71,6 @@ def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
     return not options.named and go_together(count, m, n, options.engine.tuning)
 
 
-def goes_at_once(matrices: torch.Tensor, options: QROptions) -> bool:
-    """Whether one chain is for all matrices, shape (batch, m, n)."""
-    return len(matrices) == 1 or _go_together(matrices, options)
-
-
 def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
     """Links for a batch that is factorized together, or for each matrix of another batch."""
     if _go_together(matrices, options):
@@ -192,7 +187,8 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
         return None
     here = a.is_cpu and options.engine.device.type == "cpu" and tuning.lapack_first(m, n)
     matrices = flattened(a)
-    if not goes_at_once(matrices, options) or not (here or is_for_kernel(m, n, options)):
+    at_once = len(matrices) == 1 or _go_together(matrices, options)
+    if not at_once or not (here or is_for_kernel(m, n, options)):
         return None
     return QRPlan(links_for(matrices, options)[0], options, mode)
 

@@ -303,10 +303,6 @@ def _reflected(case: QRCase, label: str, name: str) -> QRLink:
     )
 
 
-def _reflected_in_double(case: QRCase, label: str, name: str) -> QRLink:
-    return ways.together(label, torch.float64, householder, waits=True)
-
-
 def _gram_schmidt(passes: int) -> Make:
     """So many passes: both before measuring where one would not do."""
 
@@ -421,7 +417,7 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
     Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
-    Row(SHIFTED, _launching(ways.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
+    Row(SHIFTED, _by_gram(3), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
     Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
     Row(RGSQRF, _launching(ways.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
@@ -432,6 +428,10 @@ TABLE: Table[QRCase] = (
     Row(RGSQRF, _after(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),
     Row(RGSQRF, _after(ways.second_pass), (*_ON_GPU, _second), REORTHO, _low),
     Row(HOUSEHOLDER, _after(ways.by_householder, inherits=False), (_alone, _last)),
-    Row(HOUSEHOLDER, _reflected_in_double, (_together,)),
+    Row(
+        HOUSEHOLDER,
+        lambda case, label, _: ways.together(label, torch.float64, householder, waits=True),
+        (_together,),
+    ),
 )
 """Cheapest first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,12 +48,8 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
         return QRFactors(h, tau, nothing.certificates, nothing.attempts)
     judge = QRJudge((m, n), options.target, matrices if count > 1 else None)
     with plain_arithmetic(options.engine.device):
-        run = run_chain(chain_raw(m, options), QRMatrices(matrices, options), judge)
+        run = run_chain(Chain(TABLE, (m, options)), QRMatrices(matrices, options), judge)
         return QRFactors.from_run(run, judge.certificates(run))
-
-
-def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
-    return Chain(TABLE, (m, options))
 
 
 def _by_library(storage: Format) -> RawLink:

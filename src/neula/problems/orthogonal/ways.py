@@ -467,15 +467,12 @@ def _as_measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torc
 
 
 def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
-    """Cholesky QR in double precision, Q as its accuracy is requested."""
+    """Cholesky QR in double precision, of three passes for dependent columns; Q as accurate as asked."""
     exact, options = matrix.options.target is FP64, matrix.options
+    if passes == 3:
+        return shifted_passes(_in_double(matrix), options.engine)
     q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
     return (q, r) if exact else (q.to(options.low_engine.storage), r)
-
-
-def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
-    """QR by three passes of shifted Cholesky QR, for nearly dependent columns."""
-    return shifted_passes(_in_double(matrix), matrix.options.engine)
 
 
 def by_gram_matrices_if_definite(label: str) -> QRLink:

@@ -365,7 +365,7 @@ def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
     (a, b), tuning = call.tensors, call.engine.tuning
-    orders, most = tuning[QueuedTuning], tuning[HostTuning].by_host_system
+    orders, most = tuning[QueuedTuning], 3 * tuning[HostTuning].by_host_kernel  # of a third of the operations
     queued = orders.queued_definite if positive else orders.queued  # which takes less time than LAPACK
 
     def has_kernel(m: int, n: int) -> bool:
