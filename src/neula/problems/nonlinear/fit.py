@@ -352,43 +352,37 @@ class Residuals:
     _trial: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
     _of: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
 
+    @property
+    def _items(self) -> Sequence[Any]:
+        return (None,) if self.blocks is None else self.blocks
+
     def cost(self, x: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
         """Half the sum of losses, shape (P,)."""
-        if self.blocks is not None:
-            found = torch.zeros(len(x), dtype=torch.float64, device=self.engine.device)
-            rows = 0
-            for item in self.blocks:
-                f = self._residuals(x, which, item)
-                found += self.loss.cost(f)
-                rows += f.shape[1]
-            self._check_rows(rows)
-            return found
-        self._trial, self._of = self._residuals(x, which, None), which
-        self._check_rows(self._trial.shape[1])
-        return self.loss.cost(self._trial)
+        found, rows = torch.zeros(len(x), dtype=torch.float64, device=self.engine.device), 0
+        for item in self._items:
+            self._trial, self._of = self._residuals(x, which, item), which
+            found, rows = found + self.loss.cost(self._trial), rows + self._trial.shape[1]
+        if self.rows and rows != self.rows:
+            raise ValueError(f"fun returned {self.rows} residuals before, and now {rows}")
+        self.rows = rows
+        return found
 
     def linearize(self, x: torch.Tensor, which: torch.Tensor) -> Linearization:
-        """At points for which :meth:`cost` was called last, or some of them."""
-        if self.blocks is not None:
-            return self._merged(x, which)
-        f = self._trial if len(which) == len(self._of) else self._trial[torch.searchsorted(self._of, which)]
-        j = self._scaled_jacobian(x, which, None, f)
-        if self.fun is None or self.jac is None or len(which) == len(self.fun):
-            self.fun, self.jac = f, j
-        else:
-            self.fun[which], self.jac[which] = f, j
-        scaled, size = f * self.loss.weights(f)[1], self.loss.size(f)
-        with plain_arithmetic(self.engine.device):
-            gradient = exact_matmul(j.mT, scaled[..., None])[..., 0]
-            return Linearization(*self._factor(j, scaled), gradient, norm(j, dim=1), size)
-
-    def _merged(self, x: torch.Tensor, which: torch.Tensor) -> Linearization:
-        """From block to block: R of what came before, above the rows that come."""
-        count, n = x.shape
+        """At points for which :meth:`cost` was called last, or some: R of earlier blocks above later rows."""
         whole: Linearization | None = None
-        for item in self.blocks or ():
-            f = self._residuals(x, which, item)
+        for item in self._items:
+            if self.blocks is not None:
+                f = self._residuals(x, which, item)
+            elif len(which) == len(self._of):
+                f = self._trial
+            else:
+                f = self._trial[torch.searchsorted(self._of, which)]
             j = self._scaled_jacobian(x, which, item, f)
+            if self.blocks is None:
+                if self.fun is None or self.jac is None or len(which) == len(self.fun):
+                    self.fun, self.jac = f, j
+                else:
+                    self.fun[which], self.jac[which] = f, j
             size, f = self.loss.size(f), f * self.loss.weights(f)[1]
             with plain_arithmetic(self.engine.device):
                 gradient = exact_matmul(j.mT, f[..., None])[..., 0]
@@ -398,9 +392,7 @@ class Residuals:
                     gradient, norms = gradient + whole.gradient, torch.hypot(norms, whole.norms)
                     size = torch.hypot(size, whole.size)
                 whole = Linearization(*self._factor(j, f), gradient, norms, size)
-        if whole is None:
-            zeros = torch.zeros(count, n, dtype=torch.float64, device=self.engine.device)
-            whole = Linearization(torch.diag_embed(zeros), zeros, zeros, zeros, zeros.sum(1))
+        assert whole is not None
         return whole
 
     def _residuals(self, x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
@@ -422,7 +414,7 @@ class Residuals:
             return Errors(left, least, least * near.size[:, None])
         everyone, square = torch.arange(len(x), device=x.device), torch.zeros_like(least)
         slope = square.clone()
-        for item in (None,) if self.blocks is None else self.blocks:
+        for item in self._items:
             f = self._residuals(x, everyone, item) if self.fun is None else self.fun
             j = self._scaled_jacobian(x, everyone, item, f) if self.jac is None else self.jac
             change = self._scaled_jacobian(x, everyone, item, f, SHORT) - j
@@ -474,11 +466,6 @@ class Residuals:
         accepted = found.accepted or not bool(j.isfinite().all())
         self.uncertified = "" if accepted else f"the Jacobian's QR: {found.attempts[-1].reason}"
         return found.r, found.c[..., 0]
-
-    def _check_rows(self, rows: int) -> None:
-        if self.rows and rows != self.rows:
-            raise ValueError(f"fun returned {self.rows} residuals before, and now {rows}")
-        self.rows = rows
 
 
 def _bounded(errors: torch.Tensor, least: torch.Tensor) -> torch.Tensor:
