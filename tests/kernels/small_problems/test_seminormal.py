@@ -32,7 +32,7 @@ from neula.kernels.small_problems import seminormal, seminormal_host
 from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
 from neula.kernels.triton_source import TritonKernel
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.systems.factor_source import NORMAL_EQUATIONS
+from neula.problems.systems.together import NORMAL_EQUATIONS
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
