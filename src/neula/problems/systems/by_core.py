@@ -14,7 +14,7 @@ from neula.certificates.verdict import Limits
 from neula.engines import FP32, Format, select_engine
 from neula.kernels.core import DTYPES
 from neula.pipeline.chain import Answer, Declined
-from neula.problems.systems.problem import DirectTuning, Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 
 FORWARD = SystemsSolutions.names.index("forward_error")
 
@@ -95,7 +95,6 @@ def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
             b,
             options.dtype,
             single=format is FP32,
-            in_blocks=options.engine.tuning[DirectTuning].lu_in_blocks,
             definite=options.positive,
         )
         if one is None:
