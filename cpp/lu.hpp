@@ -193,27 +193,11 @@ template <typename Lanes> struct LuFactors {
         workspace.take(padded(LANES<Lanes> * n), order);
     }
 
-    // Subtract products of the first j columns of L with U from a column, four at a time to read it less often.
-    void eliminate(Vec *__restrict x, Index j) const
+    // y -= x times a column, for some of their vectors.
+    static ALWAYS_INLINE void subtract(Vec *__restrict y, const Vec *column, Vec x, Index from, Index to)
     {
-        Index k = 0;
-        for (; k + 4 <= j; k += 4) {
-            const Vec *l0 = factors + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
-            Vec x0 = x[k], x1 = minus_product(x[k + 1], l0[k + 1], x0);
-            Vec x2 = minus_product(minus_product(x[k + 2], l0[k + 2], x0), l1[k + 2], x1);
-            Vec x3 = minus_product(minus_product(minus_product(x[k + 3], l0[k + 3], x0), l1[k + 3], x1), l2[k + 3], x2);
-            x[k + 1] = x1, x[k + 2] = x2, x[k + 3] = x3;
-            for (Index v = k + 4; v < height; v++) {
-                Vec y = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
-                x[v] = minus_product(minus_product(y, l2[v], x2), l3[v], x3);
-            }
-        }
-        for (; k < j; k++) {
-            const Vec *column = factors + k * height;
-            Vec factor = x[k];
-            for (Index v = k + 1; v < height; v++)
-                x[v] = minus_product(x[v], column[v], factor);
-        }
+        for (Index v = from; v < to; v++)
+            y[v] = minus_product(y[v], column[v], x);
     }
 
     // Bring the largest element of column j from row j on to row j, in every column.
@@ -253,7 +237,8 @@ template <typename Lanes> struct LuFactors {
         } else {
             for (Index j = 0; j < n; j++) {
                 Vec *column = factors + j * height;
-                eliminate(column, j);
+                for (Index k = 0; k < j; k++)
+                    subtract(column, factors + k * height, column[k], k + 1, height);
                 if (pivoting)
                     interchange_pivots(j);
                 Vec reciprocal = 1.0 / column[j];
@@ -288,48 +273,23 @@ template <typename Lanes> struct LuFactors {
         return largest<Lanes>(most);
     }
 
-    // y -= x one + other_x other, for some of their vectors.
-    static void subtract_two(Vec *y, const Vec *one, Vec x, const Vec *other, Vec other_x, Index from, Index to)
-    {
-        for (Index v = from; v < to; v++)
-            y[v] = minus_product(minus_product(y[v], one[v], x), other[v], other_x);
-    }
-
-    // Solve in the place of some columns, whose rows are in the order of the factors: two rows at a time.
+    // Solve in the place of some columns, whose rows are in the order of the factors.
     void substitute(Vec *columns, Index count) const
     {
-        const Index rows = n, length = height;
-        Index j = 0;
-        for (; j < rows - 1; j += 2) {
-            const Vec *l = factors + j * length, *next = l + length;
-            Index first = place<Lanes>(j + 1);
-            Lanes across = ROWS_OF_VECTOR<Lanes> > 1 ? get<Lanes>(corners + j, j % WIDTH + 1) : get<Lanes>(l, j + 1);
-            for (Index c = 0; c < count; c++) {
-                Vec *y = columns + c * length;
-                Lanes x = get<Lanes>(y, j);
-                Lanes other = minus_product(get<Lanes>(y, j + 1), across, x);
+        for (Index j = 0; j < n; j++)
+            for (Index c = 0, first = place<Lanes>(j); c < count; c++) {
+                Vec *y = columns + c * height, x = all(get<Lanes>(y, j));
                 if constexpr (ROWS_OF_VECTOR<Lanes> > 1)
-                    subtract_two(y + first, corners + j, all(x), corners + j + 1, all(other), 0, 1);
-                else
-                    y[first] = other;
-                subtract_two(y, l, all(x), next, all(other), first + 1, length);
+                    y[first] = minus_product(y[first], corners[j], x);
+                subtract(y, factors + j * height, x, first + 1, height);
             }
-        }
-        for (j = rows - 1; j >= 0; j -= 2) {
-            const Vec *u = factors + j * length, *next = j ? u - length : u;
-            Lanes reciprocal = get<Lanes>(reciprocals, j), next_reciprocal = j ? get<Lanes>(reciprocals, j - 1) : Lanes{};
-            Lanes across = j ? get<Lanes>(u, j - 1) : Lanes{};
-            Index end = (j + ROWS_OF_VECTOR<Lanes> - 1) / ROWS_OF_VECTOR<Lanes>;
-            for (Index c = 0; c < count; c++) {
-                Vec *y = columns + c * length;
-                Lanes x = get<Lanes>(y, j) * reciprocal;
-                Lanes other = j ? minus_product(get<Lanes>(y, j - 1), across, x) * next_reciprocal : Lanes{};
-                subtract_two(y, u, all(x), next, all(other), 0, end);
+        for (Index j = n - 1; j >= 0; j--)
+            for (Index c = 0, end = (j + ROWS_OF_VECTOR<Lanes> - 1) / ROWS_OF_VECTOR<Lanes>; c < count; c++) {
+                Vec *y = columns + c * height;
+                Lanes x = get<Lanes>(y, j) * get<Lanes>(reciprocals, j);
+                subtract(y, factors + j * height, all(x), 0, end);
                 set<Lanes>(y, j, x);
-                if (j)
-                    set<Lanes>(y, j - 1, other);
             }
-        }
     }
 
     // A column, of elements from(lane, row), with its rows in the order of the factors.
