@@ -218,17 +218,15 @@ def test_inner_panels_that_are_partitioned_again_have_the_bound_of_the_innermost
 
 
 def test_errors_are_ordered_as_in_the_paper() -> None:
-    """3.1 with fp32 < 5.1 ~ 5.2/5.1 < 4.1, 5.2/4.1 < 3.1 with fp16 ~ 2.1: Figures 1 to 4, at their panels.
+    """3.1 with fp32 < 5.1 ~ 5.2/5.1 < 4.1 < 3.1 with fp16 ~ 2.1: Figures 1 to 4.
 
-    Panels of 256 columns are a quarter of this matrix, so the errors of Algorithm 4.1 and of 3.1 with an fp16
-    matrix are still the same here: both are those of the panel.
+    Panels are a quarter of this matrix, so the errors of Algorithm 4.1 and of 3.1 with an fp16 matrix are
+    still the same here: both are those of the panel.
     """
-    e = errors("hpl-ai", "fp16", 1024, 256, 8, "2.1", "3.1 fp32", "3.1", "4.1", "5.1", "5.2/4.1", "5.2/5.1")
+    e = errors("hpl-ai", "fp16", 512, 128, 8, "2.1", "3.1 fp32", "3.1", "4.1", "5.1", "5.2/5.1")
     assert e["3.1 fp32"] < 0.2 * min(e["5.1"], e["5.2/5.1"])
     assert 0.5 < e["5.1"] / e["5.2/5.1"] < 2
-    assert max(e["5.1"], e["5.2/5.1"]) < min(e["4.1"], e["5.2/4.1"])
-    assert max(e["4.1"], e["5.2/4.1"]) <= 1.01 * e["3.1"]
-    assert e["3.1"] > 5 * e["5.2/5.1"]
+    assert 3 * max(e["5.1"], e["5.2/5.1"]) < e["4.1"] <= 1.01 * e["3.1"]
     assert 0.25 < e["3.1"] / e["2.1"] <= 1
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,8 +27,11 @@ def accuracy() -> Measurements:
 
 
 @pytest.fixture(scope="module")
-def overflow() -> Measurements:
-    return stored(acc.measure_overflow(Setting(ExperimentScale.small), (512, 256)))
+def overflow() -> Iterator[Measurements]:
+    """Columns of some sizes, those among them at which the range ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(acc, "EXPONENTS", [-30, -20, -9, -2, 0, 4, 5, 6, 8, 30])
+        yield stored(acc.measure_overflow(Setting(ExperimentScale.small), (512, 256)))
 
 
 DATA = {"figure3": "accuracy", "figure4": "accuracy", "overflow": "overflow"}
