@@ -10,7 +10,7 @@ import torch
 
 import neula
 from neula.engines import CpuEngine
-from neula.pipeline.border import LEAST_COLUMNS, LEAST_ROWS, _on_the_grid
+from neula.pipeline.batches import LEAST_COLUMNS, LEAST_ROWS, _on_the_grid
 
 
 class Bordering(CpuEngine):

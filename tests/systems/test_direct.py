@@ -18,10 +18,9 @@ from neula.certificates.forward_error import COMPUTED
 from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.chain import Answer, Declined
-from neula.problems.systems.factor_source import _LU, VECTORS
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, SystemsJudge
-from neula.problems.systems.together import solve_together
+from neula.problems.systems.together import _LU, VECTORS, solve_together
 
 noise = partial(normal, seed=3)
 

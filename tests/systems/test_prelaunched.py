@@ -17,7 +17,7 @@ from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.problems.systems.factor_source import DEFINITE
+from neula.problems.systems.together import DEFINITE
 from neula.problems.systems.ways import MIXED
 
 LIBRARY = "lu fp64 with pivoting"
