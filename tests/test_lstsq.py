@@ -18,6 +18,7 @@ from neula.engines.shipped import cuda_tuning
 from neula.io import datasets
 from neula.io.matrices import KINDS, SPECTRA, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
+from neula.problems.least_squares import refined
 
 U64 = 2.0**-53
 
@@ -290,6 +291,14 @@ def test_where_r_comes_from_on_a_gpu(cond, links, half_fast, rng):
     assert [a.method for a in result.attempts] == CHAIN[:links]
     assert [a.accepted for a in result.attempts] == [False] * (links - 1) + [True]
     check_solutions(A.numpy()[None], b.numpy()[None], result.x.numpy()[None], U64)
+
+
+def test_a_gram_matrix_that_is_too_coarse_is_not_iterated_with(half_fast, monkeypatch, rng):
+    monkeypatch.setitem(refined.LIMITS, ("cholesky", "fp16_cor"), refined.Limit(300.0, 0))
+    A = random_matrix("geometric", 600, 150, cond=4e3).numpy()
+    result = neula.lstsq(A, rng.standard_normal(600), engine=half_fast)
+    assert result.attempts[1].reason.endswith("too large for an R in this precision")
+    assert result.attempts[2].accepted
 
 
 def test_singular_values_on_both_sides_of_rcond_leave_no_digit(half_fast, rng):

@@ -13,7 +13,7 @@ import torch
 
 import neula
 from half_engine import HalfEngine
-from neula.algorithms.orthogonal.reorthogonalize import reorthogonalize
+from neula.algorithms.orthogonal.reorthogonalize import correct_last, reorthogonalize
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import CpuEngine, EmulatedEngine
@@ -22,6 +22,7 @@ from neula.engines.tuning import Recursion
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyError
 from neula.problems.orthogonal import ways
+from neula.problems.orthogonal.ways import WHOLE
 
 SHAPES = [
     (1, 1),
@@ -365,6 +366,21 @@ class Looking(Queueing):
     """Square matrices of any size are looked at before they are corrected."""
 
     tuning = replace(Queueing.tuning, partly_corrected=1)
+
+
+@pytest.mark.parametrize(("kind", "cond", "columns"), [("normal", 1.0, []), ("geometric", 1e4, [250])])
+def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, cond, columns):
+    corrected = []
+
+    def last(q, r, engine, columns, **options):
+        corrected.append(columns)
+        return correct_last(q, r, engine, columns, **options)
+
+    monkeypatch.setattr(ways, "correct_last", last)
+    a = random_matrix(kind, 301, 250, cond=cond, seed=1, dtype=torch.float32)
+    result = neula.qr(a, engine=Looking("cpu"))
+    assert corrected == [WHOLE, *columns]
+    assert result.converged
 
 
 @pytest.mark.parametrize("accuracy", ["fp16", "fp32"])

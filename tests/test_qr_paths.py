@@ -47,7 +47,10 @@ PATHS: dict[str, dict[str, Any]] = {
     "corrected in part": {
         "engine": tuned(EmulatedEngine, replace(QUEUED, partly_corrected=1), replayed_bytes=1 << 20)
     },
-    **{f"panels by {name}": {"panel": name, "cutoff": 8} for name in ("caqr", "cholesky", "cholesky2")},
+    **{
+        f"panels by {name}": {"panel": name, "cutoff": 8}
+        for name in ("caqr", "cholesky", "cholesky2", "cholesky32")
+    },
     "panels by householder": {"panel": "householder", "cutoff": 40},
     "householder": {"algorithm": "householder"},
     "in place": {"engine": "cpu", "overwrite_a": True},

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import neula
+from neula.algorithms.spectra.inverse_norm import schatten_bounds_of_gram
 
 U = {np.complex64: 2.0**-24, np.complex128: 2.0**-53}
 
@@ -251,3 +252,10 @@ def test_ill_conditioned_problems_on_a_gpu(digits):
     found = neula.lstsq(a, a @ x)
     assert found.converged
     assert torch.linalg.vector_norm(found.x - x) <= 1e-14 * 10.0**digits * 20
+
+
+def test_norms_of_gram_matrices():
+    r = torch.linalg.qr(torch.randn(80, 80, dtype=torch.complex128))[1]
+    r /= torch.linalg.matrix_norm(r, 2)
+    low, high = schatten_bounds_of_gram((r.mH @ r)[None], torch.ones(1, 80, 1, dtype=torch.float64))
+    assert low <= 1 + 1e-12 <= high + 1e-9

@@ -141,7 +141,7 @@ def test_finite_differences(name: str) -> None:
 @pytest.mark.parametrize("name", EAGER)
 def test_finite_differences_of_what_transforms_refuse(name: str) -> None:
     function, inputs = EAGER[name]
-    assert gradcheck(function, inputs, fast_mode=True, nondet_tol=1e-12)
+    assert gradcheck(function, inputs, fast_mode=True, check_forward_ad=name == "lu_factor", nondet_tol=1e-12)
     assert gradgradcheck(function, inputs, fast_mode=True, nondet_tol=1e-12)
 
 

@@ -12,6 +12,7 @@ from tests.matrices import normal, normal_complex
 from tests.qr_bounds import check
 
 import neula
+from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
 from neula.algorithms.orthogonal.strong_rrqr import strong_order
 from neula.certificates.qr import qr_certificate
 from neula.engines import FORMATS, EmulatedEngine, cublas, select_engine
@@ -256,3 +257,12 @@ def test_factors_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check(a[place].cpu(), q[place].cpu(), r[place].cpu(), torch.finfo(dtype).eps / 2)
     basis = neula.orth(a[..., : shape[-1] // 2])
     assert basis.shape[-1] == shape[-1] // 2
+
+
+def test_batches_by_gram_schmidt() -> None:
+    """Of tiles of rows that are equal, and that zero rows fill up."""
+    for shape in ((4, 300, 45), (2, 1201, 20)):
+        a = normal_complex(*shape)
+        q, r = batched_reorthogonalize(*batched_qr(a))
+        assert (q @ r - a).norm() <= 1e-13 * a.norm()
+        assert (q.mH @ q - torch.eye(shape[2])).norm() <= 1e-13
