@@ -533,7 +533,7 @@ _COMPLEX = [
     Mutation(
         "conjugate forgotten in the transposed system", "problems/systems/lu_solve.py",
         "solution = solution.conj() if trans == 1 else solution", "solution = solution",
-        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_systems.py",
+        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_factorizations.py",
     ),
     Mutation(
         "conjugate forgotten in Householder's T", "kernels/qr/householder.py",
@@ -563,8 +563,8 @@ _COMPLEX = [
     ),
     Mutation(
         "conjugate forgotten below full rank", "algorithms/spectra/rank_revealing.py",
-        "along = over_rows.total(u.mH @ b)", "along = over_rows.total(u.mT @ b)",
-        "components of b along left singular vectors", "complex/test_lstsq.py",
+        "left = over_rows.total(u.mH @ (b", "left = over_rows.total(u.mT @ (b",
+        "components along left singular vectors", "complex/test_lstsq.py",
     ),
     Mutation(
         "sum of three products without the third", "kernels/products/planes.py",

@@ -9,6 +9,7 @@ import torch
 
 import neula
 from neula.algorithms.spectra.inverse_norm import schatten_bounds_of_gram
+from neula.certificates.rank import rank_doubt
 
 U = {np.complex64: 2.0**-24, np.complex128: 2.0**-53}
 
@@ -259,3 +260,10 @@ def test_norms_of_gram_matrices():
     r /= torch.linalg.matrix_norm(r, 2)
     low, high = schatten_bounds_of_gram((r.mH @ r)[None], torch.ones(1, 80, 1, dtype=torch.float64))
     assert low <= 1 + 1e-12 <= high + 1e-9
+
+
+def test_complex_noise_has_twice_the_degrees_of_freedom():
+    """What may be noise in real residuals is none in as many complex ones."""
+    tiny, along, length = (torch.tensor(x, dtype=torch.float64) for x in ([1e-14], [[0.55]], [1.0]))
+    doubts = [bool(rank_doubt(1e-7, tiny, x, length, 2, 50, 7e-16)) for x in (along, along + 0j)]
+    assert doubts == [False, True]
