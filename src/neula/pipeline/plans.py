@@ -95,6 +95,7 @@ class Given(NamedTuple):
 class Plans:
     """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
 
+    ``then``: names of the arguments after the operands, which may be positional, too.
     ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
     the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments,
     to the result. ``fetches``: whether a plan on the host also takes copies, of views, and what is fetched
@@ -107,7 +108,9 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
+        then: Sequence[str] = (),
     ) -> None:
+        self._then = then
         self._make, self._operands, self._fetches = make, operands, fetches
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
@@ -118,6 +121,11 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
+        if len(args) > self._operands:
+            rest, args = args[self._operands :], args[: self._operands]
+            if len(rest) > len(self._then) or not keywords.keys().isdisjoint(self._then[: len(rest)]):
+                return None
+            keywords = {**dict(zip(self._then, rest, strict=False)), **keywords}
         if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]

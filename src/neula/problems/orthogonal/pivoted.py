@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.pivots import (
@@ -23,27 +22,26 @@ from neula.algorithms.orthogonal.pivots import (
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import (
+    is_invertible,
     largest_singular_values,
     numerical_ranks,
+    rank_tolerance,
     smallest_singular_values,
 )
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.bounds import residual_bound
 from neula.engines import FP16, FP32, FP64, Engine
 from neula.engines.formats import double_of, in_double
-from neula.kernels import scipy_linalg
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
-from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.inputs import check_finite, finite_members, surely_finite
 from neula.pipeline.result import Attempt
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import go_together
-from neula.problems.orthogonal.orth import rank_tolerance
 from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, measured_on_host
 from neula.problems.orthogonal.ways import together
 
@@ -65,7 +63,7 @@ def factorize_pivoted(
     """Factors of ``A[:, P]``, and P.
 
     ``matrices``, shape (batch, m, n): on the engine's device. ``is_batch``: whether NaN and Inf are no error.
-    ``begun``: from :func:`pivoted_on_host`. Returns ``order``, shape (batch, n): P of each matrix, int64.
+    ``begun``: from :func:`pivoted_by_lapack`. Returns ``order``, shape (batch, n): P of each matrix, int64.
     Columns of a matrix with NaN or Inf stay where they are. Raises ValueError if a single matrix holds NaN or
     Inf.
     """
@@ -85,36 +83,32 @@ def factorize_pivoted(
     return factorize(in_order(matrices, order), mode, options), order
 
 
-def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[QRFactors, torch.Tensor] | None:
-    """Factors of one matrix on a CPU as LAPACK finds them, and the order of its columns, shape (1, n), if
-    they are accepted.
-    """
-    a, target = call.first.tensor, options.target
-    asked = options.named or options.progress is not None or call.differentiable or call.first.places
+def is_for_lapack(a: torch.Tensor, mode: str, options: QROptions) -> bool:
+    """Whether one matrix on a CPU, in its own precision, is LAPACK's."""
+    target, asked = options.target, options.named or options.progress is not None
     here = a.ndim == 2 and a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
-    usual = here and a.dtype == target.dtype and target in (FP32, FP64) and mode in ("reduced", "r")
-    if asked or not usual or not len(a) >= a.shape[1] > 0 or not _few_columns((1, *a.shape), options):
+    usual = here and a.dtype.to_real() == target.dtype and target in (FP32, FP64) and mode in ("reduced", "r")
+    return not asked and usual and a.numel() > 0 and _few_columns((1, *a.shape), options)
+
+
+def pivoted_by_lapack(a: torch.Tensor, options: QROptions) -> tuple[QRFactors, torch.Tensor] | None:
+    """Factors of one matrix as LAPACK finds them, and the order of its columns, shape (1, n), if they are
+    accepted.
+    """
+    if not surely_finite(a):
         return None
-    with call.computing():
-        if not bool(a.isfinite().all()):
-            return None
-        q, r, order = lapack_factors(a[None])
-        measures = measured_on_host(a[:, order[0]], q[0], r[0], target)
-        found = QRJudge(a.shape, target).certificate(QRValues(q, r, torch.from_numpy(measures).T))
+    q, r, order = lapack_factors(a[None])
+    measures = measured_on_host(a.index_select(1, order[0]), q[0], r[0], options.target)
+    found = QRJudge(a.shape, options.target).certificate(QRValues(q, r, torch.from_numpy(measures).T))
     attempt = Attempt(LABEL, True, Later(lambda: found.in_words))
     return (QRFactors(q, r, (found,), (attempt,)), order) if found.accepted else None
 
 
 def shows_all(found: QRFactors) -> bool:
     """Whether all singular values count, of columns of norm 1: then R has none to hide."""
-    r = found.r[0].numpy()
-    columns = np.sqrt(np.einsum("ij,ij->j", r, r, dtype=np.float64))
-    inverse, singular = scipy_linalg.lapack.dtrtri(r.astype(np.float64, copy=False))
-    if singular:
-        return False
-    inverse *= columns[:, None]
-    tolerance = rank_tolerance(found.r.dtype, *found.q.shape[1:])
-    return float(np.einsum("ij,ij->", inverse, inverse)) ** 0.5 * tolerance * len(r) ** 0.5 < 1
+    (r,), (m, n) = found.r, (found.q.shape[1], found.r.shape[2])
+    leading = in_double(r[:, : len(r)]).resolve_conj().numpy()
+    return is_invertible(leading, rank_tolerance(r.dtype, m, n), unit=True)
 
 
 def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

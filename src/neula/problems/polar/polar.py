@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -14,15 +15,19 @@ from neula.certificates.polar import PolarNumbers
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, part_of_one
 from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.phases import adjoint
+from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, first_answer, run_chain
+from neula.pipeline.chain import Answer, Run, answer_of_first, first_answer, run_chain
 from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
 from neula.pipeline.inputs import check_finite, check_matrices, over_lists
 from neula.pipeline.operators import with_operator
+from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
+from neula.pipeline.result.deferred import Later
 from neula.problems.operators.factorizations import traced_polar
 from neula.problems.polar.links import chain
 from neula.problems.polar.problem import SIDES, PolarJudge, PolarMatrices, PolarOptions, PolarValues
@@ -38,7 +43,7 @@ def give_factors_back(result: PolarResult, tall: Give, replicated: Give) -> Pola
 def polar(A: Kind, **keywords: Unpack[PolarKeywords]) -> PolarResult[Kind]: ...
 @overload
 def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
-@with_operator(traced_polar)
+@with_operator(traced_polar, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
 @OverProcesses(give_factors_back, refused={"side": ("left",), "wait": (False,)}, wide=lambda asked: True)
 @over_lists(PolarResult._member)
 def polar(
@@ -152,13 +157,78 @@ def polar(
     0
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
-    a = call.first.tensor
-    check_matrices(a, "A")
-    check_name("side", side, SIDES, optional=True)
-    options = PolarOptions(
-        call.target, call.engine, part_of_one("rcond", rcond), completion, progress=progress
-    )
+    options = _options(call, side, rcond, completion, progress)
     return polar_result(call, options, side, wait=wait)
+
+
+def _options(
+    call: Call, side: str | None, rcond: float | None, completion: bool, progress: Progress | None
+) -> PolarOptions:
+    check_matrices(call.first.tensor, "A")
+    check_name("side", side, SIDES, optional=True)
+    return PolarOptions(call.target, call.engine, part_of_one("rcond", rcond), completion, progress=progress)
+
+
+class PolarPlan:
+    """A plan for single small matrices on a CPU, of full rank."""
+
+    def __init__(self, shape: tuple[int, int], options: PolarOptions, side: str | None) -> None:
+        self.options, self._side, self._rank = options, side, min(shape)
+        given = torch.empty(1, *shape, dtype=options.target.dtype, device="meta")
+        self._link, self._judge = chain(options)[0], PolarJudge.for_batch(given, options)
+
+    def __call__(self, given: Given) -> PolarResult[Any] | None:
+        a, options, judge, bounds = given.arrays[0], self.options, self._judge, self._judge.bounds
+        problems = PolarMatrices(torch.from_numpy(a)[None], options)
+        with plain_arithmetic(options.engine.device), np.errstate(all="ignore"):
+            found = answer_of_first([self._link], problems)
+            if found is None or not isinstance(found.measured, np.ndarray):
+                return None
+            numbers = judge.numbers(found.measured)
+            known = PolarNumbers(*found.measured[1:, 0].tolist())
+            if not known.accepted_by(bounds):
+                return None
+            u, h = found.values.u[0], None
+            if self._side is not None:
+                left, right = (adjoint(u.numpy()), a) if self._side == "right" else (u.numpy(), adjoint(a))
+                h = left @ right
+                h = (h + adjoint(h)) / 2
+                if not np.isfinite(h).all():
+                    return None
+        fields = {
+            "U": given.give(u),
+            "H": None if h is None else given.wrap(h),
+            "side": self._side,
+            "converged": True,
+            "rank": self._rank,
+        }
+        fields |= {"residual": known.residual, "orthogonality": known.orthogonality}
+        fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
+        arrays = {"ranks": self._rank, "residuals": known.residual, "accepted": True}
+        for name, value in (arrays | {"orthogonalities": known.orthogonality}).items():
+            fields[name] = Later(partial(lambda value: given.wrap(np.array(value)), value))
+        return accepted_result(
+            PolarResult, given, options, found.label, lambda: judge.reason(numbers, 0), fields
+        )
+
+
+def _plan(
+    A: Any,
+    *,
+    side: str | None = None,
+    rcond: float | None = None,
+    completion: bool = False,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    progress: Progress | None = None,
+    wait: bool = True,
+) -> PolarPlan | None:
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy)
+    options, a = _options(call, side, rcond, completion, progress), call.first.tensor
+    alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD and progress is None
+    here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
+    return PolarPlan((a.shape[0], a.shape[1]), options, side) if alone and here else None
 
 
 def polar_result(
