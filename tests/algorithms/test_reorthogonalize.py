@@ -215,6 +215,25 @@ def test_a_correction_of_the_last_columns(columns: int, size: float, monkeypatch
     assert residual(a, new_q, new_r) <= allowed
 
 
+@pytest.mark.parametrize("columns", [1, 130, 300])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_pass_of_the_last_columns(columns: int, overwrite: bool) -> None:
+    """Where these have lost a direction for good, and all others are orthonormal and stay what they are."""
+    engine = EmulatedEngine("cpu", "fp16")
+    m, n, generator = 400, 300, torch.Generator().manual_seed(columns)
+    basis = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
+    basis[:, -1] = basis[:, :5].sum(1) / 5**0.5 + 1e-3 * basis[:, -1]
+    q, r = column_major(basis.float()), column_major(torch.randn(n, n, generator=generator).triu())
+    a, before = q.double() @ r.double(), q.clone()
+    new_q, new_r = reorthogonalize(q, r, engine, columns=columns, overwrite_q=overwrite)
+    assert torch.equal(new_q[:, : n - columns], before[:, : n - columns])
+    assert overwrite or torch.equal(q, before)
+    assert torch.equal(new_r, new_r.triu())
+    bound = recursion_bound(engine.format.u, n)
+    assert loss(new_q) <= bound
+    assert residual(a, new_q, new_r) <= bound
+
+
 @pytest.mark.parametrize("kind", ["normal", "arithmetic", "cluster_small"])
 def test_a_correction_is_as_good_as_a_second_pass(kind: str) -> None:
     """After one pass in fp32, for the condition numbers that square matrices have."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.reconstruction import householder_form
-from neula.certificates.householder import householder_measures
+from neula.certificates.householder import householder_images, householder_measures
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
 from neula.engines.formats import matching_dtype
@@ -77,36 +77,37 @@ def _by_library(storage: Format) -> RawLink:
             h, tau = torch.geqrf((a * scales[:, None]).to(kept))
             h = h.to(raw_dtype(a.dtype))
             h = h.tril(-1) + (h / scales[:, None].to(h.dtype)).triu()  # R in the units of A
-        return _answer(matrices, label, *_measured(matrices, scales, h, tau))
+        h, tau = (x.to(raw_dtype(a.dtype)) for x in (h, tau))
+        return _answer(matrices, label, h, tau, scales, *householder_images(h, tau, scales))
 
     return Link(label, answer)
 
 
 def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Reflectors of the Q of the chain for Q and R, by launches that do not depend on the numbers."""
-    options, dtype = matrices.options, raw_dtype(matrices.a.dtype)
-    factors = factorize(matrices.a, "reduced", options)
+    a, options, dtype = matrices.a, matrices.options, raw_dtype(matrices.a.dtype)
+    factors = factorize(a, "reduced", options)
     label = [attempt.method for attempt in factors.attempts if attempt.method != "none"][-1]
 
-    def made(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = QRMatrices(a, options)
-        return _measured(batch, batch.scales(), *householder_form(q.to(dtype), r))
+    def made(q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h, tau = householder_form(q.to(dtype), r)
+        return h, tau, *householder_images(h, tau, scales)
 
-    inputs, key = (matrices.a, factors.q, factors.r), (RECONSTRUCTED, options.target.name)
-    return _answer(matrices, f"{label} + {RECONSTRUCTED}", *options.engine.replay(made, inputs, key))
-
-
-def _measured(
-    batch: QRMatrices, scales: torch.Tensor, h: torch.Tensor, tau: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """H and tau as they are returned, and measures of what they define."""
-    h, tau = (x.to(raw_dtype(batch.a.dtype)) for x in (h, tau))
-    return h, tau, householder_measures(batch.a, h, tau, scales)
+    inputs, key = (factors.q, factors.r, matrices.scales()), (RECONSTRUCTED, options.target.name)
+    h, tau, *found = options.engine.replay(made, inputs, key)
+    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *found)
 
 
 def _answer(
-    matrices: QRMatrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
+    matrices: QRMatrices,
+    label: str,
+    h: torch.Tensor,
+    tau: torch.Tensor,
+    scales: torch.Tensor,
+    images: torch.Tensor,
+    losses: torch.Tensor,
 ) -> Solution:
+    measures = householder_measures(matrices.a, scales, images, losses)
     return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 

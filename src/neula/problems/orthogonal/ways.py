@@ -24,7 +24,7 @@ from neula.algorithms.orthogonal.reorthogonalize import (
     second_passes,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.certificates.bounds import orthogonality_bound
+from neula.certificates.bounds import orthogonality_2norm_bound, orthogonality_bound
 from neula.certificates.qr import (
     certificates_of,
     certifying_dtype,
@@ -49,6 +49,7 @@ from neula.problems.orthogonal.problem import (
     QRJudge,
     QRMatrices,
     QROptions,
+    QRTuning,
     QRValues,
     measured_on_host,
     probe_vectors,
@@ -69,6 +70,8 @@ of order 6000 to 24576, of which all except a 32nd have lost as much as may be l
 WIDE = 1024
 """A multiple that these columns come in where that is at most twice as many: from so many on their inner
 products are on matrix units. Elsewhere it is :data:`WHOLE`."""
+
+POWERS = 4  # products after which one direction that is lost stands out of thousands
 
 Factors = tuple[torch.Tensor, torch.Tensor]  # Q and R
 Solution = Answer[QRValues]
@@ -201,15 +204,33 @@ def _triangular(matrices: QRMatrices) -> Solution:
 
 
 def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization: another pass over Q, in place by panels whose residual is small whatever the
-    rank.
+    """Re-orthogonalization: another pass over the columns of Q that have lost, in place by panels whose
+    residual is small whatever the rank.
     """
     options, in_place = matrices.options, matrices.options.in_place
-    start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
+    (q, r), panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
     factors = reorthogonalize(
-        *start, options.low_engine, panel=panel, cutoff=options.cutoff, overwrite_q=in_place
+        q,
+        r,
+        options.low_engine,
+        columns=_not_orthonormal(q, options),
+        panel=panel,
+        cutoff=options.cutoff,
+        overwrite_q=in_place,
     )
     return _answer(matrices, " + reortho", *factors)
+
+
+def _not_orthonormal(q: torch.Tensor, options: QROptions) -> int:
+    """How many columns, at the end, are to be orthogonalized again, since all others are orthonormal; all of
+    them where that was asked for by name, or where a look takes longer than it saves.
+    """
+    n, over_rows = q.shape[1], options.over_rows
+    if options.named or n < options.engine.tuning[QRTuning].partly_corrected:
+        return n
+    losses = over_rows.agree(leading_losses(q, leading(n), over_rows, POWERS))
+    most = orthogonality_2norm_bound(options.target, n) / 4
+    return n - next((k for k, loss in zip(leading(n), losses.tolist(), strict=True) if loss <= most), 0)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:

@@ -237,7 +237,7 @@ def matmul(
         - ``"fp32"``, ``"fp64"``.
 
         The notes say how far each may be from the exact product. By default the cheapest one at the accuracy
-        of the input's dtype: for float32 and complex64 ``fp16_cor`` for large matrices on a GPU and ``fp32``
+        of the input's dtype: for float32 and complex64 ``fp16_cor`` for large products on a GPU and ``fp32``
         elsewhere, ``fp64`` for float64 and complex128, and for half-precision input its own format, or fp32
         where the engine does not have it.
     alpha, beta : float
@@ -418,8 +418,7 @@ def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequen
     if own is not None:
         return own if own in engine.formats else "fp32"
     tuning, (m, n, k) = engine.tuning[CorrectedTuning], (shape[-2], shape[-1], a.shape[-1])
-    # A thin product is a pass over memory, of which error correction makes more.
-    large = m * n * k >= tuning.corrected_product and min(m, n, k) >= tuning.corrected_from
+    large = m * n * k >= tuning.corrected_product and m * n >= tuning.corrected_width * (m + n)
     return FP16_COR if large and engine.tuning.corrected else "fp32"
 
 
