@@ -244,6 +244,15 @@ def accepted_result(
     return kind._from_fields(fields)
 
 
+def numbers_later(given: Given, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with arrays of one number each."""
+
+    def later(number: Any) -> Later:
+        return Later(lambda: given.wrap(np.array(number)))
+
+    return {name: later(number) for name, number in numbers.items()}
+
+
 def accepted_solutions(
     kind: type[R], given: Given, options: Any, told: Told, fields: dict[str, Any], each: Callable[[str], Any]
 ) -> R:

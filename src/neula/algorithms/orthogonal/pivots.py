@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from neula.algorithms.elimination.calu import eliminate_rows
@@ -262,20 +261,12 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """
     tall = a.shape[1] > a.shape[2]
     outer, given = torch.linalg.qr(a) if tall else (None, a)
-    found = [_pivoted(x.resolve_conj().numpy()) for x in given]
-    q, r, order = (torch.from_numpy(np.stack(factors)) for factors in zip(*found, strict=True))
+    found = [scipy_linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in given]
+    q, r, order = (
+        torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
+    )
     q = q if outer is None else outer @ q
-    return *with_nonnegative_diagonal(q, r), order
-
-
-def _pivoted(a: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """``scipy.linalg.qr(a, mode="economic", pivoting=True)`` in half its time for small matrices."""
-    (m, n), letter, block = a.shape, "sdcz"["fdFD".index(a.dtype.char)], 32
-    factor = getattr(scipy_linalg.lapack, f"{letter}geqp3")
-    form = getattr(scipy_linalg.lapack, f"{letter}{'un' if letter in 'cz' else 'or'}gqr")
-    packed, order, tau, _, _ = factor(a, lwork=2 * n + (n + 1) * block)
-    q = form(packed[:, : min(m, n)], tau, lwork=n * block)[0]
-    return q, np.triu(packed[: min(m, n)]), order.astype(np.int64) - 1
+    return *with_nonnegative_diagonal(q, r), order.long()
 
 
 GRAM_ROUNDING = 4.0

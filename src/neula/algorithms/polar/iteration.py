@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from neula.algorithms.polar.polynomials import OddPolynomial
@@ -149,26 +148,6 @@ def isometry(
         small = exact_matmul(left, v.mH)
     small, counts, doubtful = over_rows.agreed(small, counts, doubtful)
     return exact_matmul(small, q.mH).to(wide.dtype), counts.sum(1), doubtful
-
-
-def isometry_alone(wide: np.ndarray, cutoff: float) -> np.ndarray | None:
-    """:func:`isometry` of one small matrix of full rank, by NumPy; None where a singular value is small."""
-    # As there.
-    work = wide.astype(np.complex128) if wide.dtype == np.complex64 else wide
-    q, r = torch.linalg.qr(torch.from_numpy(work.conj().T))
-    v, s, wh = (x.numpy() for x in converged_svd(r))
-    if not s[-1] > cutoff * s[0]:
-        return None
-    left = wh.conj().T
-    if s.dtype == np.float64:
-        core = v.conj().T @ (r.numpy() @ left)
-        z = (core.conj().T - core) / (s[:, None] + s)
-        z[~(np.abs(z) <= (np.finfo(s.dtype).eps / 2) ** 0.5 / len(s))] = 0.0
-        left = left + left @ z
-    small = left @ v.conj().T
-    if s.dtype == np.float64:
-        small = small + (small - small @ small.conj().T @ small) / 2
-    return (small @ q.numpy().conj().T).astype(wide.dtype, copy=False)
 
 
 def _turn(r: torch.Tensor, v: torch.Tensor, s: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

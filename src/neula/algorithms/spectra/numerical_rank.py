@@ -38,13 +38,8 @@ def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
 
 
 def is_invertible(r: np.ndarray, rcond: float, error: float = 0.0, *, unit: bool = False) -> bool:
-    """Whether the inverse of one triangle R shows that all its singular values count, as of
-    :func:`numerical_ranks`: that is ``SAFETY`` times what is not. ``unit``: of columns of norm 1.
-
-    Examples
-    --------
-    >>> is_invertible(np.array([[1.0, 2.0], [0.0, 1e-9]]), 1e-12), is_invertible(np.diag([1.0, 0.0]), 1e-12)
-    (True, False)
+    """Whether the inverse of one triangle R shows that all singular values count, as of
+    :func:`numerical_ranks`; ``unit``: of columns divided by their norms.
     """
     invert = scipy_linalg.lapack.ztrtri if r.dtype.kind == "c" else scipy_linalg.lapack.dtrtri
     inverse, singular = invert(r)

@@ -18,9 +18,6 @@ remains, less than ``u / 5`` for 4194304 rows.
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 import torch
 
 from neula.kernels.dispatch import kernel, trial
@@ -90,22 +87,6 @@ def probe_errors(
         images.append(norms(image))
         loss = ((h @ wide_q.mT).conj() @ wide_q).conj() + loss
     return _together(residuals), _together(images), norms(loss), spectral_norms(loss.mT)
-
-
-def errors_alone(
-    a: np.ndarray, q: np.ndarray, r: np.ndarray, g: np.ndarray, h: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Norms of the columns of R, shape (1, n), and the errors for their reciprocals as scales, (4, 1), of one
-    small matrix in double precision by NumPy: three of :func:`probe_errors`, and ``||I - Q^H Q||_2`` or up to
-    ``k^(1/8)`` times that.
-    """
-    norms = np.sqrt(np.einsum("ij,ij->j", r, r.conj()).real)
-    g, defect = g / norms[:, None], q.conj().T @ q
-    defect.flat[:: len(defect) + 1] -= 1.0
-    image, square = a @ g, defect @ defect
-    parts = image - q @ (r @ g), image, defect @ h, square @ square
-    found = [math.sqrt(np.vdot(x, x).real) for x in parts]
-    return norms[None], np.array([[*found[:3], found[3] ** 0.25]]).T
 
 
 def _together(norms: list[torch.Tensor]) -> torch.Tensor:

@@ -14,7 +14,6 @@ import torch
 
 from neula.kernels.dispatch import kernel, trial
 from neula.kernels.launch import ceil_div
-from neula.kernels.phases import with_real_diagonal
 from neula.kernels.triton_source import jit, tl
 
 VECTORS = 4
@@ -171,7 +170,7 @@ def factor_residuals(
     a: torch.Tensor, lower: torch.Tensor, order: torch.Tensor, probes: torch.Tensor
 ) -> torch.Tensor:
     """``||D (A - L L^H) D G||_F / ||D A D G||_F`` with the D of :func:`diagonal_scales`, without
-    synchronizing; half of each matrix is read. Of small matrices on a CPU it is that without G.
+    synchronizing; half of each matrix is read.
 
     Only the lower triangles of A (batch, n, n) count, and L is zero above its diagonal; ``order`` is not zero
     where L means nothing. G (n, k) is in double precision, complex if A is. Returns these, 0 for zero and NaN
@@ -184,15 +183,10 @@ def factor_residuals(
     >>> factor_residuals(a, lower, order, probes).tolist()
     [[0.0], [0.0]]
     """
-    d, norm, n = diagonal_scales(a)[..., None], torch.linalg.matrix_norm, a.shape[1]
-    if a.is_cpu and n <= VECTORS**2:  # all elements in a part of the time of such products
-        whole, factor = (x.to(torch.promote_types(x.dtype, torch.float64)) for x in (a, lower))
-        weights = torch.full((n, n), 2**0.5, dtype=torch.float64, device=a.device).tril_().fill_diagonal_(1.0)
-        weights, whole = weights * d * d.mT, with_real_diagonal(whole.tril())
-        difference, size = norm((factor @ factor.mH - whole) * weights), norm(whole * weights)
-    else:
-        image, product = images(a, lower, probes * d)
-        difference, size = norm((image - product) * d), norm(image * d)
+    d = diagonal_scales(a)[..., None]
+    image, product = images(a, lower, probes * d)
+    norm = torch.linalg.matrix_norm
+    difference, size = norm((image - product) * d), norm(image * d)
     residual = difference / torch.where(size == 0, 1.0, size)
     return torch.stack([residual.masked_fill(order != 0, torch.nan), order.double()])
 

@@ -35,6 +35,7 @@ from neula.engines.formats import double_of, in_double
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
+from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite
 from neula.pipeline.result import Attempt
@@ -63,7 +64,7 @@ def factorize_pivoted(
     """Factors of ``A[:, P]``, and P.
 
     ``matrices``, shape (batch, m, n): on the engine's device. ``is_batch``: whether NaN and Inf are no error.
-    ``begun``: from :func:`pivoted_by_lapack`. Returns ``order``, shape (batch, n): P of each matrix, int64.
+    ``begun``: from :func:`pivoted_on_host`. Returns ``order``, shape (batch, n): P of each matrix, int64.
     Columns of a matrix with NaN or Inf stay where they are. Raises ValueError if a single matrix holds NaN or
     Inf.
     """
@@ -83,23 +84,22 @@ def factorize_pivoted(
     return factorize(in_order(matrices, order), mode, options), order
 
 
-def is_for_lapack(a: torch.Tensor, mode: str, options: QROptions) -> bool:
-    """Whether one matrix on a CPU, in its own precision, is LAPACK's."""
-    target, asked = options.target, options.named or options.progress is not None
+def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[QRFactors, torch.Tensor] | None:
+    """Factors of one matrix on a CPU as LAPACK finds them, and the order of its columns, shape (1, n), if
+    they are accepted.
+    """
+    a, target = call.first.tensor, options.target
+    asked = options.named or options.progress is not None or call.differentiable or call.first.places
     here = a.ndim == 2 and a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
     usual = here and a.dtype.to_real() == target.dtype and target in (FP32, FP64) and mode in ("reduced", "r")
-    return not asked and usual and a.numel() > 0 and _few_columns((1, *a.shape), options)
-
-
-def pivoted_by_lapack(a: torch.Tensor, options: QROptions) -> tuple[QRFactors, torch.Tensor] | None:
-    """Factors of one matrix as LAPACK finds them, and the order of its columns, shape (1, n), if they are
-    accepted.
-    """
-    if not surely_finite(a):
+    if asked or not usual or a.numel() == 0 or not _few_columns((1, *a.shape), options):
         return None
-    q, r, order = lapack_factors(a[None])
-    measures = measured_on_host(a.index_select(1, order[0]), q[0], r[0], options.target)
-    found = QRJudge(a.shape, options.target).certificate(QRValues(q, r, torch.from_numpy(measures).T))
+    with call.computing():
+        if not surely_finite(a):
+            return None
+        q, r, order = lapack_factors(a[None])
+        measures = measured_on_host(a.index_select(1, order[0]), q[0], r[0], target)
+        found = QRJudge(a.shape, target).certificate(QRValues(q, r, torch.from_numpy(measures).T))
     attempt = Attempt(LABEL, True, Later(lambda: found.in_words))
     return (QRFactors(q, r, (found,), (attempt,)), order) if found.accepted else None
 

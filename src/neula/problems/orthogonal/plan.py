@@ -15,7 +15,6 @@ from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Engine
 from neula.engines.formats import in_double
 from neula.errors import part_of_one
-from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, answer_of_first
 from neula.pipeline.inputs import flattened
@@ -24,7 +23,6 @@ from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.orthogonal.factorize import factorize, goes_at_once, links_for
 from neula.problems.orthogonal.factors import QRFactors, as_accepted
-from neula.problems.orthogonal.pivoted import LABEL, is_for_lapack, pivoted_by_lapack, shows_all
 from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
 from neula.problems.orthogonal.ways import QRLink, is_for_core, is_for_kernel
 
@@ -86,40 +84,19 @@ class RangePlan:
 
     def __call__(self, given: Given) -> Any | None:
         """Q; None where it is not accepted, or the inverse of R does not show that the rank is full."""
-        found, certificate = self._plan.first(torch.from_numpy(given.arrays[0]))
+        m, n = given.arrays[0].shape
+        found, certificate = self._plan.first(torch.from_numpy(given.arrays[0])) if m >= n else (None, None)
         if found is None or certificate is None:
             return None
-        r, (m, n) = found.values.r[0], given.arrays[0].shape
-        wide, rcond, error = in_double(r).resolve_conj().numpy(), self._rcond, 0.0
+        r, rcond, error = found.values.r[0], self._rcond, 0.0
         if rcond is None:
             rcond, error = rank_tolerance(r.dtype, m, n), n**0.5 * certificate.residual
-        if n > m or not is_invertible(wide, rcond, error, unit=self._rcond is None):
+        if not is_invertible(in_double(r).resolve_conj().numpy(), rcond, error, unit=self._rcond is None):
             return None
         return given.wrap(found.values.q[0].numpy())
 
 
-class PivotedPlan:
-    """A plan for pivoted QR of single matrices by LAPACK, where R hides no small singular value."""
-
-    def __init__(self, options: QROptions, mode: str) -> None:
-        self.options, self._mode = options, mode
-
-    def __call__(self, given: Given) -> QRResult[Any] | None:
-        with plain_arithmetic(self.options.engine.device):
-            alone = pivoted_by_lapack(torch.from_numpy(given.arrays[0]), self.options)
-            return accepted_pivoted(given, self.options, self._mode, alone)
-
-
-def accepted_pivoted(
-    given: Given, options: QROptions, mode: str, alone: tuple[QRFactors, torch.Tensor] | None
-) -> QRResult[Any] | None:
-    if alone is None or not shows_all(alone[0]):
-        return None
-    found, (order,) = alone
-    return as_accepted(given, options, mode, (found.q[0], found.r[0]), found.certificates[0], LABEL, order)
-
-
-def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | PivotedPlan | None:
+def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | None:
     return _of_core(A, mode, **asked) if mode in ("reduced", "r") else None
 
 
@@ -128,27 +105,24 @@ def range_plan_of(
 ) -> RangePlan | None:
     rcond = part_of_one("rcond", rcond)
     plan = _of_core(A, **asked) if method == "qr" and wait else None
-    return RangePlan(plan, rcond) if isinstance(plan, QRPlan) else None
+    return None if plan is None else RangePlan(plan, rcond)
 
 
 def _of_core(
     A: Any,
     mode: str = "reduced",
     *,
-    pivoting: bool = False,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,
     wait: bool = True,
     **others: Any,
-) -> QRPlan | PivotedPlan | None:
+) -> QRPlan | None:
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
     a, target = call.first.tensor, call.target
     if a.ndim != 2 or any(others.values()) or not a.is_cpu:
         return None
     (m, n), options = a.shape, QROptions(target, call.engine)
-    if pivoting:
-        return PivotedPlan(options, mode) if wait and is_for_lapack(a, mode, options) else None
     return plan_for(a, options, mode) if is_for_core(m, n, target) or m < n else None
 
 

@@ -25,12 +25,11 @@ from neula.certificates.qr import (
 )
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import BF16, FP16, FP64, Arithmetic, Engine, Format
-from neula.engines.formats import double_of, in_double, matching_dtype
+from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import HERE, Reduction
-from neula.kernels.few_vectors.probes import errors_alone, probe_errors
+from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.magnitudes import largest_magnitude, two_norms
-from neula.kernels.precision import ONE_THREAD
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.call import ProblemOptions
 from neula.pipeline.chain import Answer, Run, Verdict
@@ -164,7 +163,7 @@ class QRMatrices(Batch):
 
     def _is_for_host(self, q: torch.Tensor, r: torch.Tensor) -> bool:
         """Whether the host measures factors faster than torch does."""
-        alike = self.a.dtype == q.dtype == r.dtype and (len(q) == 1 or r.shape[1] == r.shape[2])
+        alike = self.a.dtype == q.dtype == r.dtype and r.shape[1] == r.shape[2]
         return self.a.is_cpu and alike and not self.options.over_rows.spread
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
@@ -272,24 +271,17 @@ def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
     """Measures as of :func:`neula.certificates.qr.qr_measures`.
 
-    A batch, or one matrix and its factors, which alone may be wide. Diagonals of square R are nonnegative.
-    Returns an array of shape (4, batch).
+    A batch, or one matrix and its factors. Diagonals of square R are nonnegative. Returns an array of shape
+    (4, batch).
     """
-    k, n = r.shape[-2:]
-    g, h = probe_vectors(n, r.dtype), probe_vectors(k, r.dtype)
-    if k == n and (found := reflected_errors(a, q, r, g)) is not None:
+    vectors = [probe_vectors(size, r.dtype) for size in r.shape[:-3:-1]]
+    if r.shape[-2] == r.shape[-1] and (found := reflected_errors(a, q, r, vectors[0])) is not None:
         return trusted(found, target)
     a, q, r = (x if x.ndim == 3 else x[None] for x in (a, q, r))
-    with np.errstate(all="ignore"):
-        factors = units(k, PROBES, double_of(r.dtype), r.device).numpy()[:, None]
-        if len(a) == 1 and a.numel() * k <= ONE_THREAD:
-            single = (in_double(x[0]).resolve_conj().numpy() for x in (a, q, r))
-            norms, errors = errors_alone(*single, g, h)
-            factors = np.append(factors[:3], [[1.0]], 0)
-        else:
-            norms, vectors = two_norms(r, 1).double().numpy(), map(torch.from_numpy, (g, h))
-            errors = np.stack(probe_errors(a, q, r, torch.from_numpy(1 / norms), *vectors))
-        return trusted(np.concatenate([errors * factors, [norms.min(1), norms.max(1)]]), target)
+    norms, (g, h) = two_norms(r, 1).double(), map(torch.from_numpy, vectors)
+    errors = torch.stack(probe_errors(a, q, r, 1 / norms, g, h))
+    errors = errors * units(len(h), PROBES, h.dtype, h.device)[:, None]
+    return trusted(torch.cat([errors, torch.stack([norms.amin(1), norms.amax(1)])]).numpy(), target)
 
 
 def trusted(found: np.ndarray, target: Format) -> np.ndarray:

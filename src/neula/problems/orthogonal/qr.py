@@ -21,9 +21,10 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
 from neula.problems.orthogonal.factorize import begin, factorize
-from neula.problems.orthogonal.factors import as_pending, as_result, give_factors_back
-from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, is_for_lapack, pivoted_by_lapack
-from neula.problems.orthogonal.plan import accepted_pivoted, plan_of, solved_by_plan
+from neula.problems.orthogonal.factors import as_accepted, as_pending, as_result, give_factors_back
+from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
+from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
+from neula.problems.orthogonal.plan import plan_of, solved_by_plan
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import ArrayLike, Kind, QRKeywords, QRMode
@@ -231,12 +232,13 @@ def qr(
     if isinstance(begun, QRResult):
         return begun
     if pivoting:
-        alone = None
-        if is_for_lapack(a, mode, options) and not (call.differentiable or call.first.places):
-            with call.computing():
-                alone = pivoted_by_lapack(a, options)
-                if (whole := accepted_pivoted(Given.of_call(call), options, mode, alone)) is not None:
-                    return whole
+        alone = pivoted_on_host(call, mode, options)
+        if alone is not None and shows_all(alone[0]):
+            found, (order,) = alone
+            single = found.q[0], found.r[0]
+            return as_accepted(
+                Given.of_call(call), options, mode, single, found.certificates[0], PIVOTED, order
+            )
         factors, order = factorize_pivoted(call.matrices(), mode, options, is_batch=a.ndim > 2, begun=alone)
         permuted = replace(call.first, graph=in_order(call.first.graph, order))
         return as_result(factors, replace(call, operands={"A": permuted}), mode, options, order)

@@ -8,19 +8,15 @@ one core of an AMD EPYC. A threshold that the caller names is for the SVD in dou
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
-import numpy as np
 import torch
 
-from neula.algorithms.polar.iteration import isometry, isometry_alone, polar_factor, taken_on
+from neula.algorithms.polar.iteration import isometry, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import OddPolynomial, composition, image
-from neula.certificates.polar import measures_alone, polar_measures
+from neula.certificates.polar import polar_measures
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Arithmetic, Format
-from neula.kernels.magnitudes import MODERATE
-from neula.kernels.precision import ONE_THREAD
 from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.inputs import finite_members
 from neula.pipeline.table import Chain, Row, Rule, Table
@@ -60,8 +56,6 @@ def polynomials(
 
 def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:
     """The singular value decomposition, which knows the rank, in float32 or float64."""
-    if (alone := _alone(matrices, format)) is not None:
-        return alone
     options, label = matrices.options, f"svd {format.name}"
     engine = options.engine.using(options.work)
     usable = finite_members(matrices.a)
@@ -83,33 +77,6 @@ def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> 
     measures = torch.where(usable, measures, torch.nan)
     u = x.to(engine.storage)
     return _answer(options, label, u if options.lie_down(matrices.a.shape) else u.mH, rank, measures)
-
-
-def _alone(matrices: PolarMatrices, format: Format) -> Solution | None:
-    """:func:`by_svd` of one small matrix of full rank in its own precision, by NumPy; else None."""
-    options, a, k = matrices.options, matrices.a, min(matrices.a.shape[1:])
-    alike = a.dtype.to_real() == format.dtype == options.work.dtype
-    if len(a) > 1 or not (a.is_cpu and alike) or options.over_rows.spread or a.numel() * k > ONE_THREAD:
-        return None
-    wide = options.laid_down(a)[0].resolve_conj().numpy()
-    largest = float(np.abs(wide).max())
-    if not 1 / MODERATE < largest < MODERATE:
-        return None
-    factor = 2.0 ** -((max(a.shape[1:]).bit_length() - 1) // 2)
-    wide = wide * (factor * 2.0 ** -math.frexp(largest)[1])
-    unknown = 8 * format.u * max(a.shape[1:]) ** 0.5 if format is FP32 and options.small_too else 0.0
-    x = isometry_alone(wide, max(options.cutoff(a.shape), unknown))
-    if x is None:
-        return None
-    numbers = np.array([measures_alone(wide, x, within=not options.completion)], dtype=np.float64)
-    u = torch.from_numpy(x)[None]
-    u, rank = (
-        u if options.lie_down(a.shape) else u.mH.resolve_conj(),
-        torch.full((1,), k, dtype=torch.int64, device=a.device),
-    )
-    found = _answer(options, f"svd {format.name}", u, rank, torch.from_numpy(numbers).T)
-    found.measured = np.concatenate([[[k]], numbers.T])
-    return found
 
 
 def _answer(

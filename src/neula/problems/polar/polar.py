@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, overload
@@ -11,23 +12,23 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
-from neula.certificates.polar import PolarNumbers
+from neula.certificates.polar import PolarNumbers, measures_alone
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, part_of_one
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.kernels.phases import adjoint
+from neula.kernels.polar.svd import converged_svd
 from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Run, answer_of_first, first_answer, run_chain
+from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
 from neula.pipeline.inputs import check_finite, check_matrices, over_lists
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape
+from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape, numbers_later
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
-from neula.pipeline.result.deferred import Later
 from neula.problems.operators.factorizations import traced_polar
 from neula.problems.polar.links import chain
 from neula.problems.polar.problem import SIDES, PolarJudge, PolarMatrices, PolarOptions, PolarValues
@@ -170,46 +171,38 @@ def _options(
 
 
 class PolarPlan:
-    """A plan for single small matrices on a CPU, of full rank."""
+    """A plan for small matrices of full rank on a CPU, shape (m, n), by their SVD as LAPACK returns it."""
 
-    def __init__(self, shape: tuple[int, int], options: PolarOptions, side: str | None) -> None:
-        self.options, self._side, self._rank = options, side, min(shape)
-        given = torch.empty(1, *shape, dtype=options.target.dtype, device="meta")
-        self._link, self._judge = chain(options)[0], PolarJudge.for_batch(given, options)
+    def __init__(self, given: torch.Tensor, options: PolarOptions, side: str | None) -> None:
+        self.options, self._side, self._label = options, side, f"svd {options.work.name}"
+        self._judge = PolarJudge.for_batch(given[None].to("meta"), options)
+        # Below the errors of the SVD singular values may be zero or not.
+        errors = 8 * options.work.u * max(given.shape) ** 0.5 if options.small_too else 0.0
+        self._least = max(options.cutoff(given.shape), errors)
 
     def __call__(self, given: Given) -> PolarResult[Any] | None:
         a, options, judge, bounds = given.arrays[0], self.options, self._judge, self._judge.bounds
-        problems = PolarMatrices(torch.from_numpy(a)[None], options)
         with plain_arithmetic(options.engine.device), np.errstate(all="ignore"):
-            found = answer_of_first([self._link], problems)
-            if found is None or not isinstance(found.measured, np.ndarray):
+            if not np.isfinite(a).all():
                 return None
-            numbers = judge.numbers(found.measured)
-            known = PolarNumbers(*found.measured[1:, 0].tolist())
-            if not known.accepted_by(bounds):
+            u, s, vh = (x.numpy() for x in converged_svd(torch.from_numpy(a)))
+            if not self._least * s[0] < s[-1] < MODERATE:
                 return None
-            u, h = found.values.u[0], None
-            if self._side is not None:
-                left, right = (adjoint(u.numpy()), a) if self._side == "right" else (u.numpy(), adjoint(a))
-                h = left @ right
-                h = (h + adjoint(h)) / 2
-                if not np.isfinite(h).all():
-                    return None
-        fields = {
-            "U": given.give(u),
-            "H": None if h is None else given.wrap(h),
-            "side": self._side,
-            "converged": True,
-            "rank": self._rank,
-        }
-        fields |= {"residual": known.residual, "orthogonality": known.orthogonality}
-        fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
-        arrays = {"ranks": self._rank, "residuals": known.residual, "accepted": True}
-        for name, value in (arrays | {"orthogonalities": known.orthogonality}).items():
-            fields[name] = Later(partial(lambda value: given.wrap(np.array(value)), value))
-        return accepted_result(
-            PolarResult, given, options, found.label, lambda: judge.reason(numbers, 0), fields
-        )
+            u, rank = u @ vh, len(s)
+            wide = (a if options.lie_down(a.shape) else adjoint(a)) * 2.0 ** -math.frexp(s[0])[1]
+            factor = u if options.lie_down(a.shape) else adjoint(u)
+            found = PolarNumbers(*measures_alone(wide, factor, within=not options.completion))
+            h = None if self._side is None else adjoint(u) @ a if self._side == "right" else u @ adjoint(a)
+            h = None if h is None else (h + adjoint(h)) / 2
+        if not found.accepted_by(bounds) or not (h is None or np.isfinite(h).all()):
+            return None
+        fields = {"U": given.wrap(u), "H": None if h is None else given.wrap(h), "side": self._side}
+        fields |= {"residual": found.residual, "residual_bound": bounds.residual, "rank": rank}
+        fields |= {"orthogonality": found.orthogonality, "orthogonality_bound": bounds.orthogonality}
+        known = {"ranks": rank, "residuals": found.residual, "orthogonalities": found.orthogonality}
+        fields |= {"converged": True} | numbers_later(given, known | {"accepted": True})
+        reason = partial(judge.reason, PolarNumbers(*([x] for x in found)), 0)
+        return accepted_result(PolarResult, given, options, self._label, reason, fields)
 
 
 def _plan(
@@ -218,17 +211,17 @@ def _plan(
     side: str | None = None,
     rcond: float | None = None,
     completion: bool = False,
-    accuracy: Accuracy | None = None,
-    engine: str | Engine = "auto",
-    strict: bool = False,
     progress: Progress | None = None,
+    strict: bool = False,
     wait: bool = True,
+    **asked: Any,
 ) -> PolarPlan | None:
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy)
+    call = Call.begin({"A": A}, **asked)
     options, a = _options(call, side, rcond, completion, progress), call.first.tensor
     alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD and progress is None
     here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
-    return PolarPlan((a.shape[0], a.shape[1]), options, side) if alone and here else None
+    fits = alone and here and a.dtype.to_real() == options.work.dtype
+    return PolarPlan(a, options, side) if fits else None
 
 
 def polar_result(

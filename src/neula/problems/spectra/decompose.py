@@ -34,7 +34,7 @@ from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite
-from neula.pipeline.plans import Given, accepted_result
+from neula.pipeline.plans import Given, accepted_result, numbers_later
 from neula.pipeline.result import Attempt, EighResult, SVDResult
 from neula.pipeline.result.deferred import Later
 from neula.problems.spectra.links import chain
@@ -261,22 +261,15 @@ def completed(u: torch.Tensor) -> torch.Tensor:
 
 
 class AcceptedSpectrum(NamedTuple):
-    """A decomposition that was accepted."""
+    """An accepted decomposition of A, which is as it was measured, and of a norm."""
 
-    a: torch.Tensor  # in the precision in which it was measured, symmetric as a whole
-    size: float  # ||A||_F
+    a: torch.Tensor
+    size: float
     u: torch.Tensor | None
     s: torch.Tensor
     v: torch.Tensor | None
-    # total, orthogonality: as in neula.certificates.spectra.SpectralMeasures.
-    total: float
-    orthogonality: float
+    numbers: tuple[float, float]  # as the judge reads them
     measures: Callable[[], SpectralMeasures] | None  # None of values alone
-
-    @property
-    def numbers(self) -> tuple[float, float]:
-        """As the judge reads them."""
-        return self.total / self.size, self.orthogonality
 
 
 class SpectralPlan:
@@ -338,9 +331,9 @@ class SpectralPlan:
                 if self._full:
                     u, v = (x if len(x) == x.shape[1] else completed(x[None])[0] for x in (u, v))
             total, lost, measures = self._measured(whole, u, s, v, norm)
-        if not (total <= self.bounds.residual * size and lost <= self.bounds.orthogonality):
+        if not (total / size <= self.bounds.residual and lost <= self.bounds.orthogonality):
             return None
-        return AcceptedSpectrum(whole, size, u, s, v, total, lost, measures)
+        return AcceptedSpectrum(whole, size, u, s, v, (total / size, lost), measures)
 
     def _measured(
         self, a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, norm: torch.Tensor
@@ -388,8 +381,7 @@ class SpectralPlan:
         fields |= {"eigenvalues": give(s), "eigenvectors": None if v is None else give(v)}
         fields |= {"residual": residual, "orthogonality": lost}
         fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
-        for name, number in (("residuals", residual), ("orthogonalities", lost)):
-            fields[name] = Later(partial(lambda x: give(s.new_tensor(x, dtype=torch.float64)), number))
+        fields |= numbers_later(given, {"residuals": residual, "orthogonalities": lost})
         return accepted_result(EighResult, given, options, self.label, lambda: str(certificate()), fields)
 
     def _errors(self, s: torch.Tensor, found: SpectralMeasures | None) -> SpectralErrors:

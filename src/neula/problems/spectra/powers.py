@@ -28,13 +28,11 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_power
 from neula.pipeline.inputs import over_lists
 from neula.pipeline.operators import eager
-from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape
+from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape, numbers_later
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PowerResult
-from neula.pipeline.result.deferred import Later
 from neula.problems.signatures import ArrayLike, Kind, PowerKeywords
 from neula.problems.spectra.decompose import (
-    AcceptedSpectrum,
     Decomposed,
     SpectralPlan,
     decompose,
@@ -237,12 +235,13 @@ class PowerPlan:
         self.options, self._spectral, self._power = spectral.options, spectral, power
 
     def __call__(self, given: Given) -> PowerResult[Any] | None:
+        spectral, power = self._spectral, self._power
         with plain_arithmetic(self.options.engine.device), np.errstate(all="ignore"):
-            found = self._spectral.decomposed(given.arrays[0])
+            found = spectral.decomposed(given.arrays[0])
             if found is None or found.v is None:
                 return None
-            power, w = self._power, in_double(found.s).numpy()
-            backward = changed(math.sqrt(w @ w), found.total, found.orthogonality)
+            w, (residual, lost) = in_double(found.s).numpy(), found.numbers
+            backward = changed(math.sqrt(w @ w), residual * found.size, lost)
             if w[0] < -backward or (power < 0 and w[0] <= 0):
                 return None
             exponent = math.frexp(float(largest_magnitude(found.a, (0, 1))))[1]
@@ -251,50 +250,34 @@ class PowerPlan:
             # As of a batch, to the last bit.
             x = exact_matmul(v[None] * (near_one**power * factor), v.mH[None])[0].numpy()
             x = (x + x.conj().T) / 2 * np.ldexp(1.0, whole)
-            kept = x.astype(given.arrays[0].dtype, copy=False)
-            back = kept.astype(x.dtype, copy=False)
-            size = math.sqrt(np.vdot(back, back).real)
-            lost = 0.0 if back is x else float(np.linalg.norm(x - back))
-            error = power_errors(w, found.orthogonality, backward, power)
-            error = float((error * (size + lost) + lost) / size)
-            residual, bound = self._residual(found, x), self._spectral.bounds.residual
+            kept, a = x.astype(given.arrays[0].dtype, copy=False), in_double(found.a).numpy()
+            size, norm = np.linalg.norm(x), np.linalg.norm
+            rounding = norm(x - kept) / norm(kept.astype(x.dtype, copy=False))
+            error = power_errors(w, lost, backward, power)
+            error = float(error * (1 + rounding) + rounding)
+            if power == 0.5:
+                residual = float(norm(x @ x - a) / size**2)
+            elif power == -0.5:
+                residual = float(norm(x @ a @ x - np.eye(len(x))) / (size**2 * found.size))
+        bound = spectral.bounds.residual
         if not (1 / SQUARABLE < size < SQUARABLE and residual <= bound and error <= SURE):
             return None
-        wrap = given.wrap
-        fields = {"X": wrap(kept), "power": power, "error": error, "residual": residual}
+        fields = {"X": given.wrap(kept), "power": power, "error": error, "residual": residual}
         fields |= {"residual_bound": bound, "converged": True}
-        fields["eigenvalues"] = given.give(found.s.clamp_min(0.0))
-        for name, value in (("errors", error), ("residuals", residual), ("accepted", True)):
-            fields[name] = Later(partial(lambda value: wrap(np.array(value)), value))
-        reason = partial(SVDCertificate, *found.numbers, 0.0, bound, self._spectral.bounds.orthogonality)
+        fields |= {"eigenvalues": given.give(found.s.clamp_min(0.0))}
+        fields |= numbers_later(given, {"errors": error, "residuals": residual, "accepted": True})
+        reason = partial(SVDCertificate, *found.numbers, 0.0, bound, spectral.bounds.orthogonality)
         return accepted_result(
-            PowerResult, given, self.options, self._spectral.label, lambda: str(reason()), fields
+            PowerResult, given, self.options, spectral.label, lambda: str(reason()), fields
         )
-
-    def _residual(self, found: AcceptedSpectrum, x: np.ndarray) -> float:
-        """As :func:`_residuals`."""
-        if self._power not in (0.5, -0.5):
-            return found.numbers[0]
-        a, size = in_double(found.a).numpy(), np.vdot(x, x).real
-        if self._power == 0.5:
-            return float(np.linalg.norm(x @ x - a) / size)
-        return float(np.linalg.norm(x @ a @ x - np.eye(len(x))) / (size * found.size))
 
 
 def _plan(
-    A: Any,
-    *,
-    p: float,
-    upper: bool = False,
-    accuracy: Accuracy | None = None,
-    engine: str | Engine = "auto",
-    progress: Progress | None = None,
-    strict: bool = False,
+    A: Any, *, p: float, upper: bool = False, progress: Progress | None = None, **asked: Any
 ) -> PowerPlan | None:
-    call = begin({"A": A}, accuracy=accuracy, engine=engine, gradients=False)
+    call, power = begin({"A": A}, **asked), number("p", p, "a finite number", math.isfinite)
     options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
     plan = SpectralPlan.for_matrix(call.first.tensor, options, upper=upper)
-    power = number("p", p, "a finite number", math.isfinite)
     return PowerPlan(plan, power) if plan is not None and len(A) ** 3 <= ONE_THREAD else None
 
 
