@@ -167,7 +167,7 @@ def measures_alone(w: np.ndarray, x: np.ndarray, *, within: bool) -> list[float]
     distance = max(largest, 0.0) ** 0.5 / 2
     if not within:
         distance = max(max(1 - smallest, 0.0) ** 0.5 - 1, 1 - max(1 - largest, 0.0) ** 0.5, 0.0)
-    return [residual, distance, distance, low >= -SLIGHTLY * high, k - lost]
+    return [float(x) for x in (residual, distance, distance, low >= -SLIGHTLY * high, k - lost)]
 
 
 def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

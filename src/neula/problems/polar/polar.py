@@ -185,10 +185,12 @@ class PolarPlan:
         with plain_arithmetic(options.engine.device), np.errstate(all="ignore"):
             if not np.isfinite(a).all():
                 return None
-            u, s, vh = (x.numpy() for x in converged_svd(torch.from_numpy(a)))
+            # As of a batch: MKL's reflectors of subnormal columns in complex64 are NaN.
+            work = a.astype(np.complex128) if a.dtype == np.complex64 else a
+            u, s, vh = (x.numpy() for x in converged_svd(torch.from_numpy(work)))
             if not self._least * s[0] < s[-1] < MODERATE:
                 return None
-            u, rank = u @ vh, len(s)
+            u, rank = (u @ vh).astype(a.dtype, copy=False), len(s)
             wide = (a if options.lie_down(a.shape) else adjoint(a)) * 2.0 ** -math.frexp(s[0])[1]
             factor = u if options.lie_down(a.shape) else adjoint(u)
             found = PolarNumbers(*measures_alone(wide, factor, within=not options.completion))
