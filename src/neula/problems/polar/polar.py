@@ -26,7 +26,7 @@ from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
 from neula.pipeline.inputs import check_finite, check_matrices, over_lists
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape, numbers_later
+from neula.pipeline.plans import Given, Plans, accepted_result, numbers_later
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
 from neula.problems.operators.factorizations import traced_polar
@@ -44,7 +44,7 @@ def give_factors_back(result: PolarResult, tall: Give, replicated: Give) -> Pola
 def polar(A: Kind, **keywords: Unpack[PolarKeywords]) -> PolarResult[Kind]: ...
 @overload
 def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
-@with_operator(traced_polar, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
+@with_operator(traced_polar, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 @OverProcesses(give_factors_back, refused={"side": ("left",), "wait": (False,)}, wide=lambda asked: True)
 @over_lists(PolarResult._member)
 def polar(

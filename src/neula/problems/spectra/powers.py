@@ -28,7 +28,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_power
 from neula.pipeline.inputs import over_lists
 from neula.pipeline.operators import eager
-from neula.pipeline.plans import Given, Plans, accepted_result, for_each_shape, numbers_later
+from neula.pipeline.plans import Given, Plans, accepted_result, numbers_later
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PowerResult
 from neula.problems.signatures import ArrayLike, Kind, PowerKeywords
@@ -49,7 +49,7 @@ def fractional_matrix_power(A: Any, p: float, **keywords: Unpack[PowerKeywords])
 @over_lists(PowerResult._member)
 @partial(
     eager,
-    plans=Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1, then=("p",)),
+    plans=Plans(lambda A, **keywords: _plan(A, **keywords), operands=1, then=("p",)),
 )
 def fractional_matrix_power(
     A: ArrayLike,
