@@ -102,10 +102,6 @@ def leading_losses(q: Tensor, counts: Sequence[int], over_rows: Reduction = HERE
 
     There are so few k that all random vectors together are multiplied while Q is read once a step.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.certificates.qr import leading_losses
     >>> q = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.5]))
     >>> leading_losses(q, [3, 4])[0]
     tensor(0., dtype=torch.float64)

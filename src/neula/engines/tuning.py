@@ -43,12 +43,7 @@ class CorrectedTuning:
 class Tuning:
     """The numbers of one machine by name: as attributes those that many algorithms share.
 
-    Parameters
-    ----------
-    numbers : mapping
-        All of them.
-    **others
-        Other values of some, as ``dataclasses.replace`` passes them.
+    They are made of all ``numbers`` and other values of some, as ``dataclasses.replace`` passes them.
     """
 
     numbers: Mapping[str, Any]

@@ -31,7 +31,6 @@ class DirectTuning:
     direct_pivoted: int
     direct_definite: int
     direct_single: float  # from which on its LU in single precision comes first where that is enough
-    lu_in_blocks: int  # up to which the compiled core's LU is faster
     swaps: bool  # whether interchanging rows costs little compared with the products
 
 

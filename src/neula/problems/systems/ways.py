@@ -51,7 +51,7 @@ from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.systems.evidence import COSTLY, InverseProbe, SystemEvidence, probe_on_the_way
-from neula.problems.systems.problem import DirectTuning, Systems, SystemsOptions, SystemsSolutions
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import HARMLESS, EquilibratedSystem
 
 SINGULAR = 0.01
@@ -435,7 +435,6 @@ def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
             b,
             options.dtype,
             single=format is FP32,
-            in_blocks=options.engine.tuning[DirectTuning].lu_in_blocks,
             definite=options.positive,
         )
         if one is None:
