@@ -14,6 +14,7 @@ import torch
 
 import neula
 from campaign.oracle import LeastSquares, System
+from exact_solutions import error_of, least_squares
 from neula.io import datasets
 from neula.io.matrices import random_matrix
 
@@ -209,6 +210,22 @@ def test_lstsq_to_the_forward_error(engine: str, cond: float) -> None:
         assert scaled_error(A, result.x, x) <= result.forward_error
         assert result.digits == pytest.approx(-math.log10(max(U64, result.forward_error)))
     assert forward.forward_error <= 2 * U64 < backward.forward_error
+
+
+@pytest.mark.parametrize(("compute", "cond"), [("fp64", 3e9), ("fp32", 1e6)])
+def test_a_large_error_is_no_bound_of_a_larger_one(compute: str, cond: float) -> None:
+    """An x far from the exact one says nothing of its size, to which errors are relative."""
+    rng = np.random.default_rng(2)
+    for weights in (None, *rng.uniform(0.1, 2, (9, 20))):
+        q, v = (np.linalg.qr(rng.standard_normal((m, 3)))[0] for m in (20, 3))
+        A = (q * np.geomspace(1, 1 / cond, 3)) @ v
+        b = A @ rng.standard_normal(3)
+        with pytest.warns(neula.IllConditionedWarning):
+            result = neula.lstsq(
+                A, b, weights=weights, engine="emulated", algorithm="direct", compute=compute
+            )
+        given, right = (A, b) if weights is None else (weights[:, None] * A, weights * b)
+        assert error_of(given, result.x, least_squares(given, right)) <= result.forward_error
 
 
 @pytest.mark.parametrize("algorithm", ["cgls", "lsqr"])

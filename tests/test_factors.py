@@ -245,12 +245,49 @@ def test_badly_scaled_matrices_keep_their_digits() -> None:
     assert np.allclose(found.x * d, plain.solve(np.ones(10)).x, rtol=1e-11)
 
 
+@pytest.mark.parametrize("kind", ["cholesky", "lu", "qr"])
+@pytest.mark.parametrize("power", [-1000, 1000])
+def test_bounds_near_the_ends_of_the_range(power: int, kind: str) -> None:
+    a, b = np.ldexp(matrix(kind, 6, 1e2), power), np.random.default_rng(2).standard_normal((6, 1))
+    factors, exact = FACTORIZE[kind](a), rational(a)
+    diagonal, quadratic = factors.diag_inverse(), factors.inv_quad(b)
+    expected = [number(exact.inv()[i, i]) for i in range(6)]
+    assert (abs(diagonal.value - expected) <= diagonal.error).all()
+    assert (diagonal.error <= 1e-10 * np.ldexp(1.0, -power)).all()
+    expected = number((rational(b).transpose() * exact.solve(rational(b)))[0, 0])
+    assert abs(quadratic.value[0] - expected) <= quadratic.error[0] <= 1e-10 * np.ldexp(1.0, -power)
+
+
+@pytest.mark.parametrize("kind", ["cholesky", "lu", "qr"])
+@pytest.mark.parametrize(("dtype", "a", "b"), [(np.float64, 1e-310, 1.0), (np.float32, 1e-30, 1e20)])
+def test_numbers_that_do_not_fit(dtype: Any, a: float, b: float, kind: str) -> None:
+    factors, b = FACTORIZE[kind](np.full((1, 1), a, dtype)), np.full(1, b, dtype)
+    for method in (factors.solve, factors.inv_quad):
+        with pytest.raises(OverflowError, match="the solution does not fit"):
+            method(b)
+    if dtype is np.float32 and kind != "cholesky":  # whose triangle has the square root
+        with pytest.raises(OverflowError, match="the solution does not fit"):
+            factors.solve_triangular(b)
+    with pytest.warns(neula.IllConditionedWarning, match="no digit"):  # it underflows
+        assert FACTORIZE[kind](np.float32([[1e30]])).solve(np.float32([1e-20])).forward_error >= 1
+
+
+@KINDS
+def test_measured_errors_count_the_rounding_errors_of_the_measurement(kind: str) -> None:
+    for seed in range(50):
+        a = np.random.default_rng(seed).uniform(1, 2, (1, 1))
+        if (found := FACTORIZE[kind](a).logdet()).error < 1e-10:  # else L is rounded to half precision
+            assert abs(found.value - log(rational(a).det())) <= found.error
+
+
 def test_without_elements() -> None:
     for kind in ("cholesky", "lu", "qr"):
         factors = FACTORIZE[kind](np.zeros((0, 0)))
         assert factors.logdet().value == 0
         assert factors.solve(np.zeros(0)).x.shape == (0,)
-        assert FACTORIZE[kind](np.zeros((0, 3, 3))).logdet().value.shape == (0,)
+        none = FACTORIZE[kind](np.zeros((0, 3, 3)))
+        assert none.logdet().value.shape == none.inv_quad(np.ones(3)).value.shape == (0,)
+        assert none.diag_inverse().value.shape == none.solve(np.ones(3)).x.shape == (0, 3)
 
 
 # ---------------------------------------------------------------- what is not known

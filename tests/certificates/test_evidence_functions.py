@@ -82,8 +82,9 @@ def _wedin(condition: Fraction, ratio: Fraction) -> Fraction:
     return 2 + (condition + 1) * ratio
 
 
-def _least_squares(condition: Fraction, eta: Fraction, ratio: Fraction) -> Fraction:
-    return condition * (eta + Fraction(NOISE) * U) * _wedin(condition, ratio)
+def _least_squares(condition: Fraction, eta: Fraction, ratio: Fraction) -> Fraction | None:
+    error = condition * (eta + Fraction(NOISE) * U) * _wedin(condition, ratio)
+    return None if error >= 1 else error
 
 
 def _measured(left: Fraction, size: Fraction, rounding: Fraction, rate: Fraction) -> Fraction | None:

@@ -21,7 +21,8 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, CpuEngine, Format
 from neula.kernels.core import core
-from neula.problems.systems import by_core, plan
+from neula.problems.systems import ways
+from neula.problems.systems.solve import SystemsPlan
 
 normal = partial(normal_array, seed=1)
 
@@ -393,11 +394,11 @@ def test_many_right_hand_sides(n: int, k: int, positive: bool) -> None:
 
 
 def test_what_it_is_not_for() -> None:
-    called, core = [], CpuEngine("cpu").tuning[by_core.CoreTuning]
+    called, core = [], CpuEngine("cpu").tuning[ways.CoreTuning]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_core, "solved", lambda *_, **__: called.append(1))
-        patch.setattr(by_core, "solved_by_factors", lambda *_, **__: called.append(1))
-        patch.setattr(plan.SystemsPlan, "__call__", lambda *_: called.append(1))
+        patch.setattr(ways, "solved", lambda *_, **__: called.append(1))
+        patch.setattr(ways, "solved_by_factors", lambda *_, **__: called.append(1))
+        patch.setattr(SystemsPlan, "__call__", lambda *_: called.append(1))
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
         neula.solve(a, b, pivot="partial")
         large = np.eye(core.core_order + 1)

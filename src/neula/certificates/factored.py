@@ -37,9 +37,9 @@ def shown_norm(image: torch.Tensor) -> torch.Tensor:
     return ESTIMATED * size[..., 0] * (squares / (m * (m - 1))).clamp_min(0)[..., None] ** 0.25
 
 
-def logdet_error(image: Any, vectors: Any) -> Any:
+def logdet_error(image: Any, vectors: Any, noise: Any = None) -> Any:
     """Bound on ``|log |det(I + E)||``, or ``|log det(I + E)|``, from ``E G`` and the vectors G, shape (...,
-    n, m).
+    n, m), and magnitudes of the rounding errors of E G.
 
     Infinite where ``||E||_F`` may be 1 or more. The logarithm is ``tr E`` and at most ``||E||_F^2 / (2 (1 -
     ||E||_F))``. The mean of ``g^T E g`` over m vectors differs from the trace by at most ``2 ||E||_F (sqrt(x
@@ -50,8 +50,9 @@ def logdet_error(image: Any, vectors: Any) -> Any:
     n, m = vectors.shape[-2:]
     # A sum of squares of the singular values of E times chi-squared numbers: it is the least likely to be too
     # small where one singular value dominates.
-    norm = margin(n, DIRECTIONS) * (image * image.conj()).real.sum((-2, -1)) ** 0.5
-    trace = abs((vectors.conj() * image).sum((-2, -1))) / m
+    unknown = 0.0 if noise is None else ((noise * noise).sum((-2, -1)) / m) ** 0.5
+    norm = margin(n, DIRECTIONS) * (image * image.conj()).real.sum((-2, -1)) ** 0.5 + unknown
+    trace = abs((vectors.conj() * image).sum((-2, -1))) / m + unknown
     if n > m:  # else no trace is estimated
         x = -math.log(FAILURE / 2) / m  # with the probability of the other estimates on either side
         likely, always = trace + 2 * norm * (x**0.5 + x), n**0.5 * norm

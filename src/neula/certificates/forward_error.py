@@ -104,9 +104,10 @@ def least_squares_error(condition: X | float, backward_error: X, ratio: X) -> X:
     """``kappa eta (2 + (kappa + 1) ||r|| / (||B|| ||D x||))``, to first order (Wedin, 1973).
 
     The condition number of B is from above, the backward error as it is measured, relative to B and b, and
-    the ratio :func:`residual_ratio`.
+    the ratio :func:`residual_ratio`. Infinite from 1 on: x and r then tell nothing of the exact ones.
     """
-    return condition * (backward_error + NOISE * FP64.u) * wedin_factor(condition, ratio)
+    error = condition * (backward_error + NOISE * FP64.u) * wedin_factor(condition, ratio)
+    return where(error >= 1, math.inf, error)
 
 
 def rounded_error(error: X, rounding: X | float) -> X:

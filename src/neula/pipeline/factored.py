@@ -15,18 +15,20 @@ from typing import NamedTuple, Self
 import torch
 
 from neula.algorithms.krylov.iterative_refinement import MAX_ITERATIONS
-from neula.algorithms.scaling import power_of_two_scales
+from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.certificates.factored import logdet_error, shown_norm
 from neula.certificates.forward_error import MAX_RATE, enlarged, left_by_update, where
 from neula.certificates.orthogonality import DIRECTIONS, directions, margin
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.engines.formats import in_double
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
+from neula.kernels.shift import shift
 from neula.kernels.triangular_inverse import triangular_inverse
 from neula.pipeline.gradients import attach_system
-from neula.pipeline.solutions import applied
+from neula.pipeline.solutions import applied, does_not_fit
 
 Tensor = torch.Tensor
 
@@ -45,12 +47,39 @@ class FactorErrors(NamedTuple):
 class RefinedColumns(NamedTuple):
     """Solutions of ``A x = b`` in double precision, and bounds of their remaining errors."""
 
-    x: Tensor  # shape (P, n, K): of A as given
-    size: Tensor  # ||C^-1 x||, shape (P, K)
+    z: Tensor  # shape (P, n, K): x is C z 2^powers
+    powers: Tensor  # shape (P, 1, K)
+    size: Tensor  # ||z||, shape (P, K)
     error: Tensor  # bound on that of the difference from the solution
-    energy: Tensor  # bound on ||M2 C^-1 (x - x*)||, for b^H x
+    energy: Tensor  # bound on ||M2 (z - z*)||, for b^H x
     backward_error: Tensor  # of the solution before its last correction, in the 2-norm
     steps: int  # solves with the factors
+
+
+def near_one(b: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """``scales * b`` with columns brought near 1, and the exponents of the powers of two that did so.
+
+    Squares of other numbers overflow or underflow.
+    """
+    if not b.numel():
+        return b, torch.zeros_like(b[..., :1, :].real, dtype=torch.int32)
+    powers = binary_exponents(largest_magnitude(b, -2, keepdim=True))
+    b = shift(b, -powers)
+    if scales is None or bool((scales == 1).all()):
+        return b, powers
+    b, more = near_one(scales * b)
+    return b, powers + more
+
+
+def rounded_shift(z: Tensor, exponents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """``z 2^e`` rounded to a dtype, in double precision, and its rounding errors relative to z.
+
+    OverflowError if it does not fit; errors are larger than u if it underflows.
+    """
+    x = shift(z, exponents).to(dtype).to(z)
+    if bool((x.isinf() & z.isfinite()).any()):
+        raise does_not_fit(dtype)
+    return x, (shift(x, -exponents) - z).abs()
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,11 +162,28 @@ class FactoredMatrix:
         y = self.by_left(torch.cat([self.scaled @ v, g], -1))
         image, y = y[..., :beside] - g, y[..., beside:]
         rate, left, right, inverse = (shown_norm(x) for x in (image, y, v, self.by_right(y)))
-        logdet = logdet_error(image, g)
+        logdet = logdet_error(image, g, self._noise(g, v))
         if self.kind == "orthonormal":  # log |det Q| is half of that of Q^T Q
-            logdet = logdet + logdet_error(self.left.mH @ (self.left @ g) - g, g) / 2
+            lost = self.left.mH @ (self.left @ g) - g
+            logdet = logdet + logdet_error(lost, g, math.sqrt(n) * FP64.u * g.abs()) / 2
         condition = inverse * norm(self.scaled, dim=(-2, -1))[..., None]
         return FactorErrors(rate, left, right, inverse, logdet, condition)
+
+    def _noise(self, g: Tensor, v: Tensor) -> Tensor:
+        """Rounding errors of ``E G`` for ``v = M2^-1 G``, which may be as large as E G itself.
+
+        Those of a product and of substitutions, some u times the products of magnitudes, with random signs.
+        """
+        rows = self.scaled.abs() @ v.abs()
+        if self.kind == "orthonormal":
+            rows = two_norms(rows, -2, keepdim=True).expand_as(rows)
+        else:
+            rows = rows if self.order is None else torch.take_along_dim(rows, self.order, -2)
+            unit = self.kind == "unit"
+            left = self.left.tril(-1) if unit else self.left
+            rows = (rows + left.abs() @ g.abs()) * g.flip(-1)
+            rows = _substituted(self.left, rows, upper=False, unitriangular=unit).abs()
+        return FP64.u * (rows + self.right.abs() @ v.abs() + g.abs())
 
     def refactorized(self, bound: float) -> FactoredMatrix:
         """LAPACK's factors in double precision where these are too inaccurate to refine with; ``bound``:
@@ -174,8 +220,8 @@ class FactoredMatrix:
         With the residual r of x, and ``y = M1^-1 r``, the error of ``x + M2^-1 y`` is ``M2^-1 ((I + E)^-1 -
         I) y``, and what the rounding errors of r become.
         """
-        a, norm, (rows, columns) = self.scaled, torch.linalg.vector_norm, self.scales
-        b = rows * b
+        a, norm = self.scaled, torch.linalg.vector_norm
+        b, powers = near_one(b, self.scales[0])
         n, rate = b.shape[-2], self.errors.rate
         size_a, size_b = norm(a, dim=(-2, -1))[..., None], norm(b, dim=-2)
         z, before = self.by_left(b), None
@@ -201,7 +247,13 @@ class FactoredMatrix:
         error = self.errors.right * energy + enlarged(self.errors.inverse * noise, rate) + FP64.u * size
         energy = energy + enlarged(self.errors.left * noise, rate)
         error, energy = (where(known, e, torch.inf) for e in (error, energy))
-        return RefinedColumns(columns.mT * x, size, error, energy, quotient(norm(r, dim=-2), terms), steps)
+        backward_error = quotient(norm(r, dim=-2), terms)
+        return RefinedColumns(x, powers, size, error, energy, backward_error, steps)
+
+    def unscaled(self, z: Tensor, powers: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """``x = C z 2^powers`` in a dtype, and norms of its rounding errors relative to z, shape (P, K)."""
+        x, lost = rounded_shift(z, powers + binary_exponents(self.scales[1].mT) - 1, dtype)
+        return x, torch.linalg.vector_norm(lost, dim=-2)
 
     def again(self, a: Tensor, b: Tensor) -> Tensor:
         """``A^-1 b``, or of the conjugate transpose of A, differentiable."""
@@ -259,16 +311,20 @@ class FactoredMatrix:
             x = columns.mT * x * rows.mT
         return attach_system(a, eye, x, self.again)
 
-    def inverse_quadratic(self, b: Tensor, u: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Diagonal of ``b^H A^-1 b``, shape (P, K), bounds on its errors, and ``A^-1 b``.
+    def inverse_quadratic(self, b: Tensor, u: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Diagonal of ``b^H A^-1 b``, shape (P, K), in a dtype, bounds on its errors, and ``A^-1 b``.
 
         ``b^H (x - x*)`` is the inner product of ``M2^-H C b`` and ``M2 C^-1 (x - x*)``.
         """
-        found, columns = self.refined(b, u), self.scales[1].mT
-        norm = torch.linalg.vector_norm
-        side = norm(self.by_right_transposed(columns * b), dim=-2)
-        summed = len(b[0]) * FP64.u * norm(columns * b, dim=-2) * found.size
-        return (b.conj() * found.x).sum(-2), side * found.energy + summed, found.x
+        found, norm = self.refined(b, u), torch.linalg.vector_norm
+        sides, powers = near_one(b, self.scales[1].mT)
+        side = norm(self.by_right_transposed(sides), dim=-2)
+        summed = b.shape[-2] * FP64.u * norm(sides, dim=-2) * found.size
+        value = (sides.conj() * found.z).sum(-2)
+        powers = (powers + found.powers)[..., 0, :]
+        rounded, lost = rounded_shift(value, powers, dtype)
+        error = shift(side * found.energy + summed + lost, powers)
+        return rounded, error, self.unscaled(found.z, found.powers, b.dtype)[0]
 
 
 def definite_inverse(lower: Tensor) -> Tensor:

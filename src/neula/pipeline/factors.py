@@ -15,11 +15,13 @@ from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.iterative_refinement import KeptMatrix
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE, digits_of, measured_error
+from neula.certificates.residuals import quotient
 from neula.certificates.verdict import within
 from neula.engines import FP64, format_of
 from neula.engines.formats import double_of, in_double
+from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.factored import FactoredMatrix, triangular_condition
+from neula.pipeline.factored import FactoredMatrix, near_one, rounded_shift, triangular_condition
 from neula.pipeline.gradients import attach_logdet, attach_lu, attach_symmetric, attach_system
 from neula.pipeline.inputs import Taken, check_finite, flattened, gradient_wanted, is_variable, take
 from neula.pipeline.operators import eager
@@ -69,11 +71,14 @@ class KnownFactors(ABC):
         sides = self.sides(b)
         with self.computing():
             found = self.factored.refined(sides.columns, sides.u)
-            error = measured_error(found.error, found.size, sides.rounding)
-        x = self.attached(sides.graph, found.x)
+            x, lost = self.factored.unscaled(found.z, found.powers, sides.dtype)
+            lost = torch.maximum(lost, sides.rounding * found.size)  # in any norm
+            error = measured_error(found.error + lost, found.size)
+            backward = found.backward_error + quotient(lost, found.size)
+        x = self.attached(sides.graph, x)
         bound = solve_bound(format_of(sides.dtype), x.shape[-2])
         kappa = self.factored.errors.condition
-        return sides.solution(x, found.backward_error, error, kappa, bound, found.steps)
+        return sides.solution(x, backward, error, kappa, bound, found.steps)
 
     @eager
     def solve_triangular(self, b: Any, transposed: bool) -> FactorSolution[Any]:
@@ -86,8 +91,9 @@ class KnownFactors(ABC):
         bound = math.sqrt(t.shape[-1]) * FP64.u
         with self.computing():
             kappa = triangular_condition(t, upper=upper)
-            backward = torch.full_like(x[:, 0].real, bound)
-            error = measured_error(kappa * backward, torch.ones_like(backward), sides.rounding)
+            lost = sides.rounding_errors(x)
+            backward = bound + lost
+            error = measured_error(kappa * bound, torch.ones_like(lost), lost)
         return sides.solution(x, backward, error, kappa, bound, 1)
 
     @eager
@@ -160,8 +166,7 @@ class KnownFactors(ABC):
     def _quadratic(self, sides: RightSides) -> FactorValue[Any]:
         """``b^H A^-1 b`` of right-hand sides, real for a Hermitian A."""
         with self.computing():
-            value, error, x = self.factored.inverse_quadratic(sides.columns, sides.u)
-            error = error + sides.rounding * value.abs()
+            value, error, x = self.factored.inverse_quadratic(sides.columns, sides.u, sides.dtype)
         of = sides.shapes.of_columns
         _report_numbers("b^H A^-1 b", of(value), of(error), 0.0)
         x = self.attached(sides.graph, x)
@@ -294,6 +299,13 @@ class RightSides:
     def rounding(self) -> float:
         return _unit(self.dtype)
 
+    def rounding_errors(self, x: Tensor) -> Tensor:
+        """Norms of the errors of rounding x, shape (P, n, K), to the dtype of results, relative to x."""
+        z, powers = near_one(x)
+        errors = two_norms(rounded_shift(z, powers, self.dtype)[1], -2)
+        errors = quotient(errors, two_norms(z, -2)).nan_to_num(math.inf)  # Inf has overflowed
+        return errors.clamp_min(self.rounding)
+
     def give(self, x: Tensor) -> Any:
         return self.like.give_back(x, self.dtype if x.is_complex() else self.dtype.to_real())
 
@@ -305,7 +317,6 @@ class RightSides:
     ) -> FactorSolution[Any]:
         """The result, with a warning where it is not what was requested."""
         method = "substitution, refined" if steps > 1 else "substitution"
-        backward = backward + self.rounding * (backward == backward)
         bound += self.rounding
         good = within((backward, bound), (error, SURE))
         each = [self.shapes.of_columns(y) for y in (backward, error, kappa.expand_as(error), good)]

@@ -16,21 +16,17 @@ from neula.engines.formats import matching_dtype
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.chain import Answer, Link, answered, run_chain
+from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
-from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"  # label of the link that goes through an explicit Q
 
 
 @dataclass(frozen=True)
 class HouseholderForm(QRValues):
-    """H, with R above its Householder vectors, and tau in the places of Q and R, and what was measured of the
-    factors that they define.
-    """
+    """H, with R above its Householder vectors, and tau in the places of Q and R, and their measures."""
 
     def norms(
         self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE
@@ -44,10 +40,8 @@ RawLink = Link[QRMatrices, HouseholderForm]
 
 
 def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
-    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
-
-    Shapes: matrices (batch, m, n).
-    """
+    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device."""
+    # Shapes: matrices (batch, m, n).
     count, m, n = matrices.shape
     if matrices.numel() == 0:
         nothing = QRFactors.of_nothing(matrices, "reduced", options.target)
@@ -55,12 +49,8 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
         return QRFactors(h, tau, nothing.certificates, nothing.attempts)
     judge = QRJudge((m, n), options.target, matrices if count > 1 else None)
     with plain_arithmetic(options.engine.device):
-        run = run_chain(chain_raw(m, options), QRMatrices(matrices, options), judge)
+        run = run_chain(Chain(TABLE, (m, options)), QRMatrices(matrices, options), judge)
         return QRFactors.from_run(run, judge.certificates(run))
-
-
-def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
-    return Chain(TABLE, (m, options))
 
 
 def _by_library(storage: Format) -> RawLink:
@@ -94,8 +84,19 @@ def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
         return h, tau, *householder_images(h, tau, scales)
 
     inputs, key = (factors.q, factors.r, matrices.scales()), (RECONSTRUCTED, options.target.name)
-    h, tau, *found = options.engine.replay(made, inputs, key)
-    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *found)
+    parts = zip(*(x.chunk(_parts(inputs, options.engine.replayed_bytes)) for x in inputs), strict=True)
+    found = [options.engine.replay(made, part, key) for part in parts]
+    h, tau, *rest = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
+    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *rest)
+
+
+def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
+    """Equal parts of a batch that a CUDA graph may each have, one after the other; 1 where there are none:
+    hundreds of launches a call take longer than the reflectors of dozens of matrices.
+    """
+    count, nbytes = len(inputs[0]), sum(x.nbytes for x in inputs)
+    fitting = (k for k in range(1, count + 1) if count % k == 0 and nbytes <= k * largest)
+    return next(fitting, 1)
 
 
 def _answer(
