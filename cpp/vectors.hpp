@@ -66,18 +66,13 @@ inline Vec load(const float *x)
 #endif
 }
 
-inline void store_floats(float *x, Vec a)
+inline void store(float *x, Vec a)
 {
 #if defined(__AVX512F__) && !defined(__clang__)
     _mm256_storeu_ps(x, _mm512_cvtpd_ps(__m512d(a)));
 #else
     *reinterpret_cast<UnalignedNarrow *>(x) = __builtin_convertvector(a, Narrow);
 #endif
-}
-
-inline void copy_floats(float *to, const float *from)
-{
-    *reinterpret_cast<UnalignedNarrow *>(to) = *reinterpret_cast<const UnalignedNarrow *>(from);
 }
 
 // c + a b, with one rounding or with two.
