@@ -221,14 +221,6 @@ def test_rank_one_where_divide_and_conquer_does_not_converge(
     assert np.abs(result.U - expected).max() <= 16 * np.finfo(dtype).eps
 
 
-def test_a_threshold_cuts_off() -> None:
-    a = with_spectrum(torch.tensor([1.0, 0.5, 1e-3, 1e-5]).double(), 20, 10)
-    result = neula.polar(a, rcond=1e-4)
-    assert result.rank == 3
-    assert float((torch.linalg.svdvals(result.U)[:4] - torch.tensor([1, 1, 1, 0])).abs().max()) <= 1e-13
-    assert neula.polar(a, rcond=1e-2, accuracy="bf16").rank == 2
-
-
 @pytest.mark.parametrize("accuracy", ["bf16", "fp32", "fp64"])
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
 def test_completion(accuracy: Any, engine: Any) -> None:
@@ -339,18 +331,6 @@ def test_what_is_missed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(AccuracyError):
         neula.polar(a, engine="emulated", strict=True)
     assert "NOT certified" in repr(result)
-
-
-@pytest.mark.parametrize("shape", [(4, 3), (3, 4), (3, 3), (2, 2, 2)])
-@pytest.mark.parametrize("side", [None, "right", "left"])
-def test_gradients(shape: tuple[int, ...], side: Any) -> None:
-    a = normal(*shape).requires_grad_()
-
-    def factors(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(f for f in neula.polar(x, side=side) if f is not None)
-
-    assert torch.autograd.gradcheck(factors, a)
-    assert torch.autograd.gradgradcheck(factors, a, fast_mode=True)
 
 
 def test_gradients_where_singular_values_coincide() -> None:
