@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 
 import neula
@@ -269,6 +270,33 @@ def test_views_and_leading_dimensions() -> None:
     assert result.U.shape == a.shape
     assert result.residuals.shape == result.ranks.shape == a.shape[:2]
     assert torch.allclose(result.U[1, 1], neula.polar(a[1, 1].clone()).U, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128, np.complex64])
+@pytest.mark.parametrize("shape", [(1, 1), (20, 5), (5, 20), (40, 40)])
+def test_shapes_that_were_seen_before(dtype: Any, shape: tuple[int, int]) -> None:
+    """A plan solves them, in the user's library as well; what it does not accept is the chain's."""
+    a = normal(*shape, dtype=torch.complex128 if np.dtype(dtype).kind == "c" else torch.float64).numpy()
+    a, eps = a.astype(dtype), np.finfo(dtype).eps
+    for _ in range(3):
+        result = neula.polar(a, side="right")
+    u, h = result
+    expected, _ = scipy.linalg.polar(a.astype(np.promote_types(dtype, np.float64)))
+    assert np.linalg.norm(u - expected) <= 100 * eps * np.linalg.cond(a)
+    assert np.linalg.norm(a - u @ h) <= 100 * eps * np.linalg.norm(a)
+    assert u.dtype == h.dtype == dtype
+    assert result.ranks == result.rank == min(shape)
+    assert result.accepted.shape == ()
+    assert result.residuals == result.residual <= result.residual_bound
+    assert type(result.residual) is float
+    assert "residual" in result.attempts[0].reason
+    of_torch = neula.polar(torch.from_numpy(a), side="right")
+    assert isinstance(of_torch.ranks, torch.Tensor)
+    assert np.array_equal(of_torch.U.numpy(), u)
+    assert neula.polar(0 * a, side="right").rank == 0
+    a[0, 0] = np.nan
+    with pytest.raises(ValueError, match="must be finite"):
+        neula.polar(a, side="right")
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (0, 3, 4), (3, 0, 0)])

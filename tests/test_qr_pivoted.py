@@ -311,18 +311,24 @@ def test_small_ones_of_a_cpu_need_no_chain(monkeypatch: pytest.MonkeyPatch) -> N
         return chain(matrices, *given, **asked)
 
     monkeypatch.setattr("neula.problems.orthogonal.qr.factorize_pivoted", counted)
-    for a in (normal(30, 8), normal(300, 40).astype(np.float32), 1e50 * normal(9, 9), normal(4, 1)):
+    for a in (
+        normal(30, 8),
+        normal(300, 40).astype(np.float32),
+        1e50 * normal(9, 9),
+        normal(4, 1),
+        normal(4, 7),
+    ):
         result = neula.qr(a, pivoting=True)
         assert result.converged
         q, r, order = result
         eps = np.finfo(a.dtype).eps
         assert np.linalg.norm(a[:, order] - q @ r) <= 30 * eps * np.linalg.norm(a)
-        assert np.linalg.norm(q.T @ q - np.eye(len(order))) <= 60 * eps * len(order) ** 0.5
+        assert np.linalg.norm(q.T @ q - np.eye(q.shape[1])) <= 60 * eps * len(order) ** 0.5
         assert result.P.dtype == np.int64
         assert result.R.dtype == a.dtype
     assert not calls
     dependent = normal(30, 8)
     dependent[:, 3] = dependent[:, 5]
-    for a in (kahan(90), dependent, 1e-200 * normal(9, 9), normal(4, 7)):
+    for a in (kahan(90), dependent, 1e-200 * normal(9, 9)):
         neula.qr(a, pivoting=True)
-    assert calls == [(90, 90), (30, 8), (9, 9), (4, 7)]
+    assert calls == [(90, 90), (30, 8), (9, 9)]
