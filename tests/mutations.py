@@ -344,8 +344,7 @@ _PROBLEMS = [
     ),
     Mutation(
         "quantile of one side", "problems/least_squares/regression.py",
-        "tail = 0.5 + level / 2",
-        "tail = level",
+        "free = 0.5 + level / 2, self", "free = level, self",
         "intervals have two sides", "least_squares/test_statistics.py",
     ),
     Mutation(
@@ -581,7 +580,7 @@ _COMPLEX = [
 _SPECTRA = [
     Mutation(
         "backward error of eigenvalues halved", "certificates/spectra.py",
-        "error = found.total / (1 - lost).sqrt()", "error = found.total / 2 / (1 - lost).sqrt()",
+        "return total / (1 - lost) ** 0.5 +", "return total / 2 / (1 - lost) ** 0.5 +",
         "errors of clusters are as large as it", "certificates/test_spectral_bounds.py",
     ),
     Mutation(
