@@ -22,8 +22,8 @@ from benchmarks.harness import Results
 from neula.io.matrices import random_matrix
 from neula.kernels.core import core
 from neula.papers.measuring import seconds_of, timed
+from neula.pipeline.chain import CORE, Row, Table
 from neula.pipeline.plans import forget_all
-from neula.pipeline.table import CORE, Row, Table
 from neula.problems.bounded import links as bounded
 from neula.problems.definite import links as definite
 from neula.problems.least_squares import links as least_squares

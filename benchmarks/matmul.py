@@ -23,6 +23,7 @@ GPU_CASES = [
     (UNIFORM, 524288, 128, 128),
     (UNIFORM, 128, 128, 524288),
     *((POSITIVE, 2048, 2048, k) for k in (128, 1024, 8192, 65536)),
+    *((UNIFORM, *shape) for shape in ((16384, 16384, 512), (1000, 1000, 100000), (12288, 256, 12288))),
 ]
 CPU_CASES = [(UNIFORM, n, n, n) for n in (512, 2048)] + [(WIDE, 2048, 2048, 2048)]
 

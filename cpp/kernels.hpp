@@ -173,10 +173,7 @@ struct SystemsSolution {
     double *evidence;       // (numbers of SystemEvidence, count)
 };
 
-constexpr Index CACHE_LINE = 64;          // bytes
-constexpr Index FACTOR_BLOCK = 32;        // columns of a block of LU factors
-constexpr Index MOST_FACTOR_BLOCKS = 128;  // of a matrix
-constexpr Index LARGE_PROBES = 4;         // random vectors that the norm of the inverse of a large system is known from
+constexpr Index LARGE_PROBES = 4;  // random vectors that the norm of the inverse of a large system is known from
 
 // One linear system by LU or Cholesky factors, which are made from a copy of A with contiguous rows. Solutions are updated once
 // where factors are in single precision.
@@ -184,7 +181,6 @@ struct LargeSystem {
     Index n, k, threads;  // MOST_THREADS at most
     const void *a;        // (n, n)
     void *factors;        // of A^T, column by column
-    Index stride;         // from one column of them to the next, in numbers
     bool single, single_factors, single_result;
     int *pivots;            // counted from 0
     const double *b;        // (k, n)
@@ -207,8 +203,7 @@ enum class Status { done, failed, no_memory };
     KERNEL(Status, solve_systems, const SystemsProblem &, SystemsSolution &) \
     KERNEL(Index, large_workspace, const LargeSystem &) \
     KERNEL(double, copy_large, const LargeSystem &) \
-    KERNEL(void, solve_large, const LargeSystem &, double largest, bool definite, SystemsSolution &) \
-    KERNEL(Status, solve_large_in_blocks, const LargeSystem &, SystemsSolution &)
+    KERNEL(void, solve_large, const LargeSystem &, double largest, bool definite, SystemsSolution &)
 struct Kernels {
     const char *level;
     bool (*arithmetic_is_exact)();

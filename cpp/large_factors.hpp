@@ -50,8 +50,6 @@ ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, I
 
 template <typename From, typename To> void copy_rows(RowsPart &part, Rows<From> a, Rows<To> copy)
 {
-    for (Index i = part.first; i < part.last && copy.stride > copy.n; i++)
-        memset(copy.row(i) + copy.n, 0, (copy.stride - copy.n) * sizeof(To));
     Vec most[ROWS] = {};
     Index i = part.first;
     for (; i + ROWS <= part.last; i += ROWS)

@@ -1,7 +1,6 @@
 // One linear system by LU or Cholesky factors, with its evidence, in as few passes as that takes: two over A, of which one
 // makes the copy that is factorized, and one over the factors. An update of the solution takes one more of each.
 #include "large_factors.hpp"
-#include "lu_blocked.hpp"
 #include "refinement.hpp"
 
 NEULA_BEGIN
@@ -240,27 +239,6 @@ void solve_large(const LargeSystem &system, double largest, bool definite, Syste
     solve_with_factors(system, largest, to);
     if (definite) // no element of U exceeds all of A
         raise(evidence_of(to).growth, 1.0);
-}
-
-// From A to the evidence, with LU factors by blocks. Columns of the copy are whole lines of the cache, and there are some
-// behind the last one up to a whole block. Fails where a pivot vanishes.
-Status solve_large_in_blocks(const LargeSystem &system, SystemsSolution &to)
-{
-    Blocks blocks = {};
-    blocks.a = system.factors, blocks.n = system.n, blocks.stride = system.stride, blocks.pivots = system.pivots;
-    blocks.count = (system.n + BLOCK - 1) / BLOCK, blocks.threads = system.threads;
-    double largest = copy_large(system);
-    with_factors(system, [&](auto factors) {
-        memset(factors.row(system.n), 0, (blocks.count * BLOCK - system.n) * system.stride * sizeof(*factors.first));
-    });
-    Blocks *shared[MOST_THREADS];
-    for (Blocks *&each : shared)
-        each = &blocks;
-    with_type(system.single_factors, [&](auto type) { side_by_side<advance_blocks<decltype(type)>>(shared, system.threads); });
-    if (blocks.singular)
-        return Status::failed;
-    solve_with_factors(system, largest, to);
-    return Status::done;
 }
 
 NEULA_END

@@ -33,25 +33,25 @@ inline Index side_columns(const LargeSystem &system)
 // A square matrix with contiguous rows.
 template <typename T> struct Rows {
     T *first;
-    Index n, stride;
-    T *row(Index i) const { return first + i * stride; }
+    Index n;
+    T *row(Index i) const { return first + i * n; }
 };
 
 // Call `work` with the rows of A, or of the factors.
 template <typename Work> inline void with_matrix(const LargeSystem &system, const Work &work)
 {
     if (system.single)
-        work(Rows<const float>{static_cast<const float *>(system.a), system.n, system.n});
+        work(Rows<const float>{static_cast<const float *>(system.a), system.n});
     else
-        work(Rows<const double>{static_cast<const double *>(system.a), system.n, system.n});
+        work(Rows<const double>{static_cast<const double *>(system.a), system.n});
 }
 
 template <typename Work> inline void with_factors(const LargeSystem &system, const Work &work)
 {
     if (system.single_factors)
-        work(Rows<float>{static_cast<float *>(system.factors), system.n, system.stride});
+        work(Rows<float>{static_cast<float *>(system.factors), system.n});
     else
-        work(Rows<double>{static_cast<double *>(system.factors), system.n, system.stride});
+        work(Rows<double>{static_cast<double *>(system.factors), system.n});
 }
 
 // Some rows for one thread to work on.
@@ -124,7 +124,7 @@ ALWAYS_INLINE void multiply_rows(
     Vec sums[GROUP * ROWS] = {};
     // Columns end with zeros: the last vector may have a part of the next row, where there is one.
     Index j = start, whole = (end + WIDTH - 1) / WIDTH * WIDTH;
-    whole = (i + rows - 1) * a.stride + whole <= a.n * a.stride ? whole : end / WIDTH * WIDTH;
+    whole = (i + rows - 1) * a.n + whole <= a.n * a.n ? whole : end / WIDTH * WIDTH;
     for (; j < whole; j += WIDTH) {
         Vec element[rows];
 #pragma GCC unroll 4

@@ -1,5 +1,5 @@
-// LU factors with partial pivoting, or without for definite matrices, and solutions by them: of one real matrix by tiles of
-// columns in registers (TiledLu), of many matrices in lanes column by column.
+// LU factors with partial pivoting, or without for definite matrices, and solutions by them: of one matrix by tiles of columns
+// in registers (TiledLu), of many matrices in lanes column by column.
 #pragma once
 
 #include "lanes.hpp"
@@ -8,265 +8,143 @@
 
 NEULA_BEGIN
 
-constexpr Index BLOCK = FACTOR_BLOCK;       // columns that are factorized before they are applied to others
-constexpr Index TILE = WIDTH == 8 ? 8 : 4;  // columns that are worked on together
-constexpr int STRIP = 3;                    // vectors of each of them whose sums stay in registers
+constexpr int STRIP = 3; // vectors of a column whose sums stay in registers
 
-template <typename Real> struct Registers;
-template <> struct Registers<double> {
-    using Vector = Vec;
-    using Bits = Mask;
-    using Whole = long long;
-    static constexpr Whole MAGNITUDE = 0x7fffffffffffffffLL;
-};
-template <> struct Registers<float> {
-    typedef float Vector __attribute__((vector_size(8 * WIDTH)));
-    typedef int Bits __attribute__((vector_size(8 * WIDTH)));
-    using Whole = int;
-    static constexpr Whole MAGNITUDE = 0x7fffffff;
-};
-using FloatVec = Registers<float>::Vector;
-
-inline FloatVec plus_product(FloatVec c, FloatVec a, FloatVec b)
-{
-#if defined(__AVX512F__)
-    return FloatVec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
-#elif defined(__FMA__)
-    return FloatVec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
-#else
-    return c + a * b;
-#endif
-}
-
-// One matrix in single or double precision, in whose place are its factors. Columns are contiguous, whole vectors, with zeros
-// below row n, and there is memory for whole tiles of them.
-template <typename Real> struct TiledLu {
-    using Vector = typename Registers<Real>::Vector;
-    using Bits = typename Registers<Real>::Bits;
-    using Whole = typename Registers<Real>::Whole;
-    static constexpr Index LANES = sizeof(Vector) / sizeof(Real);
-
-    Real *a;
-    Index n, stride;  // numbers from a column to the next
+// One matrix, in whose place are its factors. Columns are whole vectors, with zeros below row n. There is memory for whole
+// tiles of them: as many as a vector has numbers.
+struct TiledLu {
+    Vec *a;
+    Index n, height;  // vectors of a column
+    double *upper;    // workspace: n times a vector, negatives of rows of U in a tile
     int *pivots;      // counted from 0
-    bool pivoting = true;
+    bool pivoting;
 
-    static ALWAYS_INLINE Vector all(Real x) { return x - Vector{}; }
-
-    ALWAYS_INLINE Real *column_of(Index j) const { return a + j * stride; }
-
-    ALWAYS_INLINE Vector *vector_of(Index row, Index column) const
-    {
-        return reinterpret_cast<Vector *>(column_of(column) + row);
-    }
+    double *column_of(Index j) const { return reinterpret_cast<double *>(a + j * height); }
 
     // Lanes behind lane i.
-    static ALWAYS_INLINE Bits lanes_after(Index i)
+    static ALWAYS_INLINE Mask lanes_after(Index i)
     {
-        Bits lane;
-        for (int l = 0; l < LANES; l++)
+        Mask lane;
+        for (int l = 0; l < WIDTH; l++)
             lane[l] = l;
-        return lane > Whole(i) - Bits{};
+        return lane > i - Mask{};
     }
 
-    // Rows of U in TILE columns from `first` on, as many as there are columns from `top` on; `upper` are their negatives.
-    void solve_rows(Index top, Index depth, Index first, Real (*upper)[TILE])
+    // Subtract products of `depth` columns of L, some vectors of them from v on, with rows of U from a tile.
+    template <int count> ALWAYS_INLINE void eliminate_rows(Index v, Index depth, Vec *tile) const
     {
-        for (Index v = 0; v < depth; v += LANES) {
-            Index end = v + LANES < depth ? v + LANES : depth;
-            Vector sums[TILE];
+        Vec sums[count][WIDTH];
 #pragma GCC unroll 8
-            for (int c = 0; c < TILE; c++)
-                sums[c] = *vector_of(top + v, first + c);
-            for (Index k = 0; k < v; k++) {
-                Vector rows = *vector_of(top + v, top + k);
-#pragma GCC unroll 8
-                for (int c = 0; c < TILE; c++)
-                    sums[c] = plus_product(sums[c], rows, all(upper[k][c]));
-            }
-            for (Index k = v; k < end; k++) {
-                Vector rows = Vector(Bits(*vector_of(top + v, top + k)) & lanes_after(k - v));
-#pragma GCC unroll 8
-                for (int c = 0; c < TILE; c++) {
-                    upper[k][c] = -sums[c][k - v];
-                    sums[c] = plus_product(sums[c], rows, all(upper[k][c]));
-                }
-            }
-#pragma GCC unroll 8
-            for (int c = 0; c < TILE; c++)
-                *vector_of(top + v, first + c) = sums[c];
-        }
-    }
-
-    // Trailing update of `count` vectors of TILE columns: add L times the negatives of rows of U.
-    template <int count>
-    static ALWAYS_INLINE void add_lower_times_upper(
-        const Vector *lower, Index apart, Index depth, Real (*upper)[TILE], Vector *to)
-    {
-        Vector sums[count][TILE];
-#pragma GCC unroll 8
-        for (int c = 0; c < TILE; c++)
+        for (int c = 0; c < WIDTH; c++)
 #pragma GCC unroll 3
             for (int r = 0; r < count; r++)
-                sums[r][c] = to[c * apart + r];
+                sums[r][c] = tile[c * height + v + r];
         for (Index k = 0; k < depth; k++) {
-            Vector rows[count];
+            Vec rows[count];
 #pragma GCC unroll 3
             for (int r = 0; r < count; r++)
-                rows[r] = lower[k * apart + r];
+                rows[r] = a[k * height + v + r];
 #pragma GCC unroll 8
-            for (int c = 0; c < TILE; c++) {
-                Vector factor = all(upper[k][c]);
+            for (int c = 0; c < WIDTH; c++) {
+                Vec factor = all(upper[k * WIDTH + c]);
 #pragma GCC unroll 3
                 for (int r = 0; r < count; r++)
                     sums[r][c] = plus_product(sums[r][c], rows[r], factor);
             }
         }
 #pragma GCC unroll 8
-        for (int c = 0; c < TILE; c++)
+        for (int c = 0; c < WIDTH; c++)
 #pragma GCC unroll 3
             for (int r = 0; r < count; r++)
-                to[c * apart + r] = sums[r][c];
+                tile[c * height + v + r] = sums[r][c];
     }
 
-    // Apply `depth` columns of the factors from `top` on to columns first to last, whole tiles.
-    void eliminate(Index top, Index depth, Index first, Index last)
+    // Apply all columns before the tile from column `first` on to it.
+    void eliminate(Index first) const
     {
-        alignas(CACHE_LINE) Real upper[BLOCK / TILE][BLOCK][TILE];
-        Index apart = stride / LANES, row = top + (depth + LANES - 1) / LANES * LANES;
-        for (Index j = first; j < last; j += TILE)
-            solve_rows(top, depth, j, upper[(j - first) / TILE]);
-        for (Index next; row < stride; row = next) {
-            next = row + STRIP * LANES < stride ? row + STRIP * LANES : stride;
-            const Vector *lower = vector_of(row, top);
-            for (Index j = first; j < last; j += TILE) {
-                Real(*factors)[TILE] = upper[(j - first) / TILE];
-                if (next - row == 3 * LANES)
-                    add_lower_times_upper<3>(lower, apart, depth, factors, vector_of(row, j));
-                else if (next - row == 2 * LANES)
-                    add_lower_times_upper<2>(lower, apart, depth, factors, vector_of(row, j));
-                else
-                    add_lower_times_upper<1>(lower, apart, depth, factors, vector_of(row, j));
+        Vec *tile = a + first * height;
+        Index v = 0;
+        for (; v < first / WIDTH; v++) {
+            eliminate_rows<1>(v, v * WIDTH, tile);
+            for (int i = 0; i < WIDTH; i++) {
+                Index k = v * WIDTH + i;
+                Vec rows = Vec(Mask(a[k * height + v]) & lanes_after(i));
+                for (int c = 0; c < WIDTH; c++) {
+                    upper[k * WIDTH + c] = -tile[c * height + v][i];
+                    tile[c * height + v] = plus_product(tile[c * height + v], rows, all(upper[k * WIDTH + c]));
+                }
             }
         }
+        for (; v + STRIP <= height; v += STRIP)
+            eliminate_rows<STRIP>(v, first, tile);
+        for (; v < height; v++)
+            eliminate_rows<1>(v, first, tile);
     }
 
     // Interchange rows of columns first to last by pivots from `start` to `end`.
-    void interchange(Index start, Index end, Index first, Index last)
+    void interchange(Index start, Index end, Index first, Index last) const
     {
-        Index j = first;
-        for (; pivoting && j + TILE <= last; j += TILE)
-            for (Index i = start; i < end; i++)
-#pragma GCC unroll 8
-                for (int c = 0; c < TILE; c++)
-                    exchange(column_of(j + c)[i], column_of(j + c)[pivots[i]]);
-        for (; pivoting && j < last; j++)
+        for (Index j = first; pivoting && j < last; j++)
             for (Index i = start; i < end; i++)
                 exchange(column_of(j)[i], column_of(j)[pivots[i]]);
     }
 
-    // Apply columns from `first` on to some vectors of column j; the largest elements, and the first row of their vectors.
-    template <int count>
-    ALWAYS_INLINE void eliminate_vectors(Index first, Index j, Index row, const Real *factors, Vector &most, Bits &where)
+    // Apply columns from `first` on to column j of their tile, whose diagonal is in vector `top`; returns the row of its pivot.
+    Index eliminate_column(Index top, Index first, Index j) const
     {
-        Vector sums[count];
-        for (int r = 0; r < count; r++)
-            sums[r] = vector_of(row, j)[r];
-        for (Index k = first; k < j; k++)
-            for (int r = 0; r < count; r++)
-                sums[r] = plus_product(sums[r], vector_of(row, k)[r], all(factors[k - first]));
-        for (int r = 0; r < count; r++) {
-            Vector size = Vector(Bits(sums[r]) & Registers<Real>::MAGNITUDE);
-            Bits larger = size > most, place = Whole(row + r * LANES) - Bits{};
-            where = (place & larger) | (where & ~larger);
-            most = Vector((Bits(size) & larger) | (Bits(most) & ~larger));
-            vector_of(row, j)[r] = sums[r];
-        }
-    }
-
-    // Apply columns from `first` on to column j; returns the row of its pivot.
-    Index eliminate_column(Index first, Index j)
-    {
-        Real factors[TILE], *column = column_of(j), largest = 0;
-        Index row = j / LANES * LANES + LANES, pivot = j;
-        Vector most = {};
-        Bits where = {};
+        Vec factors[WIDTH], most = {}, *column = a + j * height;
+        Mask where = {};
         for (Index k = first; k < j; k++) {
-            factors[k - first] = -column[k];
-            for (Index v = k / LANES * LANES; v < row; v += LANES) {
-                Vector lower = *vector_of(v, k);
-                if (v <= k)
-                    lower = Vector(Bits(lower) & lanes_after(k - v));
-                *vector_of(v, j) = plus_product(*vector_of(v, j), lower, all(factors[k - first]));
-            }
+            Vec lower = Vec(Mask(a[k * height + top]) & lanes_after(k - first));
+            factors[k - first] = all(-column[top][k - first]);
+            column[top] = plus_product(column[top], lower, factors[k - first]);
         }
-        for (Index i = j; i < row && i < n; i++)
-            if ((column[i] < 0 ? -column[i] : column[i]) > largest)
-                largest = column[i] < 0 ? -column[i] : column[i], pivot = i;
-        for (; row + 4 * LANES <= stride; row += 4 * LANES)
-            eliminate_vectors<4>(first, j, row, factors, most, where);
-        for (; row < stride; row += LANES)
-            eliminate_vectors<1>(first, j, row, factors, most, where);
-        for (int l = 0; l < LANES; l++)
+        for (Index v = top; v < height; v++) {
+            Vec sum = column[v];
+            for (Index k = first; k < j && v > top; k++)
+                sum = plus_product(sum, a[k * height + v], factors[k - first]);
+            column[v] = sum;
+            Vec size = magnitude(v > top ? sum : Vec(Mask(sum) & lanes_after(j - first - 1)));
+            where = (((v * WIDTH) - Mask{}) & (size > most)) | (where & ~(size > most));
+            most = chosen(size > most, size, most);
+        }
+        double largest = 0.0;
+        Index pivot = j;
+        for (int l = 0; l < WIDTH; l++)
             if (most[l] > largest || (most[l] == largest && largest > 0 && where[l] + l < pivot))
                 largest = most[l], pivot = where[l] + l;
         return pivot;
     }
 
-    // Factorize a tile, to which all columns before it have been applied; returns whether no pivot vanishes.
-    bool factorize_tile(Index first, Index end)
+    // The tile from column `first` on, to which all columns before it have been applied; returns whether no pivot vanishes.
+    bool factorize_tile(Index first, Index last)
     {
-        for (Index j = first; j < end; j++) {
-            Index largest = eliminate_column(first, j);
+        Index top = first / WIDTH;
+        for (Index j = first; j < last; j++) {
+            Index largest = eliminate_column(top, first, j);
             pivots[j] = int(pivoting ? largest : j);
-            interchange(j, j + 1, first, end);
-            Real pivot = column_of(j)[j];
-            if (pivot == 0)
+            interchange(j, j + 1, first, last);
+            Vec *column = a + j * height;
+            if (column[top][j - first] == 0)
                 return false;
-            Vector reciprocal = all(1 / pivot);
-            Index row = j / LANES * LANES;
-            Bits behind = lanes_after(j - row);
-            Vector *to = vector_of(row, j);
-            *to = Vector((Bits(*to * reciprocal) & behind) | (Bits(*to) & ~behind));
-            for (row += LANES; row < stride; row += LANES)
-                *vector_of(row, j) *= reciprocal;
+            Vec reciprocal = all(1 / column[top][j - first]);
+            column[top] = chosen(lanes_after(j - first), column[top] * reciprocal, column[top]);
+            for (Index v = top + 1; v < height; v++)
+                column[v] *= reciprocal;
         }
         return true;
-    }
-
-    // A panel, tile by tile; returns whether no pivot vanishes.
-    bool factorize_panel(Index top)
-    {
-        Index end = top + BLOCK < n ? top + BLOCK : n;
-        for (Index first = top; first < end; first += TILE) {
-            Index last = first + TILE < end ? first + TILE : end;
-            interchange(top, first, first, last);
-            if (first > top)
-                eliminate(top, first - top, first, first + TILE);
-            if (!factorize_tile(first, last))
-                return false;
-            interchange(first, last, top, first);
-        }
-        return true;
-    }
-
-    // Apply `depth` columns from `top` on, a panel, to columns first to last.
-    void apply_panel(Index top, Index depth, Index first, Index last)
-    {
-        interchange(top, top + depth, first, last);
-        eliminate(top, depth, first, first + (last - first + TILE - 1) / TILE * TILE);
     }
 
     // All of it; returns whether no pivot vanishes.
     bool factorize()
     {
-        for (Index top = 0, end; top < n; top = end) {
-            end = top + BLOCK < n ? top + BLOCK : n;
-            if (!factorize_panel(top))
+        for (Index first = 0; first < n; first += WIDTH) {
+            Index last = first + WIDTH < n ? first + WIDTH : n;
+            interchange(0, first, first, last);
+            eliminate(first);
+            if (!factorize_tile(first, last))
                 return false;
-            interchange(top, end, 0, top);
-            for (Index first = end; first < n; first += BLOCK)
-                apply_panel(top, BLOCK, first, first + BLOCK < n ? first + BLOCK : n);
+            interchange(first, last, 0, first);
         }
         return true;
     }
@@ -305,37 +183,21 @@ template <typename Lanes> struct LuFactors {
     }
 
     Index column_size() const { return height * Index(sizeof(Vec) / sizeof(double)); }
-    Index size() const { return (n + TILE) * column_size() + padded(n * WIDTH) + padded(LANES<Lanes> * n); }
+    Index size() const { return (n + WIDTH) * column_size() + padded(n * WIDTH) + padded(LANES<Lanes> * n); }
 
     void take(Workspace &workspace)
     {
-        workspace.take((n + TILE - 1) * column_size(), factors);
+        workspace.take((n + WIDTH - 1) * column_size(), factors);
         workspace.take(column_size(), reciprocals);
         workspace.take(padded(n * WIDTH), corners);
         workspace.take(padded(LANES<Lanes> * n), order);
     }
 
-    // Subtract products of the first j columns of L with U from a column, four at a time to read it less often.
-    void eliminate(Vec *__restrict x, Index j) const
+    // y -= x times a column, for some of their vectors.
+    static ALWAYS_INLINE void subtract(Vec *__restrict y, const Vec *column, Vec x, Index from, Index to)
     {
-        Index k = 0;
-        for (; k + 4 <= j; k += 4) {
-            const Vec *l0 = factors + k * height, *l1 = l0 + height, *l2 = l1 + height, *l3 = l2 + height;
-            Vec x0 = x[k], x1 = minus_product(x[k + 1], l0[k + 1], x0);
-            Vec x2 = minus_product(minus_product(x[k + 2], l0[k + 2], x0), l1[k + 2], x1);
-            Vec x3 = minus_product(minus_product(minus_product(x[k + 3], l0[k + 3], x0), l1[k + 3], x1), l2[k + 3], x2);
-            x[k + 1] = x1, x[k + 2] = x2, x[k + 3] = x3;
-            for (Index v = k + 4; v < height; v++) {
-                Vec y = minus_product(minus_product(x[v], l0[v], x0), l1[v], x1);
-                x[v] = minus_product(minus_product(y, l2[v], x2), l3[v], x3);
-            }
-        }
-        for (; k < j; k++) {
-            const Vec *column = factors + k * height;
-            Vec factor = x[k];
-            for (Index v = k + 1; v < height; v++)
-                x[v] = minus_product(x[v], column[v], factor);
-        }
+        for (Index v = from; v < to; v++)
+            y[v] = minus_product(y[v], column[v], x);
     }
 
     // Bring the largest element of column j from row j on to row j, in every column.
@@ -366,7 +228,7 @@ template <typename Lanes> struct LuFactors {
                 order[l * n + i] = int(i);
         if constexpr (ROWS_OF_VECTOR<Lanes> > 1) {
             int *pivots = order + n;
-            TiledLu<double> lu = {reinterpret_cast<double *>(factors), n, height * WIDTH, pivots, pivoting};
+            TiledLu lu = {factors, n, height, reinterpret_cast<double *>(corners), pivots, pivoting};
             bool regular = lu.factorize();
             if (!regular)
                 factors[0][0] = 0.0; // no solution is finite; not all pivots are known
@@ -375,7 +237,8 @@ template <typename Lanes> struct LuFactors {
         } else {
             for (Index j = 0; j < n; j++) {
                 Vec *column = factors + j * height;
-                eliminate(column, j);
+                for (Index k = 0; k < j; k++)
+                    subtract(column, factors + k * height, column[k], k + 1, height);
                 if (pivoting)
                     interchange_pivots(j);
                 Vec reciprocal = 1.0 / column[j];
@@ -410,48 +273,23 @@ template <typename Lanes> struct LuFactors {
         return largest<Lanes>(most);
     }
 
-    // y -= x one + other_x other, for some of their vectors.
-    static void subtract_two(Vec *y, const Vec *one, Vec x, const Vec *other, Vec other_x, Index from, Index to)
-    {
-        for (Index v = from; v < to; v++)
-            y[v] = minus_product(minus_product(y[v], one[v], x), other[v], other_x);
-    }
-
-    // Solve in the place of some columns, whose rows are in the order of the factors: two rows at a time.
+    // Solve in the place of some columns, whose rows are in the order of the factors.
     void substitute(Vec *columns, Index count) const
     {
-        const Index rows = n, length = height;
-        Index j = 0;
-        for (; j < rows - 1; j += 2) {
-            const Vec *l = factors + j * length, *next = l + length;
-            Index first = place<Lanes>(j + 1);
-            Lanes across = ROWS_OF_VECTOR<Lanes> > 1 ? get<Lanes>(corners + j, j % WIDTH + 1) : get<Lanes>(l, j + 1);
-            for (Index c = 0; c < count; c++) {
-                Vec *y = columns + c * length;
-                Lanes x = get<Lanes>(y, j);
-                Lanes other = minus_product(get<Lanes>(y, j + 1), across, x);
+        for (Index j = 0; j < n; j++)
+            for (Index c = 0, first = place<Lanes>(j); c < count; c++) {
+                Vec *y = columns + c * height, x = all(get<Lanes>(y, j));
                 if constexpr (ROWS_OF_VECTOR<Lanes> > 1)
-                    subtract_two(y + first, corners + j, all(x), corners + j + 1, all(other), 0, 1);
-                else
-                    y[first] = other;
-                subtract_two(y, l, all(x), next, all(other), first + 1, length);
+                    y[first] = minus_product(y[first], corners[j], x);
+                subtract(y, factors + j * height, x, first + 1, height);
             }
-        }
-        for (j = rows - 1; j >= 0; j -= 2) {
-            const Vec *u = factors + j * length, *next = j ? u - length : u;
-            Lanes reciprocal = get<Lanes>(reciprocals, j), next_reciprocal = j ? get<Lanes>(reciprocals, j - 1) : Lanes{};
-            Lanes across = j ? get<Lanes>(u, j - 1) : Lanes{};
-            Index end = (j + ROWS_OF_VECTOR<Lanes> - 1) / ROWS_OF_VECTOR<Lanes>;
-            for (Index c = 0; c < count; c++) {
-                Vec *y = columns + c * length;
-                Lanes x = get<Lanes>(y, j) * reciprocal;
-                Lanes other = j ? minus_product(get<Lanes>(y, j - 1), across, x) * next_reciprocal : Lanes{};
-                subtract_two(y, u, all(x), next, all(other), 0, end);
+        for (Index j = n - 1; j >= 0; j--)
+            for (Index c = 0, end = (j + ROWS_OF_VECTOR<Lanes> - 1) / ROWS_OF_VECTOR<Lanes>; c < count; c++) {
+                Vec *y = columns + c * height;
+                Lanes x = get<Lanes>(y, j) * get<Lanes>(reciprocals, j);
+                subtract(y, factors + j * height, all(x), 0, end);
                 set<Lanes>(y, j, x);
-                if (j)
-                    set<Lanes>(y, j - 1, other);
             }
-        }
     }
 
     // A column, of elements from(lane, row), with its rows in the order of the factors.

@@ -71,8 +71,10 @@ bool solve_systems(
     return core.kernels->solve_systems(problem, solution) == Status::done;
 }
 
+constexpr std::align_val_t LINE{64}; // of the cache
+
 struct Freed {
-    void operator()(double *memory) const { operator delete(memory, std::align_val_t(CACHE_LINE)); }
+    void operator()(double *memory) const { operator delete(memory, LINE); }
 };
 
 // One large system, between the copy of A that is to be factorized and the solution by its factors.
@@ -91,24 +93,24 @@ struct Large {
     void prepare(bool single_result, Index threads)
     {
         require(a.ndim() == 2 && factors.ndim() == 2, "a and factors must be matrices");
-        size_t n = a.shape(0), k = b.shape(0), rows = factors.shape(0);
+        size_t n = a.shape(0), k = b.shape(0);
         bool single = factors.dtype() == nb::dtype<float>();
         require(n > 0 && a.shape(1) == n && a.stride(0) == Index(n) && a.stride(1) == 1,
                 "a must be (n, n) with contiguous rows");
         require(single || factors.dtype() == nb::dtype<double>(), "factors must be float32 or float64");
-        require(rows >= n && factors.shape(1) >= n && factors.stride(1) == 1 &&
-                    factors.stride(0) == Index(factors.shape(1)) && pivots.shape(0) == n,
-                "factors must be (n, n) or larger, and pivots (n)");
-        require(b.shape(1) == n && x.shape(0) == n && x.shape(1) == k, "b must be (k, n) and x (n, k)");
+        require(factors.shape(0) == n && factors.shape(1) == n && factors.stride(0) == Index(n) && factors.stride(1) == 1,
+                "factors must be (n, n) with contiguous rows");
+        require(b.shape(1) == n && x.shape(0) == n && x.shape(1) == k && pivots.shape(0) == n,
+                "b must be (k, n), x (n, k), and pivots (n)");
         require(setting.vectors.shape(0) == LARGE_PROBES + 1 && setting.vectors.shape(1) == n, "there must be five vectors");
         require(k > 0 && forward_error.size() == k && evidence.size() == NUMBERS, "evidence must be that of one system");
         Matrices of_a = matrices(a);
         threads = threads > 1 ? threads : 1;
         system = {Index(n), Index(k), threads < MOST_THREADS ? threads : MOST_THREADS, of_a.data, factors.data(),
-                  factors.stride(0), of_a.single, single, single_result, pivots.data(), b.data(), setting.vectors.data(),
+                  of_a.single, single, single_result, pivots.data(), b.data(), setting.vectors.data(),
                   setting.limits, nullptr};
         workspace.reset(static_cast<double *>(operator new(
-            core.kernels->large_workspace(system) * sizeof(double), std::align_val_t(CACHE_LINE))));
+            core.kernels->large_workspace(system) * sizeof(double), LINE)));
         system.workspace = workspace.get();
     }
 
@@ -129,18 +131,6 @@ struct Large {
         nb::gil_scoped_release release;
         core.kernels->solve_large(system, largest, definite, to);
     }
-
-    bool solve_in_blocks()
-    {
-        size_t columns = (factors.shape(0) / FACTOR_BLOCK) * FACTOR_BLOCK;
-        size_t bytes = system.stride * (system.single_factors ? sizeof(float) : sizeof(double));
-        require(columns >= size_t(system.n) && factors.shape(0) <= size_t(MOST_FACTOR_BLOCKS * FACTOR_BLOCK) &&
-                    bytes % CACHE_LINE == 0 && reinterpret_cast<uintptr_t>(system.factors) % CACHE_LINE == 0,
-                "factors must have whole blocks of columns, and these whole lines of the cache");
-        SystemsSolution to = solution();
-        nb::gil_scoped_release release;
-        return core.kernels->solve_large_in_blocks(system, to) == Status::done;
-    }
 };
 
 std::unique_ptr<Large> large_system(
@@ -159,15 +149,12 @@ void define_systems(nb::module_ &m, nb::class_<Core> &core)
 {
     nb::class_<SystemsSetting>(m, "SystemsSetting");
     core.def_prop_ro_static("system_evidence", [](nb::handle) { return evidence_fields(); });
-    core.def_prop_ro_static("factor_blocks", [](nb::handle) { return nb::make_tuple(FACTOR_BLOCK, MOST_FACTOR_BLOCKS); });
-    core.def_prop_ro_static("cache_line", [](nb::handle) { return CACHE_LINE; });
     core.def("systems_setting", systems_setting, nb::arg("vectors"), nb::arg("limits"));
     core.def("solve_systems", solve_systems, nb::arg("a"), nb::arg("b"), nb::arg("setting"), nb::arg("x"),
              nb::arg("forward_error"), nb::arg("evidence"), nb::arg("definite"), nb::arg("single_result"), nb::arg("threads"));
     nb::class_<Large>(m, "LargeSystem")
         .def("copy", &Large::copy)
-        .def("solve", &Large::solve, nb::kw_only(), nb::arg("definite"))
-        .def("solve_in_blocks", &Large::solve_in_blocks);
+        .def("solve", &Large::solve, nb::kw_only(), nb::arg("definite"));
     core.def("large_system", large_system, nb::keep_alive<0, 1>(), nb::arg("a"), nb::arg("b"), nb::arg("setting"),
              nb::arg("factors"), nb::arg("pivots"), nb::arg("x"), nb::arg("forward_error"), nb::arg("evidence"),
              nb::arg("single_result"), nb::arg("threads"));

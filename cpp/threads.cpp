@@ -52,6 +52,4 @@ void run_parts(void (*work)(void *), void *given, size_t size, Index count)
             other.join();
 }
 
-void let_others_run() { std::this_thread::yield(); }
-
 }  // namespace neula

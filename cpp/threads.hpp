@@ -26,7 +26,4 @@ template <auto work, typename Part> static inline void side_by_side(Part *parts,
         run_parts([](void *part) { work(*static_cast<Part *>(part)); }, parts, sizeof(Part), count);
 }
 
-// Offer the processor to other threads.
-void let_others_run();
-
 }  // namespace neula

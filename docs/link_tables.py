@@ -9,8 +9,7 @@ import torch
 
 from neula.engines import FORMATS, EmulatedEngine, Engine, Tuning
 from neula.engines.shipped import cpu_tuning, cuda_tuning
-from neula.pipeline.chain import Link
-from neula.pipeline.table import Row, Rule, Table
+from neula.pipeline.chain import Link, Row, Rule, Table
 from neula.problems.bounded import links as bounded
 from neula.problems.definite import links as definite
 from neula.problems.definite.problem import CholeskyOptions

@@ -15,7 +15,11 @@ class HalfEngine(Engine):
 
     name = "half"
     formats = ("fp16", "bf16", "fp32", "fp64")
-    tuning = replace(cuda_tuning((9, 0), replayed_bytes=1 << 20), gram_passes=0)  # which would come first
+    tuning = replace(
+        cuda_tuning((9, 0), replayed_bytes=1 << 20),
+        arithmetics=formats,
+        gram_passes=0,  # which would come first
+    )
     replayed_bytes = 1 << 20
 
     def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -343,7 +343,7 @@ _PROBLEMS = [
         "m - n degrees of freedom are left", "least_squares/test_statistics.py",
     ),
     Mutation(
-        "quantile of one side", "problems/least_squares/fit.py",
+        "quantile of one side", "problems/least_squares/regression.py",
         "tail = 0.5 + level / 2",
         "tail = level",
         "intervals have two sides", "least_squares/test_statistics.py",
@@ -364,7 +364,7 @@ _PROBLEMS = [
         "the sign of active_mask, and of the gradient there", "bounded",
     ),
     Mutation(
-        "known errors of solutions by factors", "problems/systems/lu_plan.py",
+        "known errors of solutions by factors", "problems/systems/lu_solve.py",
         "float(not solution.known))", "0.0)",
         "a condition number that is only bounded from below", "test_lu_solve.py systems",
     ),

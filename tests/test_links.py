@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from neula.pipeline.table import Row, Rule
+from neula.pipeline.chain import Row, Rule
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "docs"))
 

@@ -17,8 +17,8 @@ import neula
 from neula.certificates.orthogonality import PROBES, gaussian_probes
 from neula.engines import graphs, random_vectors
 from neula.engines.random_vectors import gaussian
-from neula.pipeline import memory
-from neula.pipeline.memory import MemoryGuard, is_shortage
+from neula.pipeline import chain as runner
+from neula.pipeline.chain import MemoryGuard, is_shortage
 from state_work import WORK, normal
 
 CPU = torch.device("cpu")
@@ -102,8 +102,8 @@ def test_the_memory_of_a_cpu_is_a_shortage_like_any() -> None:
 
 
 def test_what_is_free_is_not_known_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "sizes_here", lambda: None)
-    assert "not known" in memory._free(CPU)
+    monkeypatch.setattr(runner, "sizes_here", lambda: None)
+    assert "not known" in runner._free(CPU)
 
 
 # ---------------------------------------------------------------- what calls leave behind

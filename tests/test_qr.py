@@ -14,7 +14,7 @@ import torch
 
 import neula
 from half_engine import HalfEngine
-from neula.algorithms.orthogonal.reorthogonalize import correct_last
+from neula.algorithms.orthogonal.reorthogonalize import correct_last, reorthogonalize
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import CpuEngine, EmulatedEngine
@@ -451,6 +451,29 @@ def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, c
     q, r = result.Q.double(), result.R.double()
     assert torch.linalg.matrix_norm(q.T @ q - torch.eye(250)) <= 1e-5 * 250**0.5
     assert torch.linalg.matrix_norm(q @ r - a) <= 1e-5 * torch.linalg.matrix_norm(a)
+
+
+@pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
+@pytest.mark.parametrize(("dependent", "fewer"), [(-1, True), (1, False)])
+def test_only_columns_that_lost_orthogonality_have_a_second_pass(monkeypatch, accuracy, dependent, fewer):
+    """One is nearly in the span of others, at the end or at the beginning of the matrix."""
+    again = []
+
+    def second(*factors, columns, **options):
+        again.append(columns)
+        return reorthogonalize(*factors, columns=columns, **options)
+
+    monkeypatch.setattr(ways, "reorthogonalize", second)
+    a = random_matrix("normal", 301, 300, seed=1, dtype=torch.float32)
+    a[:, dependent] = a[:, 0] + 1e-6 * a[:, dependent]
+    result = neula.qr(a, accuracy=accuracy, engine=Looking("cpu"), progress=lambda *_: None)
+    (columns,) = again
+    assert (columns < 300) == fewer
+    assert result.converged
+    q, r = result.Q.double(), result.R.double()
+    bound = {"fp16": 0.1, "fp32": 30 * 300 * 2.0**-24}[accuracy]
+    assert torch.linalg.matrix_norm(q.T @ q - torch.eye(300), 2) <= bound
+    assert torch.linalg.matrix_norm(q @ r - a) <= bound * torch.linalg.matrix_norm(a)
 
 
 def test_a_wider_matrix_in_the_accuracy_of_float32():

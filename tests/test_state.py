@@ -18,7 +18,7 @@ import torch
 import neula
 from neula.engines import CudaEngine, cpu, graphs
 from neula.kernels.precision import no_tf32
-from neula.pipeline.state import restored
+from neula.pipeline.call import restored
 from state_work import WORK, normal
 
 SCRIPT = Path(__file__).with_name("state_work.py")

@@ -33,12 +33,10 @@ if TYPE_CHECKING:
         SolveResult,
         SVDResult,
     )
-    from neula.problems.bounded.lsq_linear import lsq_linear
-    from neula.problems.bounded.nnls import nnls
+    from neula.problems.bounded.lsq_linear import lsq_linear, nnls
     from neula.problems.definite.cholesky import cholesky
-    from neula.problems.least_squares.formula import fit_formula
     from neula.problems.least_squares.held_open import LeastSquares
-    from neula.problems.least_squares.lstsq import lstsq
+    from neula.problems.least_squares.lstsq import fit_formula, lstsq
     from neula.problems.least_squares.pinv import pinv
     from neula.problems.least_squares.ridge_path import ridge_path
     from neula.problems.low_rank.svd import svd_lowrank
@@ -120,7 +118,7 @@ _HOMES = {
     "svd": "problems.spectra.svd",
     "svdvals": "problems.spectra.svd",
     "finish": "pipeline.chain",
-    "fit_formula": "problems.least_squares.formula",
+    "fit_formula": "problems.least_squares.lstsq",
     "lsq_linear": "problems.bounded.lsq_linear",
     "curve_fit": "problems.nonlinear.curve_fit",
     "least_squares": "problems.nonlinear.least_squares",
@@ -128,7 +126,7 @@ _HOMES = {
     "lu_factor": "problems.systems.lu",
     "lu_solve": "problems.systems.lu_solve",
     "matmul": "problems.products.matmul",
-    "nnls": "problems.bounded.nnls",
+    "nnls": "problems.bounded.lsq_linear",
     "orth": "problems.orthogonal.orth",
     "pinv": "problems.least_squares.pinv",
     "polar": "problems.polar.polar",

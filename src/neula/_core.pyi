@@ -34,9 +34,6 @@ class LargeSystem:
     def solve(self, *, definite: bool) -> None:
         """Solve by LU factors with their pivots, or by a Cholesky factor, and measure the solution."""
 
-    def solve_in_blocks(self) -> bool:
-        """Copy, factorize and solve; False where a pivot vanishes."""
-
 class Core:
     """The kernels in the build for one instruction set.
 
@@ -142,12 +139,6 @@ class Core:
 
     system_evidence: dict[str, tuple[int, int]]
     """The numbers of ``SystemEvidence`` (``cpp/kernels.hpp``): the place of each, and how many it is."""
-
-    factor_blocks: tuple[int, int]
-    """Of LU in blocks: columns of a block, and blocks at most."""
-
-    cache_line: int
-    """Bytes."""
 
     def systems_setting(self, vectors: np.ndarray, limits: Sequence[float]) -> SystemsSetting:
         """Random vectors as rows, and ``SystemLimits``: the same for all systems of an order."""

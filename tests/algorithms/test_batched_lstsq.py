@@ -18,7 +18,6 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, Und
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement
 from neula.algorithms.orthogonal.r_only import cholesky_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
-from neula.algorithms.spectra import inverse_norm
 from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
 from neula.certificates.residuals import DOUBLED
@@ -188,7 +187,7 @@ def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> Non
 
 
 @pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize("cond", [1e1, 1e4, 1e10, 1e13])
+@pytest.mark.parametrize("cond", [1e4, 1e13])
 def test_the_rate_is_an_upper_bound(cond: float, factor: str) -> None:
     """Of ``||I - W^T W||_F`` for ``W = A R^-1`` without rounding errors, with few columns."""
     a = matrices(2, 15, 5, "geometric", cond)
@@ -205,7 +204,7 @@ def test_the_rate_is_an_upper_bound(cond: float, factor: str) -> None:
 
 
 @pytest.mark.parametrize("n", [3, 8, 9, 40])
-@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("size", [1e-6, 0.1])
 def test_the_rate_of_an_r_with_known_errors(n: int, size: float) -> None:
     """In all directions, or in one that random vectors may miss: it is no larger than the margin says."""
     a = matrices(20, 50, n)
@@ -221,30 +220,6 @@ def test_the_rate_of_an_r_with_known_errors(n: int, size: float) -> None:
         # The mean over 8 vectors of a form with chi-squared terms is below 5 times its expectation.
         rounding = 100 * n * U64 * torch.linalg.cond(a)
         assert (rate <= 3 * math.sqrt(5) * torch.linalg.matrix_norm(change) + rounding).all()
-
-
-@pytest.mark.parametrize("size", [1e-3, 0.01])
-def test_error_of_r_is_the_rate_of_convergence(size: float) -> None:
-    """``R (1 + size)`` has ``I - W^T W = 1 - (1 + size)^-2``, by which each step multiplies the error."""
-    a, b = matrices(2, 30, 8), noise(2, 30, 1)
-    found = solve(Overdetermined(a, householder_r(a) * (1 + size)), b)
-    rate = 1 - (1 + size) ** -2
-    # Steps to half a unit roundoff, one more for the margin of the bound, and one for norms of R^-1.
-    assert abs(found.steps - math.log(TOLERANCE) / math.log(rate)) <= 2
-    assert (true_errors(a, b, found.x) <= found.forward_error).all()
-    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
-
-
-@pytest.mark.parametrize("size", [0.3, 3.0])
-def test_a_slow_rate_is_not_trusted(size: float) -> None:
-    a, b = matrices(2, 30, 8), noise(2, 30, 2)
-    r = householder_r(a)
-    r[1] *= 1 + size
-    system = Overdetermined(a, r)
-    found = solve(system, b)
-    assert system.rate[0] <= MAX_RATE < system.rate[1]
-    assert found.forward_error[0].isfinite().all()
-    assert (found.forward_error[1] == math.inf).all()
 
 
 @pytest.mark.parametrize("factor", FACTORS)
@@ -306,15 +281,6 @@ def test_zero_right_hand_sides_have_the_solution_zero(wide: bool) -> None:
     assert (found.x[0, :, 0] != 0).all()
 
 
-def test_no_cholesky_factor_is_nan() -> None:
-    a = matrices(3, 20, 5)
-    a[1, :, 2] = 0
-    r = cholesky_r(a)
-    assert r[1].isnan().any()
-    assert r[[0, 2]].isfinite().all()
-    assert torch.equal(r[[0, 2]], r[[0, 2]].triu())
-
-
 @pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])
 @pytest.mark.parametrize("n", [1, 2, 40])
 def test_schatten_bounds(n: int, kind: str) -> None:
@@ -328,16 +294,6 @@ def test_schatten_bounds(n: int, kind: str) -> None:
     assert (lower >= norm * (math.sqrt(2 / (1 + math.sqrt(n))) - slack)).all()
     assert (upper >= norm * (1 - slack)).all()
     assert (upper <= norm * n**0.25 * (1 + slack)).all()
-
-
-@pytest.mark.parametrize("n", [1, 7, 40])
-def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """By blocks they are the same."""
-    r = matrices(5, 60, n, "geometric", 1e4)[:, :n].triu()
-    expected = schatten_bounds(r)
-    monkeypatch.setattr(inverse_norm, "HALVED", 1)
-    for found, bound in zip(schatten_bounds(r, upper=True), expected, strict=True):
-        assert torch.allclose(found, bound, rtol=10 * n * U64, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])

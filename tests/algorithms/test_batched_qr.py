@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
-from neula.algorithms.orthogonal.householder import householder
 from neula.certificates.qr import certificates_of, qr_certificate, qr_measures
 from neula.engines import FP32, FP64
 from neula.io.matrices import random_matrix
@@ -20,7 +19,7 @@ DEVICE = (
 DTYPES = [torch.float32, torch.float64]
 
 # n = 1, square, odd sizes, one tile and trees of one, two and three levels, even and uneven tiles.
-SHAPES = [(1, 1), (5, 1), (7, 7), (40, 33), (97, 97), (128, 96), (200, 64), (333, 31), (640, 70)]
+SHAPES = [(1, 1), (5, 1), (40, 33), (97, 97), (333, 31), (640, 70)]
 
 
 def normal(batch: int, m: int, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -118,16 +117,6 @@ def test_reorthogonalization_at_any_rank(dtype: torch.dtype) -> None:
     assert (orthogonality <= 4 * (40 + math.sqrt(90)) * math.sqrt(40) * u).all()
     assert not r[4][:, [5, 33]].any()
     assert not r[5].any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_householder(dtype: torch.dtype) -> None:
-    a = normal(3, 50, 20, dtype)
-    q, r = householder(a)
-    check_triangular(r)
-    residual, orthogonality = errors(a, q, r)
-    u = torch.finfo(dtype).eps / 2
-    assert max(float(residual.max()), float(orthogonality.max())) <= 4 * 20 * math.sqrt(20) * u
 
 
 def test_tiles_that_do_not_shrink() -> None:

@@ -17,7 +17,6 @@ from neula.algorithms.elimination.cholesky import (
     FallingPivotsError,
     cholesky,
     library_cholesky,
-    recursion_pays,
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
@@ -48,7 +47,7 @@ def factorized(a: torch.Tensor, engine: Engine, leaf: int = 32, **options: Any) 
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
-@pytest.mark.parametrize(("n", "leaf"), [(1, 8), (7, 8), (64, 16), (150, 64), (97, 8)])
+@pytest.mark.parametrize(("n", "leaf"), [(1, 8), (64, 16), (97, 8)])
 def test_backward_error_of_the_factor(n: int, leaf: int, engine: Engine) -> None:
     a = definite(n)
     found = factorized(a, engine, leaf)
@@ -78,8 +77,7 @@ def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False)
     return Kept.room(rows, columns, largest)
 
 
-@pytest.mark.parametrize("inverted", [8, 16, 32])
-@pytest.mark.parametrize("n", [100, 128, 137])
+@pytest.mark.parametrize(("inverted", "n"), [(8, 100), (16, 128), (32, 137)])
 def test_blocks_below_are_multiplied_in_parts(n: int, inverted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = EmulatedEngine(format="fp32")
     monkeypatch.setattr(engine, "kept", room)
@@ -220,19 +218,7 @@ def test_solves_to_the_accuracy_of_the_format(engine: Engine, width: int) -> Non
     assert factor.growth == 1.0
 
 
-@pytest.mark.parametrize("width", [0, 32])
-def test_solving_in_double_keeps_only_the_errors_of_the_factor(width: int) -> None:
-    engine = EmulatedEngine(format="fp16")
-    factor = CholeskyFactor.from_factor(factorized(definite(90), engine).lower[0], engine.storage, width)
-    lower = factor.lower.double().tril()
-    b = torch.ones(90, 1, dtype=torch.float64)
-    error = [float((lower @ (lower.T @ f.solve(b)) - b).abs().max()) for f in (factor, factor.in_double())]
-    assert error[0] > 1e-8
-    assert error[1] <= 90 * 10 * 2.0**-53
-
-
-@pytest.mark.parametrize("index", [0, 5, 16, 40, 49])
-@pytest.mark.parametrize("leaf", [8, 64])
+@pytest.mark.parametrize(("index", "leaf"), [(0, 8), (16, 8), (40, 64), (49, 8)])
 def test_says_which_minor_is_not_positive(index: int, leaf: int) -> None:
     a = torch.eye(50, dtype=torch.float64).repeat(2, 1, 1)
     a[1, index, index] = -1.0
@@ -304,23 +290,6 @@ def test_reads_the_lower_triangle_only() -> None:
     garbage = a.tril() + torch.full_like(a, math.nan).triu(1)
     expected, found = (factorized(x, engine, 16).lower.tril() for x in (a, garbage))
     assert torch.equal(expected, found)
-
-
-def test_ill_conditioned_leaves_in_double() -> None:
-    """Condition 1e8: what the inverses of leaves lose is that times the storage precision, at most."""
-    q = random_matrix("geometric", 96, 96, cond=1e4, dtype=torch.float64)
-    a = q @ q.T
-    found = factorized(a, EmulatedEngine(format="fp64"), 16)
-    lower = found.lower[0].tril()
-    error = torch.linalg.matrix_norm(a - lower @ lower.T) / torch.linalg.matrix_norm(a)
-    assert error <= 1e4 * 100 * 2.0**-53
-
-
-def test_where_the_library_is_as_good() -> None:
-    assert not recursion_pays(10_000, CpuEngine("cpu", "fp32"))
-    assert not recursion_pays(10_000, EmulatedEngine(format="fp64"))
-    assert recursion_pays(10, EmulatedEngine(format="fp32"))
-    assert recursion_pays(10, EmulatedEngine(format="fp16"))
 
 
 @pytest.mark.gpu

@@ -8,7 +8,7 @@ import torch
 from neula.algorithms.orthogonal.householder import normal_equations, qr_solve
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import EmulatedEngine
-from neula.io.matrices import SPECTRA, random_matrix
+from neula.io.matrices import random_matrix
 
 U32, U64 = 2.0**-24, 2.0**-53
 DOUBLE = EmulatedEngine("cpu", "fp64")
@@ -67,20 +67,6 @@ def test_normal_equations(m: int, n: int) -> None:
     assert torch.equal(r, r.triu())
     gram = a.T @ a
     assert torch.linalg.matrix_norm(r.T @ r - gram) <= 4 * n * U64 * torch.linalg.matrix_norm(gram)
-
-
-@pytest.mark.parametrize("kind", SPECTRA)
-def test_normal_equations_lose_twice_the_digits_of_qr(kind: str) -> None:
-    """The comparator shows why it is one: with cond 1e6 a consistent system keeps 4 digits, QR 10."""
-    a = random_matrix(kind, 300, 40, cond=1e6, seed=6)
-    known = random_matrix("normal", 40, 1, seed=7)
-    norm = torch.linalg.matrix_norm
-    errors = {
-        "normal": norm(normal_equations(a, a @ known, DOUBLE)[0] - known) / norm(known),
-        "qr": norm(qr_solve(*torch.linalg.qr(a), a @ known) - known) / norm(known),
-    }
-    assert errors["qr"] <= 4 * 40 * U64 * 1e6
-    assert errors["qr"] < errors["normal"] <= 4 * 60 * U64 * 1e12
 
 
 @pytest.mark.parametrize("format", ["fp16", "bf16", "tf32", "fp32"])

@@ -78,25 +78,6 @@ def test_solves(pivoting: bool) -> None:
     assert (error <= 0.1 * torch.linalg.vector_norm(single.solve(b), dim=0)).all()
 
 
-def test_in_double_only_the_errors_of_the_factors_are_left() -> None:
-    a, b = normal(70, dominant=True), torch.ones(70, 1, dtype=torch.float64)
-    found = factorized(a, EmulatedEngine(format="fp16"), pivoting=False)
-    lu = found.substitution.factors.lu.double()
-    product = (lu.tril(-1) + torch.eye(70, dtype=torch.float64)) @ lu.triu()
-    expected = torch.linalg.solve(product, b)
-    # Well conditioned: some n u of the precision in which they solve.
-    assert (found.in_double().solve(b) - expected).norm() <= 70 * 2.0**-53 * expected.norm()
-    error = (found.solve(b) - expected).norm() / expected.norm()
-    assert 2.0**-53 < error <= 70 * 2.0**-24
-
-
-def test_columns_are_reported() -> None:
-    done: list[int] = []
-    engine = CpuEngine("cpu", "fp32")
-    mixed_lu(engine.empty(500, 500).copy_(normal(500)), engine, pivoting=True, on_columns=done.append)
-    assert done == [engine.tuning.lu_panel, 500]
-
-
 @pytest.mark.parametrize("format", ["fp16", "fp32"])
 def test_a_zero_pivot_gives_no_finite_growth(format: str) -> None:
     a = torch.eye(40, dtype=torch.float64).roll(1, 0)

@@ -93,14 +93,6 @@ def test_krylov_spaces_that_end_early() -> None:
     assert (x[:, 0] == 0).all()
 
 
-def test_single_equation() -> None:
-    x, iterations = gmres(
-        lambda z: 4 * z, torch.ones(1, 1, dtype=torch.float64), tolerance=1e-15, max_iterations=9
-    )
-    assert float(x) == 0.25
-    assert iterations == 1
-
-
 def test_gives_up_when_it_cannot_be_in_time() -> None:
     a = random_matrix("geometric", 200, 200, cond=1e8)
     b = torch.ones(200, 1, dtype=torch.float64)

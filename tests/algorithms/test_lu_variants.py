@@ -24,7 +24,7 @@ from neula.kernels.lu.lu_block import kernels_take
 U32 = 2.0**-24
 EACH = pytest.mark.parametrize("variant", VARIANTS)
 # One element, panels that end with the matrix, those that do not, of single columns, wider than the matrix.
-SHAPES = [(1, 1, 1), (64, 16, 4), (100, 16, 4), (100, 32, 1), (64, 1, 1), (100, 256, 8)]
+SHAPES = [(1, 1, 1), (64, 16, 4), (100, 32, 1), (30, 1, 1), (100, 256, 8)]
 
 
 def volta(format: str = "fp16") -> EmulatedEngine:
@@ -95,8 +95,7 @@ def test_factors_meet_the_bound_of_their_theorem(
 
 
 @EACH
-@pytest.mark.parametrize("format", [BF16, FP32, FP64])
-@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize(("format", "pivoting"), [(BF16, True), (FP32, False), (FP64, True)])
 def test_other_formats(variant: str, format: Format, pivoting: bool) -> None:
     """In fp32 and fp64 all variants are standard algorithms, with the bound of Higham's Theorem 9.3."""
     n, r, s = 100, 32, 8
@@ -127,40 +126,21 @@ def test_left_and_right_looking_round_alike_in_uniform_precision() -> None:
 
 
 @EACH
-def test_elements_are_numbers_of_the_format(variant: str) -> None:
-    lu = factorize(random_matrix("normal", 70, 70), volta(), variant, 16, 4, pivoting=True).lu
-    assert torch.equal(lu, lu.half().float())
-
-
-@EACH
-def test_the_input_is_not_modified(variant: str) -> None:
-    a = random_matrix("normal", 40, 40, dtype=torch.float32).T.contiguous().T
+def test_factors_with_pivoting(variant: str) -> None:
+    """Numbers of the format; multipliers are at most one in the arithmetic of the panel, and stay so rounded.
+    Pivots of small integers, which tie nowhere, are those of LAPACK.
+    """
+    a, done = random_matrix("normal", 80, 80, seed=3, dtype=torch.float32).T.contiguous().T, []
     before = a.clone()
-    factorize(a, volta(), variant, 16, 4, pivoting=True)
+    factors = factorize(a, volta(), variant, 32, 4, pivoting=True, on_columns=done.append)
     assert torch.equal(a, before)
-
-
-@EACH
-def test_pivots_are_those_of_lapack(variant: str) -> None:
-    """Multipliers of a matrix of small integers tie nowhere, and every format agrees on the largest."""
+    assert torch.equal(factors.lu, factors.lu.half().float())
+    assert float(unpack(factors)[0].abs().max()) <= 1
+    assert done == [32, 64, 80]
     a = torch.tensor([[1.0, 7.0, 3.0], [2.0, 1.0, 5.0], [4.0, 2.0, 1.0]])
     factors = factorize(a, volta(), variant, 2, 1, pivoting=True)
     assert (factors.pivots + 1).tolist() == torch.linalg.lu_factor(a)[1].tolist()
     assert factors.permutation.tolist() == [2, 0, 1]
-
-
-@EACH
-def test_multipliers_are_at_most_one_with_pivoting(variant: str) -> None:
-    """At most one in the arithmetic of the panel; rounded to nearest they stay so."""
-    factors = factorize(random_matrix("normal", 80, 80, seed=3), volta(), variant, 16, 4, pivoting=True)
-    assert float(unpack(factors)[0].abs().max()) <= 1
-
-
-@EACH
-def test_progress_counts_columns(variant: str) -> None:
-    done: list[int] = []
-    factorize(hpl_ai_matrix(50), volta(), variant, 20, 5, on_columns=done.append)
-    assert done == [20, 40, 50]
 
 
 @EACH
@@ -193,13 +173,13 @@ def test_panels_that_do_not_fit_are_refused() -> None:
 
 
 @lru_cache
-def errors(kind: str, format: str, n: int, r: int, s: int) -> dict[str, float]:
+def errors(kind: str, format: str, n: int, r: int, s: int, *names: str) -> dict[str, float]:
     """Formula 2.2 for each variant, with the right-hand side of the paper: all solutions are one."""
     a = hpl_ai_matrix(n) if kind == "hpl-ai" else no_pivoting_matrix(n, 1e3)
     b = a.sum(1, keepdim=True)
     engine = volta(format)
     found = {}
-    for name in ("3.1 fp32", *VARIANTS):
+    for name in names or ("3.1 fp32", *VARIANTS):
         variant, wide = name.split()[0], name == "3.1 fp32"
         factors = factorize(a, engine, variant, r, s, storage=FP32 if wide else None)
         x = Substitution(factors, torch.float32).solve(b.float())
@@ -238,26 +218,23 @@ def test_inner_panels_that_are_partitioned_again_have_the_bound_of_the_innermost
 
 
 def test_errors_are_ordered_as_in_the_paper() -> None:
-    """3.1 with fp32 < 5.1 ~ 5.2/5.1 < 4.1, 5.2/4.1 < 3.1 with fp16 ~ 2.1: Figures 1 to 4, at their panels.
+    """3.1 with fp32 < 5.1 ~ 5.2/5.1 < 4.1 < 3.1 with fp16 ~ 2.1: Figures 1 to 4.
 
-    Panels of 256 columns are a quarter of this matrix, so the errors of Algorithm 4.1 and of 3.1 with an fp16
-    matrix are still the same here: both are those of the panel.
+    Panels are a quarter of this matrix, so the errors of Algorithm 4.1 and of 3.1 with an fp16 matrix are
+    still the same here: both are those of the panel.
     """
-    e = errors("hpl-ai", "fp16", 1024, 256, 8)
+    e = errors("hpl-ai", "fp16", 512, 128, 8, "2.1", "3.1 fp32", "3.1", "4.1", "5.1", "5.2/5.1")
     assert e["3.1 fp32"] < 0.2 * min(e["5.1"], e["5.2/5.1"])
     assert 0.5 < e["5.1"] / e["5.2/5.1"] < 2
-    assert max(e["5.1"], e["5.2/5.1"]) < min(e["4.1"], e["5.2/4.1"])
-    assert max(e["4.1"], e["5.2/4.1"]) <= 1.01 * e["3.1"]
-    assert e["3.1"] > 5 * e["5.2/5.1"]
+    assert 3 * max(e["5.1"], e["5.2/5.1"]) < e["4.1"] <= 1.01 * e["3.1"]
     assert 0.25 < e["3.1"] / e["2.1"] <= 1
-    assert e["2.1"] == e["2.2"]
 
 
 def test_buffers_beat_rounded_updates_once_there_are_many() -> None:
     """The paper's gap between Algorithms 4.1 and 3.1 needs updates smaller than the last bit of what they
     change: n in the ten thousands for fp16, an eighth of that for bf16.
     """
-    e = errors("hpl-ai", "bf16", 512, 16, 8)
+    e = errors("hpl-ai", "bf16", 512, 16, 8, "3.1", "4.1", "5.1", "5.2/5.1")
     assert e["5.2/5.1"] <= 1.5 * e["5.1"]
     assert e["4.1"] < 0.7 * e["3.1"]
     assert e["5.2/5.1"] < 0.2 * e["3.1"]
@@ -312,12 +289,6 @@ def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pyt
     assert peak_bytes(lambda: solver.solve(b)) <= 4 * thin._CHUNK["cpu"] + 100 * n
 
 
-def test_factors_as_wide_as_the_solution_are_not_inverted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inverted, "triangular_inverses", lambda lu: pytest.fail("inverted"))
-    factors = lu_factorize(hpl_ai_matrix(50), volta("fp32"))
-    assert Substitution(factors, torch.float32).solve(torch.ones(50, 2)).isfinite().all()
-
-
 # ---------------------------------------------------------------- real half precision
 
 
@@ -339,7 +310,7 @@ class Half(CpuEngine):
 
 @EACH
 @pytest.mark.parametrize("pivoting", [False, True])
-@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (150, 32, 8), (100, 256, 8)])
+@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (150, 32, 8)])
 def test_an_fp16_matrix(variant: str, pivoting: bool, n: int, r: int, s: int) -> None:
     a = random_matrix("normal", n, n) if pivoting else hpl_ai_matrix(n)
     factors = factorize(a, Half("cpu"), variant, r, s, pivoting=pivoting)
@@ -347,7 +318,7 @@ def test_an_fp16_matrix(variant: str, pivoting: bool, n: int, r: int, s: int) ->
     assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
 
 
-@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (150, 32, 8), (100, 256, 8), (97, 64, 32)])
+@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (100, 256, 8), (97, 64, 32)])
 def test_by_blocks(n: int, r: int, s: int) -> None:
     """Diagonal blocks first and what lies beside them afterwards: the same theorem."""
     a, engine = hpl_ai_matrix(n), Half("cpu")
@@ -359,7 +330,7 @@ def test_by_blocks(n: int, r: int, s: int) -> None:
 
 
 @pytest.mark.parametrize("pivoting", [False, True])
-@pytest.mark.parametrize("n", [1, 63, 64, 65, 150])
+@pytest.mark.parametrize("n", [1, 64, 65, 150])
 def test_matrices_are_bordered_to_whole_blocks(
     n: int, pivoting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +357,7 @@ def test_the_border_of_a_singular_matrix(monkeypatch: pytest.MonkeyPatch) -> Non
     assert int(factors.permutation.max()) < 70
 
 
-@pytest.mark.parametrize(("n", "r"), [(1, 4), (5, 4), (40, 64), (97, 64), (150, 32), (300, 128)])
+@pytest.mark.parametrize(("n", "r"), [(1, 4), (5, 4), (97, 64), (150, 32), (300, 128)])
 def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pivots by several rounds, rows above that do not play, and the same theorem."""
     monkeypatch.setattr(calu, "play", partial(tournament.play_reference, tile=64))
@@ -408,11 +379,6 @@ def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) ->
     assert float(upper.abs().max() / a.abs().max()) <= 2 + 2 * n ** (2 / 3)
 
 
-def test_tournaments_of_no_rows() -> None:
-    engine = Half("cpu")
-    assert by_pivoted_blocks(engine.empty(0, 0, dtype=torch.float16), engine, 64).shape == (0,)
-
-
 def test_panels_of_few_heights() -> None:
     """At least as high as they are, at most half as high again, and two heights to an octave."""
     heights = {m: height(m, 3000) for m in range(1, 3001)}
@@ -421,7 +387,7 @@ def test_panels_of_few_heights() -> None:
     assert heights[3000] == 3000
 
 
-@pytest.mark.parametrize("zero", [0, 17, 40, 99])
+@pytest.mark.parametrize("zero", [0, 40, 99])
 def test_singular_matrices_show_with_tournaments(zero: int) -> None:
     """The pivot that vanishes is on the diagonal, and everything before it is finite."""
     a = random_matrix("normal", 100, 100, seed=1)
@@ -432,7 +398,7 @@ def test_singular_matrices_show_with_tournaments(zero: int) -> None:
     assert matrix[:, :zero].isfinite().all()
 
 
-@pytest.mark.parametrize("variant", ["4.1", "5.1", "5.2/4.1", "5.2/5.1"])
+@pytest.mark.parametrize("variant", ["4.1", "5.2/5.1"])
 def test_the_emulation_rounds_like_fp16_storage(variant: str) -> None:
     """Only the order of the float32 sums differs, which changes the rounding of a few elements."""
     a = hpl_ai_matrix(150)
@@ -455,8 +421,7 @@ def test_a_bf16_matrix_on_the_cpu(variant: str, pivoting: bool, bf16_cpu: CpuEng
     assert x.dtype == torch.float32
 
 
-@pytest.mark.parametrize("variant", ["4.1", "5.1", "5.2/4.1", "5.2/5.1"])
-@pytest.mark.parametrize("pivoting", [False, True])
+@pytest.mark.parametrize(("variant", "pivoting"), [("4.1", True), ("5.1", False), ("5.2/5.1", True)])
 def test_peak_memory_is_the_matrix_and_the_buffer(
     variant: str, pivoting: bool, bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,21 +22,7 @@ from neula.io.matrices import SPECTRA, random_matrix
 
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
 EACH_ENGINE = pytest.mark.parametrize("engine", ["emulated", "cpu"])
-SHAPES = [
-    (1, 1),
-    (5, 1),
-    (300, 1),
-    (7, 7),
-    (33, 33),
-    (255, 32),
-    (257, 32),
-    (257, 33),
-    (300, 129),
-    (513, 128),
-    (129, 129),
-    (1000, 7),
-    (2049, 100),
-]
+SHAPES = [(1, 1), (300, 1), (33, 33), (257, 32), (300, 129), (2049, 100)]
 
 
 def make(name: str, format: str = "fp32") -> Engine:
@@ -58,7 +44,7 @@ def test_names() -> None:
         panel_named("mgs")
 
 
-@pytest.mark.parametrize(("m", "n"), [(130, 128), (257, 256), (300, 200)])
+@pytest.mark.parametrize(("m", "n"), [(130, 128), (300, 200)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("rounded", [False, True])
 def test_the_last_block_twice(m: int, n: int, dtype: torch.dtype, rounded: bool) -> None:
@@ -132,62 +118,34 @@ def test_strided_views(panel: str, engine: str) -> None:
         assert orthogonality(q) <= orthogonality_bound(U32, *view.shape) * (cond + cond**2 * U64 / U32)
 
 
+def lost_orthogonality(panel: str, kind: str, cond: float) -> float:
+    """Growth with the condition number: none where a second pass repairs it, by a shift if necessary; that of
+    Gram-Schmidt, with its square if all singular values but one are small (section 3.6); and of ``R^-1`` in
+    float32 and a Gram matrix in double, ``cond + cond^2 u64 / u32``.
+    """
+    if panel in ("cholesky2", "householder"):
+        return 1.0
+    if panel == "caqr":
+        return cond**2 if kind == "cluster_large" else cond
+    return cond + cond**2 * U64 / U32
+
+
 @EACH_PANEL
 @EACH_ENGINE
 @pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1e2, 1e6])
-def test_backward_error_does_not_depend_on_the_condition(
-    panel: str, engine: str, kind: str, cond: float
-) -> None:
-    a = spectrum(kind, 513, 64, cond)
+@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e7])
+def test_errors_at_any_condition(panel: str, engine: str, kind: str, cond: float) -> None:
+    a = spectrum(kind, 257, 65, cond)
     q, r = PANELS[panel](a, make(engine))
-    assert residual(a, q, r) <= panel_bound(U32, 64)
-
-
-@EACH_ENGINE
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e4, 1e7])
-@pytest.mark.parametrize(("m", "n"), [(257, 129), (33, 33)])
-@pytest.mark.parametrize("panel", ["cholesky2", "householder"])
-def test_panels_that_keep_orthogonality(
-    panel: str, engine: str, kind: str, cond: float, m: int, n: int
-) -> None:
-    """Up to 1/u = 1.7e7, with the shift where the Gram matrix has no Cholesky factor or a wrong one."""
-    a = spectrum(kind, m, n, cond)
-    q, r = PANELS[panel](a, make(engine))
-    assert orthogonality(q) <= orthogonality_bound(U32, m, n)
-    assert residual(a, q, r) <= panel_bound(U32, n)
-
-
-@pytest.mark.parametrize("kind", ["geometric", "arithmetic", "cluster_small"])
-@pytest.mark.parametrize("cond", [1.0, 10.0, 1e2, 1e3, 1e4])
-def test_caqr_loses_orthogonality_in_proportion_to_the_condition(kind: str, cond: float) -> None:
-    a = spectrum(kind, 1000, 64, cond)
-    q, _ = caqr(a, make("emulated"))
-    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * cond
-
-
-@pytest.mark.parametrize("cond", [1.0, 10.0, 1e2, 1e3])
-def test_caqr_at_worst_loses_orthogonality_like_classical_gram_schmidt(cond: float) -> None:
-    """All but one singular value small: blocks feel the square of the condition (section 3.6)."""
-    q, _ = caqr(spectrum("cluster_large", 1000, 64, cond), make("emulated"))
-    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * cond**2
-
-
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4, 1e6])
-def test_cholesky_with_a_gram_matrix_in_double(kind: str, cond: float) -> None:
-    """Q errs by the rounding of ``R^-1`` to float32, ``u cond``, and of the Gram matrix, ``cond^2 u64``."""
-    a = spectrum(kind, 1000, 64, cond)
-    q, _ = cholesky_qr(a, make("emulated"))
-    assert orthogonality(q) <= orthogonality_bound(U32, 1000, 64) * (cond + cond**2 * U64 / U32)
+    assert residual(a, q, r) <= panel_bound(U32, 65)
+    assert orthogonality(q) <= orthogonality_bound(U32, 257, 65) * lost_orthogonality(panel, kind, cond)
 
 
 # ---------------------------------------------------------------- tiles and trees
 
 
-@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (64, 32), (70, 13), (1000, 500)])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (65, 32), (129, 33), (257, 7), (300, 300), (1025, 20)])
+@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (70, 13), (1000, 500)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (65, 32), (129, 33), (257, 7)])
 def test_tiles_of_any_size(rows: int, columns: int, m: int, n: int) -> None:
     """A tree of ``log(m / rows)`` levels: each multiplies once more."""
     a = normal(m, n)
@@ -222,16 +180,19 @@ def test_caqr_with_products_in_a_low_format(format: str) -> None:
 
 @EACH_PANEL
 @EACH_ENGINE
-@pytest.mark.parametrize("where", [0, 17, 39])
-def test_a_zero_column_is_factorized_or_shows(panel: str, engine: str, where: int) -> None:
+@pytest.mark.parametrize("spoil", ["zero column", "zeros", "twice"])
+def test_dependent_columns_are_factorized_or_show(panel: str, engine: str, spoil: str) -> None:
     """Never a silently wrong answer: a small residual, or NaN."""
     a = normal(300, 40)
-    a[:, where] = 0
+    if spoil == "twice":
+        a[:, 39] = a[:, 3]
+    a[:, {"zero column": slice(17, 18), "zeros": slice(None), "twice": slice(0)}[spoil]] = 0
     q, r = PANELS[panel](a, make(engine))
-    assert bool(r.isnan().any()) or residual(a, q, r) <= panel_bound(U32, 40)
+    small = not (q @ r).any() if spoil == "zeros" else residual(a, q, r) <= panel_bound(U32, 40)
+    assert bool(r.isnan().any()) or small
 
 
-@pytest.mark.parametrize("where", [0, 17, 39])
+@pytest.mark.parametrize("where", [0, 39])
 def test_caqr_of_a_zero_column_is_a_zero_column(where: int) -> None:
     a = normal(300, 40)
     a[:, where] = 0
@@ -241,25 +202,6 @@ def test_caqr_of_a_zero_column_is_a_zero_column(where: int) -> None:
     rest = torch.arange(40) != where
     cond = float(torch.linalg.cond(a[:, rest].double()))
     assert orthogonality(q[:, rest]) <= orthogonality_bound(U32, 300, 40) * cond
-
-
-@EACH_PANEL
-def test_a_zero_matrix(panel: str) -> None:
-    a = torch.zeros(300, 5)
-    q, r = PANELS[panel](a, make("emulated"))
-    assert bool(r.isnan().any()) or not (q @ r).any()
-
-
-@EACH_PANEL
-@EACH_ENGINE
-def test_a_repeated_column_is_factorized_or_shows(panel: str, engine: str) -> None:
-    """Exact rank deficiency: rounding decides what becomes of the last column, but A = Q R holds or NaN says
-    that it does not.
-    """
-    a = normal(300, 40)
-    a[:, 39] = a[:, 3]
-    q, r = PANELS[panel](a, make(engine))
-    assert bool(r.isnan().any()) or residual(a, q, r) <= panel_bound(U32, 40)
 
 
 @EACH_PANEL

@@ -59,12 +59,9 @@ def sizes(a: torch.Tensor) -> torch.Tensor:
     ("m", "n", "rank"),
     [
         (1, 1, 1),
-        (300, 1, 1),
-        (33, 33, 33),
         (33, 33, 7),
         (257, 129, 128),
         (7, 33, 7),
-        (7, 33, 3),
         (300, 40, 1),
     ],
 )
@@ -84,25 +81,7 @@ def test_solution_of_minimum_norm(m: int, n: int, rank: int, k: int) -> None:
     assert torch.equal(b, before[1])
 
 
-@pytest.mark.parametrize(("m", "n", "rank"), [(60, 20, 20), (60, 20, 13), (20, 60, 11)])
-def test_basis_norm_condition_and_residual(m: int, n: int, rank: int) -> None:
-    a, b = deficient(m, n, rank), torch.ones(m, 1, dtype=torch.float64)
-    found, x = solved(a, b, rcond=1e-12)
-    scaled = a / sizes(a)
-    basis = scaled @ found.coordinates.T
-    assert basis.shape == (m, rank)
-    identity = torch.eye(rank, dtype=torch.float64)
-    assert torch.linalg.matrix_norm(basis.T @ basis - identity) <= 16 * m * U64
-    assert torch.linalg.matrix_norm(a - basis @ (basis.T @ a)) <= 16 * m * U64 * torch.linalg.matrix_norm(a)
-    s = torch.linalg.svdvals(scaled)
-    assert found.norm == pytest.approx(float(s[0]), rel=16 * n * U64)
-    assert found.condition == pytest.approx(float(s[0] / s[rank - 1]), rel=1e-10)
-    # Of the scaled b, a power of two away.
-    power = norm(found.residual) / norm(b - a @ x)
-    assert float(power.log2()) == pytest.approx(round(float(power.log2())), abs=1e-8)
-
-
-@pytest.mark.parametrize("exponent", [0, 4, 8, 12, 30])
+@pytest.mark.parametrize("exponent", [0, 8, 30])
 def test_units_of_the_columns_do_not_matter(exponent: int) -> None:
     """Columns of 1e-30 to 1e30: the rank is decided column-scaled, and x solves the problem. The residual is
     orthogonal to every column, each in its own unit, as it is after a backward stable solver.
@@ -119,16 +98,6 @@ def test_units_of_the_columns_do_not_matter(exponent: int) -> None:
     assert (norm(b - a @ x) <= optimum * (1 + 1e-8)).all()
 
 
-@pytest.mark.parametrize("spread", [1.0, 1e3, 1e6])
-def test_minimum_norm_in_the_users_units(spread: float) -> None:
-    """Two columns in different units describe the same direction: the one in larger numbers is used most."""
-    a = torch.tensor([[1.0, spread], [1.0, spread], [1.0, spread]], dtype=torch.float64)
-    found, x = solved(a, torch.ones(3, 1, dtype=torch.float64), rcond=1e-12)
-    expected = torch.tensor([[1.0], [spread]], dtype=torch.float64) / (1 + spread**2)
-    assert found.rank == 1
-    assert norm(x - expected) <= 100 * U64 * norm(expected)
-
-
 @pytest.mark.parametrize("rcond", [1e-3, 1e-7, 1e-12])
 def test_rank_by_rcond(rcond: float) -> None:
     """Singular values of B from 1 to 1e-10: those above rcond count."""
@@ -138,11 +107,6 @@ def test_rank_by_rcond(rcond: float) -> None:
     assert found.rank == int((s > rcond * s[0]).sum())
 
 
-def test_rcond_zero_keeps_everything() -> None:
-    a = random_matrix("geometric", 50, 20, cond=1e14)
-    assert solved(a, torch.ones(50, 1).double(), 0.0)[0].rank == 20
-
-
 @pytest.mark.parametrize(("m", "n"), [(5, 3), (3, 5), (1, 1)])
 def test_a_zero_matrix_has_rank_zero(m: int, n: int) -> None:
     a = torch.zeros(m, n, dtype=torch.float64)
@@ -150,14 +114,6 @@ def test_a_zero_matrix_has_rank_zero(m: int, n: int) -> None:
     assert (found.rank, found.norm, found.row_basis.shape) == (0, 0.0, (n, 0))
     assert torch.equal(x, torch.zeros(n, 2, dtype=torch.float64))
     assert (found.forward_error == 0).all()
-
-
-def test_zero_columns_get_zero_coefficients() -> None:
-    a = random_matrix("normal", 60, 10)
-    a[:, [0, 4, 9]] = 0
-    found, x = solved(a, random_matrix("normal", 60, 2, seed=1), 1e-12)
-    assert found.rank == 7
-    assert (x[[0, 4, 9]] == 0).all()
 
 
 @pytest.mark.parametrize("cond", [1e4, 1e8])
@@ -174,7 +130,7 @@ def test_refinement_makes_it_as_good_as_lapack(cond: float) -> None:
     assert residual <= theirs + 4 * 50 * U64 * norm(known)
 
 
-@pytest.mark.parametrize("spread", [1.0, 1e3, 1e6])
+@pytest.mark.parametrize("spread", [1.0, 1e6])
 @pytest.mark.parametrize(("m", "n", "rank"), [(14, 7, 4), (7, 14, 4), (8, 8, 7), (10, 5, 1)])
 @pytest.mark.parametrize("consistent", [False, True])
 def test_exactly_dependent_columns(m: int, n: int, rank: int, spread: float, consistent: bool) -> None:

@@ -1,7 +1,6 @@
 """CGLS, LSQR, Craig's method and the refinement around them: convergence, stopping, honest measures."""
 
 import math
-import threading
 from functools import lru_cache
 
 import numpy as np
@@ -88,8 +87,7 @@ def full_stop(k: int, reduction: float, start: torch.Tensor) -> Stop:
 
 
 @INNER
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (33, 33), (257, 33), (300, 129)])
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 3), (300, 1, 1), (33, 33, 3), (257, 33, 3)])
 def test_the_solution_is_that_of_lapack(inner: InnerSolver, m: int, n: int, k: int) -> None:
     problem = Problem(random_matrix("arithmetic", m, n, cond=100.0, seed=2), k=k)
     start = solve_rt(problem.r, problem.a.T @ problem.b)
@@ -105,7 +103,7 @@ def test_the_solution_is_that_of_lapack(inner: InnerSolver, m: int, n: int, k: i
 
 
 @INNER
-@pytest.mark.parametrize("kind", SPECTRA)
+@pytest.mark.parametrize("kind", ["geometric", "cluster_large"])
 def test_an_fp16_r_makes_cond_1e3_easy(inner: InnerSolver, kind: str) -> None:
     """Section 3.2.3: the error falls by ``(c - 1) / (c + 1)`` or more an iteration, c = cond(A R^-1)."""
     problem = spectrum(kind, 1e3, 1024)
@@ -120,8 +118,7 @@ def test_an_fp16_r_makes_cond_1e3_easy(inner: InnerSolver, kind: str) -> None:
     assert norm(left) <= 1.1e-10 * norm(start) + 100 * U64 * norm(problem.b)
 
 
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e2, 1e3, 1e4])
+@pytest.mark.parametrize(("kind", "cond"), [("arithmetic", 1.0), ("geometric", 1e4)])
 def test_lsqr_and_cgls_have_the_same_iterates(kind: str, cond: float) -> None:
     """Equal in exact arithmetic; while neither has converged, rounding cannot tell them apart much."""
     problem = spectrum(kind, cond)
@@ -166,29 +163,9 @@ def test_cgls_stops_on_the_gradient_too() -> None:
 
 
 @INNER
-def test_max_iterations_is_a_limit(inner: InnerSolver) -> None:
-    problem = spectrum("geometric", 1e4)
-    never = Stop(torch.zeros(1, dtype=torch.float64))
-    for limit in (1, 2, 3):
-        found = inner(problem.operator, problem.r, problem.b, stop=never, max_iterations=limit)
-        assert found.iterations == limit
-
-
-@INNER
-def test_a_gradient_that_is_known_is_not_computed_again(inner: InnerSolver) -> None:
-    problem = spectrum("arithmetic", 1e3)
-    stop = Stop(1e-8 * norm(problem.b))
-    gradient = problem.operator.rmatmul(problem.b)
-    plain = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=50)
-    given = inner(problem.operator, problem.r, problem.b, stop=stop, max_iterations=50, gradient=gradient)
-    assert torch.equal(plain.x, given.x)
-
-
-@INNER
-@pytest.mark.parametrize("format", ["fp16", "bf16"])
-def test_columns_do_not_feel_each_other(inner: InnerSolver, format: str) -> None:
+def test_columns_do_not_feel_each_other(inner: InnerSolver) -> None:
     """Together or one by one, zero columns in between: the same iterates."""
-    problem = Problem(random_matrix("arithmetic", 300, 60, cond=50.0, seed=4), format, k=3)
+    problem = Problem(random_matrix("arithmetic", 300, 60, cond=50.0, seed=4), k=3)
     b = torch.stack([problem.b[:, 0], torch.zeros(300, dtype=torch.float64), 1e8 * problem.b[:, 2]], 1)
     never = Stop(torch.zeros(3, dtype=torch.float64))
     together = inner(problem.operator, problem.r, b, stop=never, max_iterations=4).x
@@ -199,23 +176,14 @@ def test_columns_do_not_feel_each_other(inner: InnerSolver, format: str) -> None
         assert norm(together[:, i] - alone) <= 4 * math.sqrt(300) * 50 * U64 * norm(alone)
 
 
+@pytest.mark.parametrize("cond", [1e4, 1e6])
 @INNER
-def test_a_zero_right_hand_side(inner: InnerSolver) -> None:
-    problem = Problem(random_matrix("normal", 300, 40), k=2)
-    zero = torch.zeros(300, 2, dtype=torch.float64)
-    found = inner(problem.operator, problem.r, zero, stop=Stop(zero[0]), max_iterations=10)
-    assert not found.x.any()
-    assert torch.isfinite(found.x).all()
-
-
-@pytest.mark.parametrize(("kind", "cond"), [("geometric", 1e4), ("geometric", 1e5), ("geometric", 1e6)])
-@INNER
-def test_enough_iterations_are_enough(inner: InnerSolver, kind: str, cond: float) -> None:
+def test_enough_iterations_are_enough(inner: InnerSolver, cond: float) -> None:
     """Slow is not hopeless: CGLS may stop early only where its rate says that the iterations that are allowed
     do not suffice. Chebyshev's bound is ``(c / 2) ln(2 c / tolerance)``, c = cond(A R^-1); twice that is
     allowed here, as rounding delays convergence.
     """
-    problem = spectrum(kind, cond, 1024, 256)
+    problem = spectrum("geometric", cond, 512, 128)
     c = problem.preconditioned_condition()
     allowed = math.ceil(c * math.log(2 * c / 1e-6)) + 10
     start = solve_rt(problem.r, problem.a.T @ problem.b)
@@ -244,7 +212,7 @@ def test_cgls_gives_up_where_it_is_hopeless() -> None:
     assert found.iterations < 5_000
 
 
-@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.5, 0.9])
+@pytest.mark.parametrize("rate", [1e-3, 0.5, 0.9])
 def test_a_steady_rate_needs_few_looks(rate: float) -> None:
     """Half of the iterations that are left go by unseen, at most :data:`BLIND`, and none is wasted."""
     wanted = 1e-16
@@ -273,19 +241,6 @@ def test_what_nobody_saw_is_not_counted() -> None:
         assert found.smallest == exactly.smallest
 
 
-def test_a_reduction_is_relative_to_the_first_gradient() -> None:
-    problem = spectrum("geometric", 1e4)
-    start = solve_rt(problem.r, problem.a.T @ problem.b)
-    zero = torch.zeros(1, dtype=torch.float64)
-    relative = cgls(
-        problem.operator, problem.r, problem.b, stop=Stop(zero, reduction=1e-6), max_iterations=100
-    )
-    absolute = cgls(
-        problem.operator, problem.r, problem.b, stop=full_stop(1, 1e-6, start), max_iterations=100
-    )
-    assert torch.equal(relative.x, absolute.x)
-
-
 @INNER
 def test_refinement_goes_on_from_a_start(inner: InnerSolver) -> None:
     problem = spectrum("arithmetic", 1e3)
@@ -303,9 +258,7 @@ def test_refinement_goes_on_from_a_start(inner: InnerSolver) -> None:
 
 
 @INNER
-@pytest.mark.parametrize(
-    ("kind", "cond"), [*((k, c) for k in SPECTRA for c in (1e3, 1e4)), *((k, 1.0) for k in ENTRIES)]
-)
+@pytest.mark.parametrize(("kind", "cond"), [*((k, 1e4) for k in SPECTRA), *((k, 1.0) for k in ENTRIES)])
 def test_refinement_reaches_double_precision(inner: InnerSolver, kind: str, cond: float) -> None:
     """All eight matrices of section 4.2, with an fp16 R: the optimality that double precision allows."""
     problem = spectrum(kind, cond)
@@ -321,34 +274,23 @@ def test_refinement_reaches_double_precision(inner: InnerSolver, kind: str, cond
     assert (error <= 2 * 4e-14 * sensitivity * image).all()
 
 
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (33, 33), (257, 129)])
 @INNER
-@pytest.mark.parametrize("format", ["bf16", "tf32", "fp32"])
-def test_an_r_of_any_format(inner: InnerSolver, format: str) -> None:
-    problem = spectrum("arithmetic", 1e3, format=format)
-    found = problem.refine(inner=inner)
-    assert (found.measures.backward_error <= 1e-14).all()
-    assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (257, 129), (300, 300)])
-@INNER
-def test_every_shape(inner: InnerSolver, m: int, n: int) -> None:
-    problem = Problem(random_matrix("arithmetic", m, n, cond=30.0, seed=3), k=2)
+def test_every_shape_and_format(inner: InnerSolver, m: int, n: int) -> None:
+    format = {1: "bf16", 33: "tf32", 129: "fp32"}[n]
+    problem = Problem(random_matrix("arithmetic", m, n, cond=30.0, seed=3), format, k=2)
     found = problem.refine(inner=inner)
     assert found.x.shape == (n, 2)
     assert (found.measures.backward_error <= 1e-14).all()
 
 
 @INNER
-@pytest.mark.parametrize("max_iterations", [30, 200, 2000])
-def test_it_stays_converged_however_many_iterations_are_allowed(
-    inner: InnerSolver, max_iterations: int
-) -> None:
+def test_it_stays_converged_however_many_iterations_are_allowed(inner: InnerSolver) -> None:
     """The design's drift: plain CGLS comes back up from 1e-13 to 1e-4. Asked for more than there is (a
     tolerance of 0), refinement stops by itself and returns the best that it measured.
     """
     problem = spectrum("arithmetic", 1e3)
-    found = problem.refine(inner=inner, tolerance=0.0, max_iterations=max_iterations)
+    found = problem.refine(inner=inner, tolerance=0.0, max_iterations=2000)
     assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
     assert found.iterations < 200, "it stops by itself"
 
@@ -372,8 +314,7 @@ def test_plain_cgls_drifts_and_refinement_does_not() -> None:
 
 
 @INNER
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1e2, 1e4])
+@pytest.mark.parametrize(("kind", "cond"), [("arithmetic", 1e2), ("geometric", 1e4)])
 def test_history_goes_down(inner: InnerSolver, kind: str, cond: float) -> None:
     """Each restart but the last lowers the backward error, or it is below the tolerance already (and the
     optimality improves); the first one by far more than a restart must; the result is the best of them.
@@ -389,24 +330,6 @@ def test_history_goes_down(inner: InnerSolver, kind: str, cond: float) -> None:
     assert float(found.measures.backward_error.max()) <= max(1e-14, 1.01 * min(found.history))
 
 
-@INNER
-def test_max_iterations_counts_all_restarts(inner: InnerSolver) -> None:
-    problem = spectrum("geometric", 1e4)
-    for limit in (1, 3, 10):
-        found = problem.refine(inner=inner, max_iterations=limit)
-        assert found.iterations <= limit
-        assert found.iterations == limit or (found.measures.backward_error <= 1e-14).all()
-
-
-@INNER
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-5, 1e-8, 1e-11])
-def test_a_looser_tolerance_takes_fewer_iterations(inner: InnerSolver, tolerance: float) -> None:
-    problem = spectrum("geometric", 1e4)
-    found, tight = problem.refine(inner=inner, tolerance=tolerance), problem.refine(inner=inner)
-    assert (found.measures.backward_error <= tolerance).all()
-    assert found.iterations <= tight.iterations
-
-
 def orthogonal_to(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """The part of b outside the range of A: its least-squares solution is 0."""
     q = torch.linalg.qr(a)[0]
@@ -416,7 +339,7 @@ def orthogonal_to(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 @INNER
-@pytest.mark.parametrize(("kind", "cond"), [(k, c) for k in SPECTRA[:2] for c in (1e2, 1e4)])
+@pytest.mark.parametrize(("kind", "cond"), [("geometric", 1e4)])
 @pytest.mark.parametrize("other", ["zero", "orthogonal", "consistent", "tiny", "huge"])
 def test_a_converged_column_does_not_hold_back_another(
     inner: InnerSolver, kind: str, cond: float, other: str
@@ -439,16 +362,6 @@ def test_a_converged_column_does_not_hold_back_another(
         assert not together.x[:, 1].any()
 
 
-def test_a_zero_right_hand_side_takes_no_iteration() -> None:
-    problem = spectrum("arithmetic", 1e3)
-    found = problem.refine(torch.zeros_like(problem.b))
-    assert found.iterations == 0
-    assert not found.x.any()
-    assert found.measures.backward_error.tolist() == [0.0]
-    assert found.measures.optimality.tolist() == [0.0]
-    assert found.residual_norm.tolist() == [0.0]
-
-
 @INNER
 def test_a_consistent_system_is_solved_too(inner: InnerSolver) -> None:
     """No residual to be orthogonal: the other measures decide."""
@@ -462,10 +375,9 @@ def test_a_consistent_system_is_solved_too(inner: InnerSolver) -> None:
 
 
 @INNER
-@pytest.mark.parametrize("exponent", [4, 30])
-def test_columns_of_any_size(inner: InnerSolver, exponent: int) -> None:
+def test_columns_of_any_size(inner: InnerSolver) -> None:
     """Units of 1e-30 to 1e30: the measures are those of the scaled problem."""
-    units = 10.0 ** torch.linspace(-exponent, exponent, 60, dtype=torch.float64)
+    units = 10.0 ** torch.linspace(-30, 30, 60, dtype=torch.float64)
     problem = Problem(random_matrix("arithmetic", 300, 60, cond=50.0, seed=6) * units, k=2)
     found = problem.refine(inner=inner)
     assert (found.measures.backward_error <= 1e-14).all()
@@ -485,11 +397,9 @@ def test_a_useless_r_comes_back_with_an_honest_measure() -> None:
 
 
 def test_nan_in_r_does_not_pass_for_convergence() -> None:
-    problem = spectrum("arithmetic", 1e2)
-    r = problem.r.clone()
-    r[3, 7] = math.nan
-    found = refine(problem.operator, r, problem.b, scale=problem.scale, tolerance=1e-14, max_iterations=20)
-    assert not (found.measures.backward_error <= 1e-14).all()
+    problem = Problem(random_matrix("arithmetic", 60, 20, cond=1e2, seed=1))
+    problem.r[3, 7] = math.nan
+    assert not (problem.refine(max_iterations=20).measures.backward_error <= 1e-14).all()
 
 
 # ---------------------------------------------------------------- measures
@@ -503,9 +413,9 @@ def optimal_backward_error(a: np.ndarray, b: np.ndarray, x: np.ndarray) -> float
     return min(phi, np.linalg.svd(np.hstack([a, phi * projector]), compute_uv=False)[-1])
 
 
-@pytest.mark.parametrize("size", [1e-10, 1e-6, 1e-3, 1e-1, 1.0])
-@pytest.mark.parametrize("noise", [1e-6, 1e-2, 1.0])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [1e-10, 1e-3, 1.0])
+@pytest.mark.parametrize("noise", [1e-6, 1.0])
+@pytest.mark.parametrize("seed", range(2))
 def test_the_measure_bounds_the_backward_error(size: float, noise: float, seed: int) -> None:
     """For any wrong x: at least the optimal backward error, and not far above it where it can be small."""
     a = random_matrix("geometric", 40, 8, cond=100.0, seed=seed)
@@ -546,6 +456,15 @@ def test_norms_are_those_of_the_scaled_problem() -> None:
 # ---------------------------------------------------------------- minimum norm
 
 
+def shortest(b_matrix: torch.Tensor, r: torch.Tensor, rhs: torch.Tensor, tolerance: float, most: int = 100):
+    """Refined, with the scale of the rows of A."""
+    n, m = b_matrix.shape
+    rows = Scale(torch.ones(m, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
+    scale = Scale(torch.ones(n, dtype=torch.float64), rows.norm)
+    limits = {"tolerance": tolerance, "max_iterations": most}
+    return refine_minimum_norm(LeastSquaresOperator(b_matrix), r, rhs, scale=scale, rows=rows, **limits)
+
+
 def wide_problem(m: int, n: int, k: int, cond: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """B = A^T (n x m), its fp16 R, and right-hand sides."""
     b_matrix = random_matrix("arithmetic", n, m, cond=cond, seed=11)
@@ -553,21 +472,11 @@ def wide_problem(m: int, n: int, k: int, cond: float) -> tuple[torch.Tensor, tor
     return b_matrix, r.double(), random_matrix("normal", m, k, seed=12)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (1, 300), (33, 33), (33, 257), (60, 300)])
-@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (1, 300, 3), (33, 33, 1), (33, 257, 3)])
 def test_refinement_finds_the_minimum_norm(m: int, n: int, k: int) -> None:
     b_matrix, r, rhs = wide_problem(m, n, k, 100.0)
     before = rhs.clone()
-    rows = Scale(torch.ones(m, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
-    found = refine_minimum_norm(
-        LeastSquaresOperator(b_matrix),
-        r,
-        rhs,
-        scale=Scale(torch.ones(n, dtype=torch.float64), rows.norm),
-        rows=rows,
-        tolerance=1e-12,
-        max_iterations=100,
-    )
+    found = shortest(b_matrix, r, rhs, 1e-12)
     expected = torch.from_numpy(np.linalg.pinv(b_matrix.T.numpy()) @ rhs.numpy())
     s_min = float(torch.linalg.svdvals(b_matrix)[-1])
     assert found.x.shape == (n, k)
@@ -580,18 +489,9 @@ def test_refinement_finds_the_minimum_norm(m: int, n: int, k: int) -> None:
 def test_refined_minimum_norm(cond: float) -> None:
     b_matrix, r, rhs = wide_problem(60, 300, 2, cond)
     rhs[:, 1] = 0
-    scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
-    found = refine_minimum_norm(
-        LeastSquaresOperator(b_matrix),
-        r,
-        rhs,
-        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
-        rows=scale,
-        tolerance=1e-15,
-        max_iterations=100,
-    )
+    found = shortest(b_matrix, r, rhs, 1e-15)
     residual = norm(rhs - b_matrix.T @ found.x)
-    error = residual[0] / (scale.norm * norm(found.x)[0] + norm(rhs)[0])
+    error = residual[0] / (torch.linalg.matrix_norm(b_matrix, 2) * norm(found.x)[0] + norm(rhs)[0])
     # Double precision computes the residual to n u of what it subtracts.
     assert error <= 4 * math.sqrt(300) * U64
     assert found.row_error is not None
@@ -607,54 +507,7 @@ def test_refined_minimum_norm(cond: float) -> None:
 
 def test_minimum_norm_stays_converged() -> None:
     b_matrix, r, rhs = wide_problem(60, 300, 1, 1e3)
-    scale = Scale(torch.ones(60, dtype=torch.float64), float(torch.linalg.svdvals(b_matrix)[0]))
-    found = refine_minimum_norm(
-        LeastSquaresOperator(b_matrix),
-        r,
-        rhs,
-        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
-        rows=scale,
-        tolerance=0.0,
-        max_iterations=1000,
-    )
+    found = shortest(b_matrix, r, rhs, 0.0, 1000)
     assert found.iterations < 200, "it stops by itself"
     assert float(found.measures.backward_error) <= 4 * math.sqrt(300) * U64
     assert float(found.measures.backward_error) == min(found.history)
-
-
-def test_minimum_norm_of_zero_takes_no_iteration() -> None:
-    b_matrix, r, rhs = wide_problem(20, 50, 2, 10.0)
-    scale = Scale(torch.ones(20, dtype=torch.float64), 1.0)
-    found = refine_minimum_norm(
-        LeastSquaresOperator(b_matrix),
-        r,
-        0 * rhs,
-        scale=Scale(torch.ones(len(b_matrix), dtype=torch.float64), scale.norm),
-        rows=scale,
-        tolerance=1e-14,
-        max_iterations=10,
-    )
-    assert found.iterations == 0
-    assert not found.x.any()
-
-
-@INNER
-def test_threads_do_not_disturb_each_other(inner: InnerSolver) -> None:
-    """Each solves its own problem while the others solve theirs, as accurately as double precision allows."""
-    problems = [spectrum(kind, 1e3) for kind in SPECTRA]
-    found: list[list[torch.Tensor]] = [[] for _ in problems]
-    together = threading.Barrier(len(problems))
-
-    def work(i: int) -> None:
-        together.wait()
-        found[i] += [problems[i].refine(inner=inner).x for _ in range(5)]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(problems))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for problem, solutions in zip(problems, found, strict=True):
-        assert len(solutions) == 5
-        for x in solutions:
-            assert (problem.optimality(x) <= max(1e-14, attainable(problem))).all()

@@ -43,8 +43,7 @@ def twice(a: torch.Tensor, engine: Engine, panel: str | None = None) -> tuple[to
 
 
 @LOW
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e6])
+@pytest.mark.parametrize(("kind", "cond"), [("arithmetic", 1.0), *((kind, 1e6) for kind in SPECTRA)])
 def test_figure_4_twice_is_enough(format: str, kind: str, cond: float) -> None:
     """Both errors at the level of the format, whatever the condition (issue: "on all spectra")."""
     engine = EmulatedEngine("cpu", format)
@@ -55,19 +54,9 @@ def test_figure_4_twice_is_enough(format: str, kind: str, cond: float) -> None:
     assert orthogonality(q) <= bound
 
 
-@LOW
-def test_the_diagonal_of_r_is_not_negative(format: str) -> None:
-    """Also where most directions are lost in the first pass, and the second one finds others."""
-    a = torch.linspace(-1, 1, 240, dtype=torch.float64)[:, None] ** torch.arange(160)
-    q, r = twice(a.float(), EmulatedEngine("cpu", format))
-    assert residual(a, q, r) <= recursion_bound(EmulatedEngine("cpu", format).format.u, 160)
-    assert (r.diagonal() >= 0).all()
-
-
-@LOW
 @pytest.mark.parametrize("panel", PANELS)
-def test_every_panel(format: str, panel: str) -> None:
-    engine = EmulatedEngine("cpu", format)
+def test_every_panel(panel: str) -> None:
+    engine = EmulatedEngine("cpu", "fp16")
     a = spectrum("geometric", 300, 257, 1e3).float()
     q, r = twice(a, engine, panel)
     bound = recursion_bound(engine.format.u, 257) + panel_bound(U32, 257)
@@ -89,7 +78,7 @@ def test_the_cpu_engine(format: str) -> None:
     assert orthogonality(q) <= low + orthogonality_bound(u, 600, 257)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (257, 129), (300, 300)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (33, 33), (257, 129)])
 def test_every_shape(m: int, n: int) -> None:
     engine = EmulatedEngine("cpu", "fp16")
     a = random_matrix("normal", m, n, dtype=torch.float32)
@@ -98,27 +87,6 @@ def test_every_shape(m: int, n: int) -> None:
     assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), torch.float32, torch.float32)
     assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
     assert (r.diagonal() >= 0).all()
-    assert residual(a, q, r) <= bound
-    assert orthogonality(q) <= bound
-
-
-def test_inputs_are_left_alone() -> None:
-    engine = EmulatedEngine("cpu", "fp16")
-    q, r = rgsqrf(random_matrix("normal", 300, 140, dtype=torch.float32), engine)
-    before = q.clone(), r.clone()
-    new_q, new_r = reorthogonalize(q, r, engine)
-    assert torch.equal(q, before[0])
-    assert torch.equal(r, before[1])
-    assert new_q.data_ptr() != q.data_ptr()
-    assert new_r.data_ptr() != r.data_ptr()
-
-
-@pytest.mark.parametrize("cutoff", [1, 16, 100, 1000])
-def test_any_cutoff(cutoff: int) -> None:
-    engine = EmulatedEngine("cpu", "fp16")
-    a = spectrum("arithmetic", 300, 140, 100.0).float()
-    q, r = reorthogonalize(*rgsqrf(a, engine, cutoff=cutoff), engine, cutoff=cutoff)
-    bound = recursion_bound(engine.format.u, 140) + orthogonality_bound(U32, 300, 140)
     assert residual(a, q, r) <= bound
     assert orthogonality(q) <= bound
 
@@ -150,8 +118,8 @@ def loss(q: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("engine", ["emulated", "cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-2, 0.1])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (70, 5), (300, 300), (500, 257)])
+@pytest.mark.parametrize("size", [1e-6, 1e-2, 0.1])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (70, 5), (300, 257)])
 def test_a_correction_squares_nothing_but_the_small(
     engine: str, m: int, n: int, size: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,8 +162,7 @@ def test_a_correction_that_is_not_small_changes_nothing(kind: str) -> None:
     assert torch.equal(new_r, torch.ones(20, 20).triu())
 
 
-@pytest.mark.parametrize("columns", [0, 1, 40, 130, 300])
-@pytest.mark.parametrize("size", [1e-4, 1e-2])
+@pytest.mark.parametrize(("columns", "size"), [(0, 1e-2), (1, 1e-4), (130, 1e-2), (300, 1e-4)])
 def test_a_correction_of_the_last_columns(columns: int, size: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are orthonormal, and stay what they are."""
     monkeypatch.setattr(reorthogonalization, "FEWEST_ROWS", 64)
@@ -215,25 +182,34 @@ def test_a_correction_of_the_last_columns(columns: int, size: float, monkeypatch
     assert residual(a, new_q, new_r) <= allowed
 
 
-@pytest.mark.parametrize("kind", ["normal", "arithmetic", "cluster_small"])
-def test_a_correction_is_as_good_as_a_second_pass(kind: str) -> None:
-    """After one pass in fp32, for the condition numbers that square matrices have."""
-    engine = EmulatedEngine("cpu", "fp32")
-    a = spectrum(kind, 300, 300, 1e4).float()
-    q, r = correct(*rgsqrf(a, engine), engine)
-    assert residual(a, q, r) <= recursion_bound(U32, 300) + panel_bound(U32, 300)
-    assert orthogonality(q) <= recursion_bound(U32, 300) + orthogonality_bound(U32, 300, 300)
+@pytest.mark.parametrize("columns", [1, 130, 300])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_second_pass_of_the_last_columns(columns: int, overwrite: bool) -> None:
+    """Where these have lost a direction for good, and all others are orthonormal and stay what they are."""
+    engine = EmulatedEngine("cpu", "fp16")
+    m, n, generator = 400, 300, torch.Generator().manual_seed(columns)
+    basis = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
+    basis[:, -1] = basis[:, :5].sum(1) / 5**0.5 + 1e-3 * basis[:, -1]
+    q, r = column_major(basis.float()), column_major(torch.randn(n, n, generator=generator).triu())
+    a, before = q.double() @ r.double(), q.clone()
+    new_q, new_r = reorthogonalize(q, r, engine, columns=columns, overwrite_q=overwrite)
+    assert torch.equal(new_q[:, : n - columns], before[:, : n - columns])
+    assert overwrite or torch.equal(q, before)
+    assert torch.equal(new_r, new_r.triu())
+    bound = recursion_bound(engine.format.u, n)
+    assert loss(new_q) <= bound
+    assert residual(a, new_q, new_r) <= bound
 
 
 # ---------------------------------------------------------------- double precision from a low-precision R
 
 
-@pytest.mark.parametrize("format", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("format", ["bf16", "fp32"])
 @pytest.mark.parametrize(
     ("kind", "cond"),
     [
-        *((kind, cond) for kind in SPECTRA for cond in (1.0, 1e4)),
-        *((kind, cond) for kind in SPECTRA[:3] for cond in (1e8, 1e12)),
+        *((kind, 1e4) for kind in SPECTRA),
+        *((kind, 1e12) for kind in SPECTRA[:3]),
     ],
 )
 def test_qr_in_double_precision(format: str, kind: str, cond: float) -> None:
@@ -250,22 +226,6 @@ def test_qr_in_double_precision(format: str, kind: str, cond: float) -> None:
     assert (r.diagonal() > 0).all()
     assert residual(a, q, r) <= panel_bound(U64, 129)
     # Cholesky QR of a matrix with cond^2 <= 3.
-    assert orthogonality(q) <= 3 * orthogonality_bound(U64, 513, 129)
-
-
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 1), (7, 7), (33, 33), (300, 300)])
-def test_qr_in_double_precision_of_every_shape(m: int, n: int) -> None:
-    a = random_matrix("normal", m, n, seed=2)
-    q, r = refine_qr(a, rgsqrf(a, EmulatedEngine("cpu", "fp16"))[1])
-    assert residual(a, q, r) <= panel_bound(U64, n)
-    assert orthogonality(q) <= 3 * orthogonality_bound(U64, m, n)
-
-
-def test_the_identity_is_an_r_too() -> None:
-    """Without a preconditioner it is shifted Cholesky QR in double precision."""
-    a = spectrum("geometric", 513, 129, 1e9)
-    q, r = refine_qr(a, torch.eye(129))
-    assert residual(a, q, r) <= panel_bound(U64, 129)
     assert orthogonality(q) <= 3 * orthogonality_bound(U64, 513, 129)
 
 

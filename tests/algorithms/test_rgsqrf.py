@@ -1,7 +1,6 @@
 """Algorithm 1 on the CPU engines: the error bounds of the paper's section 3.6 and its Figures 3 and 4."""
 
 import math
-import threading
 from dataclasses import replace
 from functools import lru_cache
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 from qr_measures import (
     U32,
-    U64,
     column_major,
     column_residuals,
     orthogonality,
@@ -26,11 +24,11 @@ from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.rgsqrf import _replayed_columns, rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
-from neula.io.matrices import SPECTRA, random_matrix
+from neula.io.matrices import random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
-SHAPES = [(1, 1), (300, 1), (7, 7), (33, 33), (257, 33), (257, 257), (513, 129)]
+SHAPES = [(1, 1), (300, 1), (33, 33), (257, 257), (513, 129)]
 
 
 def emulated(format: str, **options: object) -> EmulatedEngine:
@@ -71,15 +69,6 @@ def test_every_shape_and_cutoff(m: int, n: int, cutoff: int, format: str) -> Non
 
 @EACH_PANEL
 @pytest.mark.parametrize(("m", "n"), SHAPES)
-def test_every_panel(panel: str, m: int, n: int) -> None:
-    engine = emulated("fp16")
-    a = normal(m, n)
-    q, r = rgsqrf(a, engine, panel=panel, cutoff=64)
-    assert residual(a, q, r) <= bound(engine, n)
-
-
-@EACH_PANEL
-@pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
 def test_the_cpu_engine(panel: str, m: int, n: int, format: str) -> None:
     if format not in CpuEngine("cpu").formats:
@@ -91,13 +80,12 @@ def test_the_cpu_engine(panel: str, m: int, n: int, format: str) -> None:
     assert residual(a, q, r) <= bound(engine, n) * (5 / 3 if format == "bf16" else 1)
 
 
-@pytest.mark.parametrize(("m", "n"), [(300, 100), (1000, 257)])
 @pytest.mark.parametrize("format", ["fp16", "bf16", "tf32", "fp32", "fp64"])
-def test_r_is_that_of_lapack(m: int, n: int, format: str) -> None:
+def test_r_is_that_of_lapack(format: str) -> None:
     """A wrong R with a Q to match would pass for a factorization: Sun (1991), ``sqrt(2) cond`` times the
     backward error, which includes the lost orthogonality, again ``cond`` times that.
     """
-    engine, cond = emulated(format), 4.0
+    engine, cond, (m, n) = emulated(format), 4.0, (300, 100)
     a = random_matrix("arithmetic", m, n, cond=cond, seed=3).to(engine.storage)
     reference = torch.linalg.qr(a.double(), mode="r").R
     reference *= reference.diagonal().sign()[:, None]
@@ -106,32 +94,20 @@ def test_r_is_that_of_lapack(m: int, n: int, format: str) -> None:
     assert error <= math.sqrt(2) * cond * (1 + cond) * bound(engine, n)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_input_of_any_dtype_is_left_alone(dtype: torch.dtype) -> None:
-    a = normal(300, 40).to(dtype)
-    before = a.clone()
-    engine = emulated("fp16")
-    q, r = rgsqrf(a, engine)
-    assert torch.equal(a, before)
-    assert residual(a, q, r) <= bound(engine, 40)
-
-
-@LOW
-def test_views_give_what_their_copies_give(format: str) -> None:
+def test_views_give_what_their_copies_give() -> None:
     a = normal(600, 240)
     before = a.clone()
     for view in (a[::2, ::3], a.T[:, :200], a[1:302, 7:140], a[:, 5:6], a[:7].T):
-        q, r = rgsqrf(view, emulated(format), cutoff=32)
-        copy_q, copy_r = rgsqrf(view.contiguous(), emulated(format), cutoff=32)
+        q, r = rgsqrf(view, emulated("fp16"), cutoff=32)
+        copy_q, copy_r = rgsqrf(view.contiguous(), emulated("fp16"), cutoff=32)
         assert torch.equal(q, copy_q)
         assert torch.equal(r, copy_r)
     assert torch.equal(a, before)
 
 
-@pytest.mark.parametrize("format", ["fp16", "fp32"])
 @EACH_PANEL
-def test_in_place_is_the_same_as_out_of_place(format: str, panel: str) -> None:
-    engine = emulated(format)
+def test_in_place_is_the_same_as_out_of_place(panel: str) -> None:
+    engine = emulated("fp16")
     a = column_major(normal(300, 200))
     q, r = rgsqrf(a, engine, panel=panel, cutoff=64)
     work = column_major(a.clone())
@@ -141,7 +117,7 @@ def test_in_place_is_the_same_as_out_of_place(format: str, panel: str) -> None:
     assert torch.equal(in_place_r, r)
 
 
-@pytest.mark.parametrize("n", [64, 100, 129, 200])
+@pytest.mark.parametrize("n", [64, 129])
 def test_operands_a_few_columns_at_a_time(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the columns as operands, and some more: each element comes from the same sums."""
     a, engine = normal(300, n), emulated("fp16")
@@ -181,7 +157,7 @@ def in_half(a: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Ten
     return q, r
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 128), (300, 129), (256, 256), (513, 257), (900, 700)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 129), (256, 256), (513, 257)])
 def test_a_matrix_that_stays_in_half_precision(m: int, n: int) -> None:
     """One rounding more, that of A; square ones lose no more orthogonality than in float32."""
     a = normal(m, n) / 4
@@ -192,11 +168,10 @@ def test_a_matrix_that_stays_in_half_precision(m: int, n: int) -> None:
     assert orthogonality(q) <= 2 * orthogonality(wide) + 8 * 2.0**-11
 
 
-@pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
-@pytest.mark.parametrize("cond", [1e1, 1e2, 1e3, 1e5])
-def test_ill_conditioned_matrices_in_half_precision(kind: str, cond: float) -> None:
+@pytest.mark.parametrize("cond", [1e1, 1e3, 1e5])
+def test_ill_conditioned_matrices_in_half_precision(cond: float) -> None:
     """The backward error does not depend on the condition, and orthogonality is lost as in float32."""
-    a = spectrum(kind, 900, 400, cond)
+    a = spectrum("geometric", 900, 400, cond)
     a = a * power_of_two_scales(a.abs().amax(0))
     q, r = in_half(a)
     assert residual(a, q, r) <= recursion_bound(2.0**-11, 400) + 2.0**-11
@@ -231,8 +206,7 @@ def test_half_precision_shows_what_it_does_not_hold() -> None:
     assert not in_half(a)[1].isfinite().all()
 
 
-@pytest.mark.parametrize("n", [1, 7, 33, 64, 129, 257, 300])
-@pytest.mark.parametrize("cutoff", [1, 32, 128, 1000])
+@pytest.mark.parametrize(("n", "cutoff"), [(1, 1), (33, 32), (64, 32), (129, 1000), (300, 128)])
 def test_progress_counts_up_to_n(n: int, cutoff: int) -> None:
     seen: list[int] = []
     rgsqrf(normal(300, n), emulated("fp16"), cutoff=cutoff, on_columns=seen.append)
@@ -260,18 +234,6 @@ def test_half_of_the_columns_can_end_it() -> None:
     assert done == [32, 64, 96]
 
 
-def test_the_engine_chooses_the_cutoff_and_the_panel() -> None:
-    engine = emulated("fp16")
-    best = engine.tuning.single
-    a = normal(300, 200)
-    assert all(
-        torch.equal(x, y)
-        for x, y in zip(
-            rgsqrf(a, engine), rgsqrf(a, engine, cutoff=best.cutoff, panel=best.panel), strict=True
-        )
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -290,18 +252,17 @@ def test_bad_parameters_are_named(name: str, options: dict[str, object], message
     assert torch.equal(a, before), "refused before any work"
 
 
-@pytest.mark.parametrize(("m", "n"), [(3, 4), (1, 2), (299, 300)])
-def test_more_columns_than_rows_are_refused(m: int, n: int) -> None:
-    with pytest.raises(ValueError, match=f"at least as many rows as columns, got {m} x {n}"):
-        rgsqrf(normal(m, n), emulated("fp16"))
+def test_more_columns_than_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least as many rows as columns, got 3 x 4"):
+        rgsqrf(normal(3, 4), emulated("fp16"))
 
 
 # ---------------------------------------------------------------- the paper's Figures 3 and 4
 
 
 @LOW
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize(("cond", "cutoff"), [(1.0, 128), (1e3, 32), (1e6, 32)])
+@pytest.mark.parametrize("kind", ["geometric", "cluster_large"])
+@pytest.mark.parametrize(("cond", "cutoff"), [(1.0, 128), (1e6, 32)])
 def test_figure_3_backward_error_is_independent_of_the_condition(
     format: str, kind: str, cond: float, cutoff: int
 ) -> None:
@@ -312,9 +273,8 @@ def test_figure_3_backward_error_is_independent_of_the_condition(
 
 
 @LOW
-@pytest.mark.parametrize("kind", ["arithmetic", "geometric", "cluster_small"])
-@pytest.mark.parametrize("cond", [2.0, 100.0])
-@pytest.mark.parametrize("cutoff", [32, 128])
+@pytest.mark.parametrize("kind", ["geometric", "cluster_small"])
+@pytest.mark.parametrize(("cond", "cutoff"), [(2.0, 128), (100.0, 32)])
 def test_figure_4_orthogonality_is_lost_like_the_condition(
     format: str, kind: str, cond: float, cutoff: int
 ) -> None:
@@ -331,7 +291,7 @@ def test_figure_4_orthogonality_is_lost_like_the_condition(
 
 
 @LOW
-@pytest.mark.parametrize("cond", [2.0, 5.0, 10.0])
+@pytest.mark.parametrize("cond", [2.0, 10.0])
 def test_orthogonality_is_at_worst_lost_like_the_square_of_the_condition(format: str, cond: float) -> None:
     """Section 3.6: between modified and classical Gram-Schmidt. One large singular value is the worst case,
     because all columns nearly coincide.
@@ -342,41 +302,17 @@ def test_orthogonality_is_at_worst_lost_like_the_square_of_the_condition(format:
 
 
 @LOW
-@pytest.mark.parametrize("panel", ["caqr", "cholesky2", "householder"])
-def test_tall_matrices_with_a_single_panel_have_no_low_precision(format: str, panel: str) -> None:
-    """Up to the cutoff everything happens in float32: the accuracy of float32."""
-    a = spectrum("arithmetic", 2049, 100, 10)
-    q, r = rgsqrf(a, emulated(format), panel=panel)
-    assert residual(a, q, r) <= panel_bound(U32, 100)
-    assert orthogonality(q) <= orthogonality_bound(U32, 2049, 100) * 10
-
-
-@LOW
-@pytest.mark.parametrize(("kind", "cond"), [("arithmetic", 1.0), ("geometric", 1e6)])
 @pytest.mark.parametrize("panel", ["caqr", "cholesky", "cholesky2"])
-def test_figure_7_ablation_low_format_in_the_panel(format: str, kind: str, cond: float, panel: str) -> None:
+def test_figure_7_ablation_low_format_in_the_panel(format: str, panel: str) -> None:
     """Tensor cores in the panel too: more levels round, by the same unit roundoff."""
     engine = emulated(format)
-    a = spectrum(kind, 512, 256, cond)
+    a = spectrum("geometric", 512, 256, 1e6)
     q, r = rgsqrf(a, engine, panel=panel, panel_format=format)
     assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
     assert not torch.equal(q, rgsqrf(a, engine, panel=panel)[0]), "the option does something"
 
 
-def test_truncating_tensor_cores_on_2048x1024() -> None:
-    """Hopper's 16 products a step: what sums of 2048 products lose, at 4 levels, is about fp16's rounding of
-    the operands.
-    """
-    engine = emulated("fp16", unit="h100")
-    a = spectrum("arithmetic", 2048, 1024, 1e3)
-    q, r = rgsqrf(a, engine)
-    drift = math.log2(1024 / engine.tuning.single.cutoff) * engine.unit.sum_error(2048, 16)
-    assert residual(a, q, r) <= recursion_bound(engine.format.u, 1024) + drift
-    assert orthogonality(q) <= 3 * 3 * engine.format.u * 1e3
-
-
-@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
-@pytest.mark.parametrize("unit", ["v100", "a100", "h100"])
+@pytest.mark.parametrize(("format", "unit"), [("fp16", "v100"), ("tf32", "a100"), ("bf16", "h100")])
 def test_truncating_tensor_cores_of_each_generation(format: str, unit: str) -> None:
     engine = emulated(format, unit=unit)
     a = spectrum("geometric", 512, 160, 1e4)
@@ -428,33 +364,16 @@ def test_without_scaling_fp16_overflows_and_shows_it() -> None:
     assert residual(a, q, r) <= bound(emulated("bf16"), 64)
 
 
-@LOW
-@pytest.mark.parametrize("where", [0, 31, 32, 63, 128])
-def test_a_zero_column_stays_zero(format: str, where: int) -> None:
-    a = normal(300, 129)
+@pytest.mark.parametrize("where", [[0, 31, 32, 128], list(range(129))])
+def test_zero_columns_stay_zero(where: list[int]) -> None:
+    """A column that is there twice leaves rounding errors, orthogonal to nothing, and a small residual."""
+    a, engine = normal(300, 129), emulated("fp16")
+    a[:, 100] = a[:, 5]
     a[:, where] = 0
-    engine = emulated(format)
     q, r = rgsqrf(a, engine, cutoff=32)
     assert not q[:, where].any()
     assert not r[:, where].any()
-    assert residual(a, q, r) <= bound(engine, 129)
-
-
-@LOW
-def test_exact_rank_deficiency_keeps_the_backward_error(format: str) -> None:
-    """The second half repeats the first: what is left of it is rounding errors, orthogonal to nothing."""
-    half = normal(300, 64)
-    a = torch.cat([half, half], 1)
-    engine = emulated(format)
-    q, r = rgsqrf(a, engine, cutoff=32)
-    assert torch.isfinite(q).all()
-    assert residual(a, q, r) <= bound(engine, 128)
-
-
-def test_a_zero_matrix() -> None:
-    q, r = rgsqrf(torch.zeros(300, 40), emulated("fp16"), cutoff=16)
-    assert not q.any()
-    assert not r.any()
+    assert not a.any() or residual(a, q, r) <= bound(engine, 129)
 
 
 @EACH_PANEL
@@ -465,37 +384,3 @@ def test_nan_is_not_lost(panel: str) -> None:
         pytest.skip("LAPACK's answer to NaN is its own")
     _, r = rgsqrf(a, emulated("fp16"), panel=panel, cutoff=16)
     assert not torch.isfinite(r).all()
-
-
-@pytest.mark.parametrize("name", ["cpu", "emulated"])
-def test_threads_do_not_disturb_each_other(name: str) -> None:
-    """Four at once, each with its own matrix and format, and with the errors of that format."""
-    formats = ENGINES[name]("cpu").formats
-    engines = [ENGINES[name]("cpu", formats[s % len(formats)]) for s in range(4)]
-    matrices = [normal(400, 160, seed=s).to(engine.storage) for s, engine in enumerate(engines)]
-    found: list[list[tuple[torch.Tensor, torch.Tensor]]] = [[] for _ in engines]
-    together = threading.Barrier(len(engines))
-
-    def work(i: int) -> None:
-        together.wait()
-        found[i] += [rgsqrf(matrices[i], engines[i], cutoff=32) for _ in range(3)]
-
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(engines))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for a, engine, factors in zip(matrices, engines, found, strict=True):
-        assert len(factors) == 3
-        # bf16 units also round each product to bf16: one more rounding in R12 and one in Q1 R12.
-        rounded = name == "cpu" and engine.format.name == "bf16"
-        for q, r in factors:
-            assert residual(a, q, r) <= bound(engine, 160) * (5 / 3 if rounded else 1)
-
-
-def test_fp64_is_as_good_as_householder() -> None:
-    a = random_matrix("geometric", 500, 257, cond=1e3, seed=5)
-    for name in ("cpu", "emulated"):
-        q, r = rgsqrf(a, ENGINES[name]("cpu", "fp64"), cutoff=32)
-        assert residual(a, q, r) <= panel_bound(U64, 257)
-        assert orthogonality(q) <= orthogonality_bound(U64, 500, 257) * 1e3

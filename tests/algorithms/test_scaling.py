@@ -47,18 +47,6 @@ def test_scales_and_their_reciprocals_are_finite_at_the_ends_of_the_range(dtype:
 
 
 @DTYPES
-def test_zero_columns_are_left_as_they_are(dtype: torch.dtype) -> None:
-    scales = power_of_two_scales(torch.tensor([0.0, 5.0, 0.0], dtype=dtype))
-    assert scales.tolist() == [1.0, 0.125, 1.0]
-
-
-@DTYPES
-def test_a_single_column_and_none(dtype: torch.dtype) -> None:
-    assert power_of_two_scales(torch.tensor([3.0], dtype=dtype)).tolist() == [0.25]
-    assert power_of_two_scales(torch.zeros(0, dtype=dtype)).shape == (0,)
-
-
-@DTYPES
 def test_scaling_is_undone_exactly(dtype: torch.dtype) -> None:
     """Columns of 1e-30 to 1e30: neither step rounds anything."""
     generator = torch.Generator().manual_seed(0)
@@ -68,14 +56,6 @@ def test_scaling_is_undone_exactly(dtype: torch.dtype) -> None:
     scaled = a * scales
     assert torch.equal(scaled / scales, a)
     assert (scaled.abs().max(0).values < 1).all()
-
-
-def test_scaling_is_undone_exactly_over_the_whole_range_of_float64() -> None:
-    """To the square root of the range and beyond, in one call."""
-    column_max = 10.0 ** torch.linspace(-300, 300, 601, dtype=torch.float64)
-    scales = power_of_two_scales(column_max)
-    assert torch.equal(column_max * scales / scales, column_max)
-    assert ((column_max * scales >= 0.5) & (column_max * scales < 1)).all()
 
 
 ENDS = [
@@ -101,15 +81,6 @@ def test_shift_at_the_ends_of_the_range(x: float) -> None:
     """To every number that float64 holds, from every one, without an overflow on the way."""
     for exponent in (-2097, -2045, -2044, -1074, -1, 0, 1, 537, 1023, 1024, 1074, 2044, 2097):
         assert shifted(-x, exponent) == -nearest(x, max(-LIMIT, min(LIMIT, exponent)))
-
-
-@pytest.mark.parametrize("exponent", [-10000, -2098, 2098, 10000])
-def test_shift_out_of_the_range(exponent: int) -> None:
-    """Also by more than any two numbers differ."""
-    assert shifted(1.5, exponent) == nearest(1.5, exponent)
-    assert shifted(0.0, exponent) == 0.0
-    assert shifted(math.inf, -abs(exponent)) == math.inf
-    assert math.isnan(shifted(math.nan, exponent))
 
 
 @settings(max_examples=200, deadline=None)

@@ -51,9 +51,8 @@ def gap_over(bound: float, rank: int) -> Callable[[Ritz], float]:
     return lambda found: float(found.rest.diagonal()[:rank].sum().clamp_min(0).sqrt()) / bound
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("dtype", "m"), [(torch.float32, 400), (torch.float64, N)])
 @pytest.mark.parametrize("spectrum", SPECTRA)
-@pytest.mark.parametrize("m", [N, 400])
 def test_triplets(spectrum: str, dtype: torch.dtype, m: int) -> None:
     k, width = 8, 16
     s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
@@ -77,8 +76,8 @@ def test_triplets(spectrum: str, dtype: torch.dtype, m: int) -> None:
     assert float((found.s[:k] - s[:k]).abs().max()) <= 40 * u * float(s.norm())
 
 
-@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e6])
-@pytest.mark.parametrize("spectrum", ["geometric", "roots", "gap"])
+@pytest.mark.parametrize("scale", [1e-15, 1e6])
+@pytest.mark.parametrize("spectrum", ["roots", "gap"])
 def test_subspaces_may_come_from_half_precision(spectrum: str, scale: float) -> None:
     """Half-precision subspaces are measured in float32: errors of singular values are of second order."""
     k = 8
@@ -171,25 +170,3 @@ def test_blocks_are_orthonormal_whatever_their_rank(
     u = U32 if dtype == torch.float32 else U64
     assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * u
     assert float((q.double() @ r - x.double()).norm()) <= 100 * u * max(1.0, float(x.double().norm()))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("spectrum", ["gap", "1/k", "rank 5"])
-def test_triplets_with_the_panels_of_a_gpu(spectrum: str, dtype: torch.dtype) -> None:
-    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
-    a, u, engine = with_spectrum(s, 200).to(dtype), U32 if dtype == torch.float32 else U64, on_a_gpu(dtype)
-    bound = 40 * u * float(s.norm())
-    operator = MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine)
-    found, _ = subspace_iteration(operator, 8, 16, gap_over(bound, 8), 200)
-    assert float((found.s[:8] - s[:8]).abs().max()) <= bound
-    assert found.loss <= 100 * u
-
-
-def test_ritz_triplets_are_measured() -> None:
-    a = with_spectrum(0.8 ** torch.arange(40, dtype=torch.float64), 70)
-    v = random_orthonormal(40, 6, seed=9)
-    found = ritz_triplets(a, v, engine_of(torch.float64))
-    torch.testing.assert_close(found.s, torch.linalg.svdvals(a @ v), rtol=1e-12, atol=0)
-    left = a.T @ found.u - found.v * found.s
-    torch.testing.assert_close(found.rest, left.T @ left, rtol=0, atol=1e-14)
-    assert found.loss <= 50 * U64

@@ -46,16 +46,6 @@ def test_solves_are_backward_stable_up_to_the_condition_of_a_block(
     assert (product - full @ x).norm() <= n * torch.finfo(dtype).eps * full.norm() * x.norm()
 
 
-@pytest.mark.parametrize("width", [LEAF, 2 * LEAF, 4 * LEAF, 16 * LEAF])
-def test_any_width_gives_the_same_solution(width: int) -> None:
-    r = triangle(5 * LEAF)
-    x = torch.ones(5 * LEAF, 1, dtype=torch.float64)
-    blocks = BlockTriangular.from_factor(r, width)
-    assert blocks.inverses.shape[1] <= min(width, 8 * LEAF), "no wider than needed"
-    expected = torch.linalg.solve_triangular(r.double(), x, upper=True)
-    assert (blocks.solve(x) - expected).norm() <= 10 * 5 * LEAF * 2.0**-23 * expected.norm()
-
-
 def test_inverses_of_many_blocks() -> None:
     r = torch.stack([triangle(2 * LEAF), 3 * triangle(2 * LEAF)])
     found = triangular_inverse(r, upper=True, leaf=LEAF)

@@ -29,12 +29,9 @@ PRODUCTS: dict[str, str | Product] = {
 # One tile; a last tile that is a single row, or shorter than n; trees of two, three and five levels.
 SHAPES = [
     (1, 1, None),
-    (9, 9, None),
     (257, 3, None),
-    (513, 33, None),
     (300, 130, None),
     (700, 33, 66),
-    (130, 8, 16),
     (131, 5, 10),
 ]
 
@@ -96,7 +93,7 @@ def test_every_shape(m: int, n: int, tile_rows: int | None, dtype: torch.dtype, 
     assert torch.equal(a, before)
 
 
-@pytest.mark.parametrize(("m", "n", "tile_rows"), [(9, 9, None), (513, 33, None), (300, 130, None)])
+@pytest.mark.parametrize(("m", "n", "tile_rows"), [(9, 9, None), (513, 33, None)])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_every_product(m: int, n: int, tile_rows: int | None, name: str) -> None:
     """Uncorrected, operands err by u16 each; corrected, by 2 u, and 4 u are dropped; a unit that truncates
@@ -133,13 +130,6 @@ def test_named_products(product: str, device: str) -> None:
     assert orthogonality <= math.sqrt(70) * bound(1500, 70, None, one)
 
 
-@pytest.mark.parametrize("cond", [1e1, 1e4, 1e7])
-def test_orthogonal_whatever_the_condition(cond: float) -> None:
-    a = matrices("geometric", 300, 33, cond=cond).float()
-    q, r = tsqr(a, torch.matmul, tile_rows=70)
-    assert max(errors(a, q, r)) <= math.sqrt(33) * bound(300, 33, 70)
-
-
 def test_linearly_dependent_and_zero_columns() -> None:
     a = matrices("uniform", 300, 20, batch=3, dtype=torch.float32)
     a[0, :, [0, 5, 19]] = 0
@@ -151,29 +141,6 @@ def test_linearly_dependent_and_zero_columns() -> None:
     assert max(errors(a, q, r)) <= math.sqrt(20) * bound(300, 20, 40)
     assert not r[0][:, [0, 5, 19]].any()
     assert not r[1].any()
-
-
-def test_r_agrees_with_lapack() -> None:
-    """R is unique: factors differ by ``sqrt(2) cond`` times both backward errors (Sun 1991)."""
-    a = matrices("uniform", 500, 20)
-    q, r = tsqr(a, torch.matmul, tile_rows=40)
-    expected_q, expected_r = torch.linalg.qr(a)
-    signs = expected_r.diagonal(dim1=1, dim2=2).sign()
-    limit = 2 * math.sqrt(2) * float(torch.linalg.cond(a).max()) * bound(500, 20, 40, u=U64)
-    norm = torch.linalg.matrix_norm
-    assert (norm(r - signs[..., None] * expected_r) <= limit * norm(r)).all()
-    assert (norm(q - expected_q * signs[:, None]) <= limit * norm(q)).all()
-
-
-def test_a_matrix_does_not_depend_on_its_neighbours() -> None:
-    a = matrices("uniform", 120, 7, batch=3, dtype=torch.float32)
-    clean_q, clean_r = tsqr(a, torch.matmul, tile_rows=20)
-    a[1, 33, 4] = math.nan
-    q, r = tsqr(a, torch.matmul, tile_rows=20)
-    assert r[1].isnan().any()
-    for i in (0, 2):
-        assert torch.equal(q[i], clean_q[i])
-        assert torch.equal(r[i], clean_r[i])
 
 
 def test_any_strides() -> None:
@@ -223,8 +190,8 @@ def arithmetic(device: str, n: int) -> tuple[float, float]:
 
 
 @DEVICES
-@pytest.mark.parametrize("cond", [2.0, 1e2, 1e4, 1e6])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (500, 30), (300, 130)])
+@pytest.mark.parametrize("cond", [2.0, 1e4, 1e6])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (300, 130)])
 def test_cholesky_qr_once(m: int, n: int, cond: float, device: str) -> None:
     a = random_matrix("geometric", m, n, cond=cond).to(device, torch.float32)
     q, r = cholesky_tsqr(a)
@@ -250,19 +217,9 @@ def test_cholesky_qr_twice(device: str) -> None:
         assert orthogonality <= 2 * u * 30 + 30 * gram * 1.5
 
 
-def test_cholesky_qr_in_float64() -> None:
-    a = random_matrix("geometric", 500, 30, cond=1e4)
-    q, r = cholesky_tsqr2(a)
-    assert q.dtype == torch.float64
-    residual, orthogonality = errors(a, q, r)
-    # Sums of 30 and of 500 products, of random errors.
-    assert residual <= 2 * cholesky_bounds(a, r, math.sqrt(30) * U64, 0.0)[0]
-    assert orthogonality <= 30 * (2 * math.sqrt(30) + 1.5 * math.sqrt(500)) * U64
-
-
 @DEVICES
 @pytest.mark.parametrize("cond", [2.0, 50.0])
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (500, 30), (300, 130)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (20, 20), (300, 130)])
 def test_cholesky_qr_in_float32(m: int, n: int, cond: float, device: str) -> None:
     """The inverse of R errs by ``n u cond``, and the Gram matrix by n u at most; twice makes up for both."""
     a = random_matrix("geometric", m, n, cond=cond).to(device, torch.float32)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from neula.algorithms.orthogonal.cholesky_qr import LOST, cholesky_inverse_in_blocks, cholesky_qr32
+from neula.algorithms.orthogonal.cholesky_qr import LOST, cholesky_inverse_in_blocks
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import EmulatedEngine
 from neula.engines.shipped import EMULATED
@@ -79,11 +79,3 @@ def test_factors(m: int, n: int, format: str) -> None:
     assert norm(q.double() @ r.double() - a.double()) <= 3 * levels * u * norm(a.double())
     loss = norm(q.double().mT @ q.double() - torch.eye(n, dtype=torch.float64))
     assert loss <= 6 * levels * 4.0**2 * u * n**0.5
-
-
-def test_as_a_panel() -> None:
-    a = random_matrix("arithmetic", 500, 150, cond=10.0, seed=5, dtype=torch.float32)
-    q, r = cholesky_qr32(a, Wide("cpu", "fp32"))
-    norm = torch.linalg.matrix_norm
-    assert norm(q @ r - a) <= 150 * U * norm(a)
-    assert norm(q.double().mT @ q.double() - torch.eye(150)) <= 150 * 10.0**2 * U

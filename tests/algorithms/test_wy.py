@@ -24,8 +24,8 @@ from qr_measures import (
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.engines import ENGINES, CpuEngine, EmulatedEngine, Engine
-from neula.io.matrices import SPECTRA, random_matrix
+from neula.engines import EmulatedEngine, Engine
+from neula.io.matrices import random_matrix
 from neula.papers.qr.householder import (
     BlockReflector,
     HouseholderQR,
@@ -41,9 +41,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "blocked": lambda a, engine, width: blocked_householder(a, engine, block=width),
 }
 EACH = pytest.mark.parametrize("name", ALGORITHMS)
-LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
-FORMATS = ["fp16", "bf16", "tf32", "fp32", "fp64"]
-SHAPES = [(1, 1), (5, 1), (300, 1), (7, 7), (33, 33), (257, 33), (100, 100), (300, 129)]
+SHAPES = [(1, 1), (300, 1), (33, 33), (257, 33), (300, 129)]
 
 
 def emulated(format: str, **options: object) -> EmulatedEngine:
@@ -113,22 +111,7 @@ def test_wy_of_a_panel(m: int, n: int, dtype: torch.dtype) -> None:
     assert residual(a, q[:, :n], r) <= panel_bound(u, n)
 
 
-def test_wy_is_the_product_of_the_reflectors() -> None:
-    """``H_1 H_2 ... H_n`` of LAPACK's tau and vectors, one after the other."""
-    a = normal(40, 9, dtype=torch.float64)
-    y, t, r = householder_wy(a)
-    factors, tau = torch.geqrf(a)
-    q = torch.eye(40, dtype=torch.float64)
-    for j in range(9):
-        v = torch.cat([torch.zeros(j), torch.ones(1), factors[j + 1 :, j]]).double()
-        q -= tau[j] * (q @ v)[:, None] * v
-    # Two computations with errors of orthogonality_bound each.
-    error = torch.linalg.matrix_norm(q - (torch.eye(40, dtype=torch.float64) - y @ t @ y.T), 2)
-    assert error <= 2 * orthogonality_bound(U64, 40, 9)
-    assert torch.equal(r, factors[:9].triu())
-
-
-@pytest.mark.parametrize("where", [[0], [4], [8], [0, 1, 5], list(range(9))])
+@pytest.mark.parametrize("where", [[0, 1, 5], list(range(9))])
 def test_columns_without_a_reflector(where: list[int]) -> None:
     """Zero columns have tau = 0: row and column of T are zero, and nothing was divided by it."""
     a = normal(40, 9, dtype=torch.float64)
@@ -141,8 +124,8 @@ def test_columns_without_a_reflector(where: list[int]) -> None:
     assert orthogonality(q) <= orthogonality_bound(U64, 40, 9)
 
 
-@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 9, 1), (40, 40, 7), (7, 1, 20), (1, 1, 1)])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 40, 7), (1, 1, 1)])
+@pytest.mark.parametrize("format", ["fp16", "fp64"])
 @pytest.mark.parametrize("transpose", [False, True])
 def test_a_block_reflector_is_applied_in_place(m: int, n: int, p: int, format: str, transpose: bool) -> None:
     """To a block of a larger column-major matrix, whose rest stays as it is."""
@@ -163,8 +146,8 @@ def test_a_block_reflector_is_applied_in_place(m: int, n: int, p: int, format: s
     assert torch.equal(store, before)
 
 
-@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 9, 0), (40, 40, 0), (7, 1, 3)])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 40, 0)])
+@pytest.mark.parametrize("format", ["fp16", "fp64"])
 def test_a_bordered_matrix_only_saves_work(m: int, n: int, p: int, format: str) -> None:
     """The same as applying the reflector to ``diag(I, C2)``: ones and zeros are exact in every format, so
     only the order of sums differs, and what is rounded after them.
@@ -181,55 +164,44 @@ def test_a_bordered_matrix_only_saves_work(m: int, n: int, p: int, format: str) 
     assert error <= 2 * bound(engine, "blocked", m, n, n)
 
 
-# ---------------------------------------------------------------- any shape, any parameters
+# ---------------------------------------------------------------- both algorithms
+
+
+def check(name: str, a: torch.Tensor, engine: Engine, width: int, more: float = 0.0) -> HouseholderQR:
+    """Backward error and orthogonality are those of the theory, whatever A is."""
+    (m, n), before = a.shape, a.clone()
+    factors = ALGORITHMS[name](a, engine, width)
+    q, r = factors.q(engine), factors.r
+    assert torch.equal(a, before)
+    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), engine.storage, engine.storage)
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    limit = bound(engine, name, m, n, width) + more
+    assert residual(a, q, r) <= limit
+    assert deviation(q) <= limit
+    return factors
 
 
 @EACH
 @pytest.mark.parametrize(("m", "n", "width"), with_widths(SHAPES, [1, 32, 1000]))
-@pytest.mark.parametrize("format", ["fp16", "fp32"])
+@pytest.mark.parametrize("format", ["fp16", "fp64"])
 def test_every_shape_and_width(name: str, m: int, n: int, width: int, format: str) -> None:
     engine = emulated(format)
-    a = normal(m, n).to(engine.storage)
-    factors = ALGORITHMS[name](a, engine, width)
-    q, r = factors.q(engine), factors.r
-    assert (q.shape, r.shape, q.dtype, r.dtype) == ((m, n), (n, n), engine.storage, engine.storage)
-    assert q.stride() == (1, m), "column-major"
-    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
-    for reflector in factors.reflectors:
+    for reflector in check(name, normal(m, n).to(engine.storage), engine, width).reflectors:
         assert torch.equal(reflector.y, reflector.y.tril())
         assert (reflector.y.diagonal() == 1).all()
         assert torch.equal(reflector.t, reflector.t.triu())
-    assert residual(a, q, r) <= bound(engine, name, m, n, width)
-    assert deviation(q) <= bound(engine, name, m, n, width)
 
 
 @EACH
-@pytest.mark.parametrize(("m", "n"), SHAPES)
-@pytest.mark.parametrize("format", ["bf16", "fp32", "fp64"])
-def test_the_cpu_engine(name: str, m: int, n: int, format: str) -> None:
-    if format not in CpuEngine("cpu").formats:
-        pytest.skip("no bf16 unit")
-    engine = CpuEngine("cpu", format)
-    a = normal(m, n).to(engine.storage)
-    factors = ALGORITHMS[name](a, engine, 32)
-    q = factors.q(engine)
-    # bf16 units also round products to bf16; the inner two are rounded anyway, so seven times instead of six.
-    limit = bound(engine, name, m, n, 32) * (7 / 6 if format == "bf16" else 1)
-    assert residual(a, q, factors.r) <= limit
-    assert deviation(q) <= limit
-
-
-@EACH
-@pytest.mark.parametrize(("m", "n", "width"), [(300, 100, 7), (400, 129, 32), (100, 100, 300)])
-@pytest.mark.parametrize("format", FORMATS)
-def test_q_and_r_are_those_of_lapack(name: str, m: int, n: int, width: int, format: str) -> None:
+@pytest.mark.parametrize("format", ["bf16", "tf32", "fp32"])
+def test_q_and_r_are_those_of_lapack(name: str, format: str) -> None:
     """Unique but for signs, which are LAPACK's here (Sun 1991: ``sqrt(2) cond`` times the backward error,
     which includes the lost orthogonality, for R, and as much again for Q).
     """
-    engine, cond = emulated(format), 4.0
+    engine, cond, (m, n, width) = emulated(format), 4.0, (400, 129, 32)
     a = spectrum("arithmetic", m, n, cond).to(engine.storage)
     reference_q, reference_r = torch.linalg.qr(a.double())
-    factors = ALGORITHMS[name](a, engine, width)
+    factors = check(name, a, engine, width)
     limit = math.sqrt(2) * cond * 2 * bound(engine, name, m, n, width)
     error = torch.linalg.matrix_norm(factors.r.double() - reference_r)
     assert error <= limit * torch.linalg.matrix_norm(reference_r)
@@ -237,204 +209,97 @@ def test_q_and_r_are_those_of_lapack(name: str, m: int, n: int, width: int, form
     assert error <= 2 * limit * math.sqrt(n)
 
 
-@EACH
-def test_width_beyond_n_is_the_library_in_r(name: str) -> None:
-    """One panel: R has no low precision at all."""
-    a = normal(300, 40)
-    assert torch.equal(ALGORITHMS[name](a, emulated("fp16"), 64).r, torch.geqrf(a)[0][:40].triu())
+def repeated() -> torch.Tensor:
+    """The second half of the columns is the first."""
+    return torch.cat([normal(300, 64)] * 2, 1)
 
 
-def test_one_reflector_or_one_a_panel() -> None:
-    a = normal(300, 100)
-    assert len(rhouqr(a, emulated("fp16"), cutoff=32).reflectors) == 1
-    shapes = [h.y.shape for h in blocked_householder(a, emulated("fp16"), block=32).reflectors]
-    assert shapes == [(300, 32), (268, 32), (236, 32), (204, 4)]
+def with_zeros() -> torch.Tensor:
+    a = normal(300, 129)
+    a[:, [0, 1, 40, 127, 128]] = 0
+    return a
 
 
-def test_the_engine_chooses_the_cutoff() -> None:
-    engine, a = emulated("fp16"), normal(300, 200)
-    assert torch.equal(rhouqr(a, engine).r, rhouqr(a, engine, cutoff=engine.tuning.single.cutoff).r)
-
-
-def test_both_algorithms_agree_with_two_panels() -> None:
-    """The same operations but for the coupling of T, which R does not see."""
-    a, engine = normal(300, 64), emulated("fp16")
-    assert torch.equal(rhouqr(a, engine, cutoff=32).r, blocked_householder(a, engine, block=32).r)
+HARD: dict[str, Callable[[], torch.Tensor]] = {
+    "geometric": lambda: spectrum("geometric", 512, 160, 1e6).float(),
+    "cluster_large": lambda: spectrum("cluster_large", 512, 160, 1e6).float(),
+    "repeated columns": repeated,
+    "zero columns": with_zeros,
+    "a view": lambda: normal(600, 240)[::2, ::3],
+}
 
 
 @EACH
-def test_q_in_a_better_format(name: str) -> None:
-    """Blocked Y and T come from panels in float32; the recursion's T comes from products in fp16."""
-    factors = ALGORITHMS[name](normal(300, 129), emulated("fp16"), 32)
-    limit = (
-        orthogonality_bound(U32, 300, 129)
-        if name == "blocked"
-        else bound(emulated("fp16"), name, 300, 129, 32)
-    )
-    q = factors.q(emulated("fp64"))
-    assert q.dtype == torch.float64
-    assert deviation(q) <= limit
+@pytest.mark.parametrize("a", HARD.values(), ids=HARD)
+def test_nothing_depends_on_the_condition(name: str, a: Callable[[], torch.Tensor]) -> None:
+    given = a()
+    factors = check(name, given, emulated("fp16"), 32)
+    assert not factors.r[:, ~given.any(0)].any(), "zero columns stay zero"
 
 
 @EACH
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_input_of_any_dtype_is_left_alone(name: str, dtype: torch.dtype) -> None:
-    a = normal(300, 40).to(dtype)
-    before = a.clone()
-    engine = emulated("fp16")
-    factors = ALGORITHMS[name](a, engine, 16)
-    assert torch.equal(a, before)
-    assert residual(a, factors.q(engine), factors.r) <= bound(engine, name, 300, 40, 16)
+def test_gram_schmidt_loses_what_householder_keeps(name: str) -> None:
+    """Beyond 1/u, 2048 for fp16, one pass of Gram-Schmidt leaves columns that are orthogonal in no digit."""
+    hard = spectrum("geometric", 512, 256, 1e4).float()
+    assert orthogonality(rgsqrf(hard, emulated("fp16"), cutoff=32)[0]) > 0.1
+    check(name, hard, emulated("fp16"), 32)
 
 
 @EACH
-@LOW
-def test_views_give_what_their_copies_give(name: str, format: str) -> None:
-    a, engine = normal(600, 240), emulated(format)
-    before = a.clone()
-    for view in (a[::2, ::3], a.T[:, :200], a[1:302, 7:140], a[:, 5:6], a[:7].T):
-        factors = ALGORITHMS[name](view, engine, 32)
-        copy = ALGORITHMS[name](view.contiguous(), engine, 32)
-        assert torch.equal(factors.q(engine), copy.q(engine))
-        assert torch.equal(factors.r, copy.r)
-    assert torch.equal(a, before)
-
-
-@pytest.mark.parametrize("engine", ["cpu", "emulated"])
-def test_bad_parameters_are_named(engine: str) -> None:
-    a, chosen = normal(30, 4), ENGINES[engine]("cpu", "fp32")
-    with pytest.raises(ValueError, match=r"cutoff must be at least 1, got 0"):
-        rhouqr(a, chosen, cutoff=0)
-    with pytest.raises(ValueError, match=r"block must be at least 1, got -128"):
-        blocked_householder(a, chosen, block=-128)
-
-
-@pytest.mark.parametrize(("m", "n"), [(3, 4), (1, 2), (299, 300)])
-def test_more_columns_than_rows_are_refused(m: int, n: int) -> None:
-    with pytest.raises(ValueError, match=f"rhouqr needs at least as many rows as columns, got {m} x {n}"):
-        rhouqr(normal(m, n), emulated("fp16"))
-    with pytest.raises(
-        ValueError, match=f"blocked_householder needs at least as many rows as columns, got {m} x {n}"
-    ):
-        blocked_householder(normal(m, n), emulated("fp16"))
-
-
-# ---------------------------------------------------------------- any condition number
-
-
-@EACH
-@LOW
-@pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("cond", [1.0, 1e6])
-@pytest.mark.parametrize("width", [32])
-def test_nothing_depends_on_the_condition(name: str, format: str, kind: str, cond: float, width: int) -> None:
-    engine = emulated(format)
-    a = spectrum(kind, 512, 256, cond).float()
-    factors = ALGORITHMS[name](a, engine, width)
-    q = factors.q(engine)
-    assert residual(a, q, factors.r) <= bound(engine, name, 512, 256, width)
-    assert deviation(q) <= bound(engine, name, 512, 256, width)
-
-
-@EACH
-@pytest.mark.parametrize("kind", ["arithmetic", "geometric", "cluster_large"])
-def test_gram_schmidt_loses_what_householder_keeps(name: str, kind: str) -> None:
-    """Beyond 1/u, 2048 for fp16, one pass of Gram-Schmidt leaves columns that are orthogonal in no digit.
-    Householder loses at cond 1e4 what it loses at cond 1, but for the scatter of rounding errors.
-    """
-    engine = emulated("fp16")
-    easy, hard = (spectrum(kind, 512, 256, cond).float() for cond in (1.0, 1e4))
-    gram_schmidt, _ = rgsqrf(hard, engine, cutoff=32)
-    before, after = (deviation(ALGORITHMS[name](a, engine, 32).q(engine)) for a in (easy, hard))
-    assert orthogonality(gram_schmidt) > 0.1
-    assert after <= bound(engine, name, 512, 256, 32)
-    assert after <= 2 * before
-
-
-@EACH
-@LOW
-def test_exact_rank_deficiency(name: str, format: str) -> None:
-    """The second half repeats the first: Q is orthonormal all the same."""
-    half = normal(300, 64)
-    a, engine = torch.cat([half, half], 1), emulated(format)
-    factors = ALGORITHMS[name](a, engine, 32)
-    q = factors.q(engine)
-    assert residual(a, q, factors.r) <= bound(engine, name, 300, 128, 32)
-    assert deviation(q) <= bound(engine, name, 300, 128, 32)
-
-
-# ---------------------------------------------------------------- columns of any size
-
-
-@EACH
-@LOW
-@pytest.mark.parametrize("where", [[0], [31], [32], [63], [128], [0, 1, 40, 41, 127, 128], list(range(32))])
-def test_zero_columns(name: str, format: str, where: list[int]) -> None:
-    """They stay zero in R, and Q is orthonormal all the same."""
-    a, engine = normal(300, 129), emulated(format)
-    a[:, where] = 0
-    factors = ALGORITHMS[name](a, engine, 32)
-    q = factors.q(engine)
-    assert not factors.r[:, where].any()
-    assert residual(a, q, factors.r) <= bound(engine, name, 300, 129, 32)
-    assert deviation(q) <= bound(engine, name, 300, 129, 32)
-
-
-@EACH
-@pytest.mark.parametrize("format", FORMATS)
-def test_a_zero_matrix(name: str, format: str) -> None:
-    engine = emulated(format)
-    factors = ALGORITHMS[name](torch.zeros(300, 40), engine, 16)
-    assert not factors.r.any()
-    assert torch.equal(factors.q(engine), torch.eye(300, 40, dtype=engine.storage))
-
-
-@EACH
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", ["fp16", "fp64"])
 @pytest.mark.parametrize("m", [40, 300])
 def test_a_triangular_matrix_is_its_own_r(name: str, format: str, m: int) -> None:
     """No reflector anywhere, tau = 0: nothing is changed, not even by rounding."""
     engine = emulated(format)
-    a = normal(m, 40).to(engine.storage).triu()
-    factors = ALGORITHMS[name](a, engine, 16)
-    assert torch.equal(factors.r, a[:40])
-    assert torch.equal(factors.q(engine), torch.eye(m, 40, dtype=engine.storage))
-    assert not any(reflector.t.any() for reflector in factors.reflectors)
+    for a in (normal(m, 40).to(engine.storage).triu(), torch.zeros(m, 40, dtype=engine.storage)):
+        factors = ALGORITHMS[name](a, engine, 16)
+        assert torch.equal(factors.r, a[:40])
+        assert torch.equal(factors.q(engine), torch.eye(m, 40, dtype=engine.storage))
+        assert not any(reflector.t.any() for reflector in factors.reflectors)
 
 
 @EACH
-@LOW
-def test_scaled_columns_of_any_size(name: str, format: str) -> None:
-    """Powers of two for the columns, undone exactly in R; the error counts in each column."""
-    m, n = 300, 129
-    sizes = torch.logspace(-30, 30, n, dtype=torch.float64)
-    shuffled = torch.randperm(n, generator=torch.Generator().manual_seed(4))
-    a = normal(m, n, seed=4, dtype=torch.float64) * sizes[shuffled]
-    engine = emulated(format)
+def test_scaled_columns_of_any_size(name: str) -> None:
+    """Powers of two for the columns, undone exactly in R; the error counts in each column. Without them R is
+    not finite: never a silently wrong answer.
+    """
+    m, n, engine = 300, 129, emulated("fp16")
+    a = normal(m, n, seed=4, dtype=torch.float64) * torch.logspace(-30, 30, n, dtype=torch.float64)
     scales = power_of_two_scales(engine.column_max(a))
     factors = ALGORITHMS[name](engine.fill(engine.empty(m, n), a, scales), engine, 32)
     r = factors.r.double() / scales
     assert (column_residuals(a, factors.q(engine), r) <= bound(engine, name, m, n, 32)).all()
+    assert not torch.isfinite(ALGORITHMS[name](normal(300, 64) * 1e5, engine, 32).r).all()
 
 
 @EACH
-def test_without_scaling_fp16_overflows_and_shows_it(name: str) -> None:
-    """Never a silently wrong answer: R is not finite."""
-    r = ALGORITHMS[name](normal(300, 64) * 1e5, emulated("fp16"), 32).r
-    assert not torch.isfinite(r).all()
-
-
-# ---------------------------------------------------------------- sums as tensor cores make them
-
-
-@EACH
-@pytest.mark.parametrize("unit", ["v100", "a100", "h100"])
-def test_truncating_tensor_cores(name: str, unit: str) -> None:
+def test_truncating_tensor_cores(name: str) -> None:
     """Each step adds what the unit's sums of 512 products may lose."""
-    engine = emulated("fp16", unit=unit)
-    a = spectrum("geometric", 512, 160, 1e4).float()
-    factors = ALGORITHMS[name](a, engine, 32)
-    q = factors.q(engine)
-    limit = bound(engine, name, 512, 160, 32) + 2 * 5 * engine.unit.sum_error(512, engine.block)
-    assert residual(a, q, factors.r) <= limit
-    assert deviation(q) <= limit
+    engine = emulated("fp16", unit="h100")
+    lost = 2 * 5 * engine.unit.sum_error(512, engine.block)
+    check(name, spectrum("geometric", 512, 160, 1e4).float(), engine, 32, lost)
+
+
+def test_panels() -> None:
+    """One reflector or one a panel; with two panels the same R, and with a single one that of the library."""
+    a, engine = normal(300, 100), emulated("fp16")
+    assert len(rhouqr(a, engine, cutoff=32).reflectors) == 1
+    shapes = [h.y.shape for h in blocked_householder(a, engine, block=32).reflectors]
+    assert shapes == [(300, 32), (268, 32), (236, 32), (204, 4)]
+    two = [algorithm(a[:, :64], engine, 32).r for algorithm in ALGORITHMS.values()]
+    assert torch.equal(*two)
+    for algorithm in ALGORITHMS.values():
+        assert torch.equal(algorithm(a, engine, 128).r, torch.geqrf(a)[0][:100].triu())
+    assert torch.equal(rhouqr(a, engine).r, rhouqr(a, engine, cutoff=engine.tuning.single.cutoff).r)
+
+
+def test_what_is_refused() -> None:
+    a, engine = normal(30, 4), emulated("fp32")
+    with pytest.raises(ValueError, match=r"cutoff must be at least 1, got 0"):
+        rhouqr(a, engine, cutoff=0)
+    with pytest.raises(ValueError, match=r"block must be at least 1, got -128"):
+        blocked_householder(a, engine, block=-128)
+    for algorithm in (rhouqr, blocked_householder):
+        message = f"{algorithm.__name__} needs at least as many rows as columns, got 4 x 30"
+        with pytest.raises(ValueError, match=message):
+            algorithm(a.T, engine)

@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import neula
 from neula.pipeline.gradients import known
-from neula.problems.bounded.gradient import BoundedFunction
+from neula.problems.operators.bounded import BoundedFunction
 
 GENERATOR = torch.Generator().manual_seed(3)
 

@@ -18,7 +18,7 @@ from sklearn import decomposition, linear_model
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.sklearn import PCA, LinearRegression, NonNegativeLeastSquares, Ridge, RidgeCV, TruncatedSVD
 
 ESTIMATORS = [

@@ -56,9 +56,7 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return ENGINES[name]("cpu", format)
 
 
-SHAPES = pytest.mark.parametrize(
-    ("m", "k", "n"), [(1, 1, 1), (7, 1, 5), (1, 300, 1), (33, 129, 257), (257, 33, 7), (129, 300, 1)]
-)
+SHAPES = pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (7, 1, 5), (1, 300, 1), (33, 129, 57)])
 
 
 def random(m: int, n: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -98,7 +96,7 @@ def rounded(engine: Engine, x: torch.Tensor) -> torch.Tensor:
 
 @EACH
 @SHAPES
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-1.0, 1.0), (0.5, -3.0), (2.5, 0.0), (1.0, 1.0)])
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-1.0, 1.0), (0.5, -3.0)])
 def test_gemm_is_that_of_blas(engine: Engine, m: int, k: int, n: int, alpha: float, beta: float) -> None:
     a, b, c = working(engine, m, k, 1), working(engine, k, n, 2), working(engine, m, n, 3)
     low_a, low_b = rounded(engine, a), rounded(engine, b)
@@ -113,19 +111,10 @@ def test_gemm_is_that_of_blas(engine: Engine, m: int, k: int, n: int, alpha: flo
     assert (np.abs(c.double().numpy() - expected) <= bound).all()
     assert torch.equal(a, before[0])
     assert torch.equal(b, before[1])
-
-
-@EACH
-@SHAPES
-@pytest.mark.parametrize("alpha", [1.0, -0.25])
-def test_gemm_without_c_makes_one(engine: Engine, m: int, k: int, n: int, alpha: float) -> None:
-    a, b = working(engine, m, k, 1), working(engine, k, n, 2)
-    low_a, low_b = rounded(engine, a), rounded(engine, b)
-    result = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
-    assert result.dtype == engine.storage
-    assert result.shape == (m, n)
-    error = np.abs(result.double().numpy() - alpha * exact(low_a, low_b))
-    assert (error <= gemm_bound(engine, low_a, low_b, None, alpha, 0.0)).all()
+    made = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
+    assert (made.shape, made.dtype) == ((m, n), engine.storage)
+    size = gemm_bound(engine, low_a, low_b, None, alpha, 0.0)
+    assert (np.abs(made.double().numpy() - alpha * exact(low_a, low_b)) <= size).all()
 
 
 @EACH
@@ -157,12 +146,12 @@ def test_gemm_of_strided_operands(engine: Engine) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("alpha", [1.0, 2.0])
-def test_beta_zero_does_not_read_c(engine: Engine, alpha: float) -> None:
+def test_beta_zero_does_not_read_c(engine: Engine) -> None:
     """As in BLAS: memory that was never written may hold NaN."""
     a, b = engine.operand(working(engine, 5, 4, 1)), engine.operand(working(engine, 4, 3, 2))
-    c = working(engine, 5, 3, 3).fill_(math.nan)
-    assert torch.isfinite(engine.gemm(a, b, c, alpha=alpha)).all()
+    for alpha in (1.0, 2.0):
+        c = working(engine, 5, 3, 3).fill_(math.nan)
+        assert torch.isfinite(engine.gemm(a, b, c, alpha=alpha)).all()
 
 
 @EACH
@@ -181,14 +170,8 @@ def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
         assert buffer.stride() == (1, 33), "column-major"
         part = engine.operand(x[:, 2:4], buffer[:, 2:4])
         assert part.data_ptr() == buffer[:, 2:4].data_ptr()
-
-
-@EACH
-def test_operand_of_a_wider_matrix_is_rounded(engine: Engine) -> None:
-    x = random(20, 6, 9)
-    low = engine.operand(x)
-    assert torch.equal(low.double(), rounded(engine, x))
-    assert engine.gemm(low.T, low).dtype == engine.storage
+    wider = random(20, 6, 9)
+    assert torch.equal(engine.operand(wider).double(), rounded(engine, wider))
 
 
 @EACH
@@ -209,7 +192,7 @@ def test_gemm_low_keeps_c_in_the_format(engine: Engine) -> None:
     assert ((result.double() - exact).abs() <= (k + 1) * engine.format.u * size).all()
 
 
-@pytest.mark.parametrize("block", [1, 3, 4, 8])
+@pytest.mark.parametrize("block", [1, 3, 8])
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
 def test_gemm_low_rounds_c_after_each_block(format: str, block: int) -> None:
     """C takes part in every sum: what is below half its last bit is lost, block by block."""
@@ -224,13 +207,6 @@ def test_gemm_low_rounds_c_after_each_block(format: str, block: int) -> None:
     assert float(c) == float(expected)
     assert (float(c) == -1.0) == (block / 5 < 1)
     assert float(engine.unblocked.gemm_low(a, b, -torch.ones(1, 1))) == -1.0
-
-
-def test_unblocked_is_the_same_engine_but_for_the_blocks() -> None:
-    engine = EmulatedEngine("cpu", "bf16", "v100", accumulate="fp16").unblocked
-    assert (engine.format, engine.accumulate, engine.unit, engine.block) == (BF16, "fp16", UNITS["v100"], 1)
-    cpu_engine = CpuEngine("cpu", "fp32")
-    assert cpu_engine.unblocked is cpu_engine
 
 
 @EACH
@@ -253,34 +229,22 @@ def test_empty_is_column_major(engine: Engine) -> None:
 
 
 @EACH
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_column_max(engine: Engine, dtype: torch.dtype) -> None:
-    a = random(300, 33, 11, dtype)
-    for view in (a, a.T, a[::7, 1::2], a[:1], a[:, :1]):
-        assert torch.equal(engine.column_max(view), view.abs().max(0).values)
-
-
-@EACH
-def test_column_max_in_many_blocks(engine: Engine) -> None:
-    """More elements than a cache holds: the largest one stands in the last row."""
+def test_column_max(engine: Engine) -> None:
+    """In one block or in many, with the largest elements in the last row; NaN and infinity come through."""
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        a = random(300, 33, 11, dtype)
+        for view in (a, a.T, a[::7, 1::2], a[:1], a[:, :1]):
+            assert torch.equal(engine.column_max(view), view.abs().max(0).values)
     a = torch.zeros(3000, 700)
     a[-1] = -torch.arange(700.0)
     assert torch.equal(engine.column_max(a), torch.arange(700.0))
+    for row, bad in ((0, math.nan), (1500, math.inf), (2999, -math.inf)):
+        a[:], a[row, 13] = 1.0, bad
+        assert (~torch.isfinite(engine.column_max(a))).nonzero().tolist() == [[13]]
 
 
 @EACH
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("row", [0, 1500, 2999])
-def test_column_max_lets_bad_numbers_through(engine: Engine, bad: float, row: int) -> None:
-    a = torch.ones(3000, 700)
-    a[row, 13] = bad
-    largest = engine.column_max(a)
-    assert not torch.isfinite(largest[13])
-    assert int(torch.isfinite(largest).sum()) == 699
-
-
-@EACH
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 33), (3000, 700)])
+@pytest.mark.parametrize(("m", "n"), [(1, 1), (300, 33), (3000, 70)])
 def test_fill_scales_before_it_rounds(engine: Engine, m: int, n: int) -> None:
     """Columns of 1e-200 to 1e200 fit in float32 once they are scaled, rounded only once."""
     sizes = 10.0 ** torch.linspace(-200, 200, n, dtype=torch.float64)
@@ -304,8 +268,8 @@ def test_gram(engine: Engine, m: int, k: int, n: int) -> None:
     assert (np.abs(gram.numpy() - exact(a.T, a)) <= bound).all()
 
 
-@pytest.mark.parametrize("m", [300, 5000])
-def test_emulated_gram_is_as_good_as_double(m: int) -> None:
+def test_emulated_gram_is_as_good_as_double() -> None:
+    m = 5000
     a = working(EmulatedEngine("cpu", "fp32"), m, 7, 14)
     error = np.abs(EmulatedEngine("cpu", "fp32").gram(a).numpy() - exact(a.T, a))
     assert (error <= m * U64 * exact(a.T.abs(), a.abs())).all()
@@ -320,9 +284,15 @@ def test_using_makes_another_engine(engine: Engine) -> None:
 
 
 def test_using_keeps_the_unit() -> None:
-    other = EmulatedEngine("cpu", "fp16", "h100", block=3, accumulate="fp16").using("bf16")
-    assert (other.accumulate, other.block, other.unit, other.format) == ("fp16", 3, UNITS["h100"], BF16)
-    assert repr(other) == "emulated (h100, 3 products at a time, fp16 sums) in bf16"
+    engine = EmulatedEngine("cpu", "fp16", "h100", block=3, accumulate="fp16")
+    for other, block in ((engine.using("bf16"), 3), (engine.using("bf16").unblocked, 1)):
+        assert (other.format, other.accumulate, other.unit, other.block) == (
+            BF16,
+            "fp16",
+            UNITS["h100"],
+            block,
+        )
+    assert repr(engine.using("bf16")) == "emulated (h100, 3 products at a time, fp16 sums) in bf16"
     assert repr(EmulatedEngine("cpu", "tf32")) == "emulated in tf32"
     assert [EmulatedEngine("cpu", name, "h100").block for name in ("fp16", "bf16", "tf32")] == [16, 16, 8]
 
@@ -338,12 +308,8 @@ def test_unknown_names_list_the_known_ones() -> None:
         EmulatedEngine("cpu", "fp16", "v1000")
     with pytest.raises(ValueError, match="unknown format"):
         EmulatedEngine("cpu").using("half")
-
-
-@pytest.mark.parametrize("block", [0, -8])
-def test_block_must_be_positive(block: int) -> None:
-    with pytest.raises(ValueError, match=f"block must be at least 1, got {block}"):
-        EmulatedEngine("cpu", "fp16", block=block)
+    with pytest.raises(ValueError, match="block must be at least 1, got 0"):
+        EmulatedEngine("cpu", "fp16", block=0)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -420,8 +386,7 @@ def half_operands(engine: Engine, k: int, seed: int) -> tuple[torch.Tensor, torc
     return a, b
 
 
-@pytest.mark.parametrize("block", [1, 4, 8, 16])
-@pytest.mark.parametrize("k", [1, 16, 37])
+@pytest.mark.parametrize(("block", "k"), [(1, 1), (4, 37), (8, 16), (16, 37)])
 def test_fp16_accumulation_bit_by_bit(block: int, k: int) -> None:
     engine = EmulatedEngine("cpu", "fp16", accumulate="fp16", block=block)
     a, b = half_operands(engine, k, seed=30 + k)
@@ -457,10 +422,9 @@ def test_a_single_product_is_exact(format: str, unit: str) -> None:
     assert torch.equal(engine.gemm(a, b).double(), a.double() @ b.double())
 
 
-@pytest.mark.parametrize("accumulate", ["fp32", "fp16"])
 @pytest.mark.parametrize("format", ["fp32", "fp64"])
-def test_wide_formats_have_no_tensor_core(format: str, accumulate: str) -> None:
-    engine = EmulatedEngine("cpu", format, accumulate=accumulate)
+def test_wide_formats_have_no_tensor_core(format: str) -> None:
+    engine = EmulatedEngine("cpu", format, accumulate="fp16")
     a, b = working(engine, 9, 30, 42), working(engine, 30, 8, 43)
     assert torch.equal(engine.gemm(a, b), EmulatedEngine("cpu", format, "ideal").gemm(a, b))
 
@@ -490,8 +454,7 @@ def relative_errors(engine: EmulatedEngine, k: int, seed: int) -> torch.Tensor:
     return (engine.gemm(a, b).double() - exact_product) / exact_product
 
 
-@pytest.mark.parametrize("unit", ["v100", "a100", "h100"])
-@pytest.mark.parametrize("k", [1024, 4096])
+@pytest.mark.parametrize(("unit", "k"), [("v100", 1024), ("a100", 4096), ("h100", 1024)])
 def test_truncation_drifts_in_proportion_to_k(unit: str, k: int) -> None:
     """A truncation of the sum loses 0 to 1 units in its last place, a half on average; a unit is u to 2u of
     the sum, and the sum is half of the final one on average: ``-(1/4 .. 1/2) u`` for each block. Alignment
@@ -513,7 +476,7 @@ def test_rounding_to_nearest_grows_like_the_square_root_of_k() -> None:
     """Errors of both signs: ``sqrt(k) u`` bounds their root mean square (each addition errs by at most u of
     a partial sum, independently), and their mean is far below that of truncation.
     """
-    for k in (256, 1024, 4096, 16384):
+    for k in (256, 4096):
         errors = relative_errors(EmulatedEngine("cpu", "fp16", "ideal"), k, seed=51)
         spread = float(errors.square().mean().sqrt())
         assert spread <= math.sqrt(k) * U32

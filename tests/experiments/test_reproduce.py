@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
-from doctored import timed_once
+from measured import timed_once
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
@@ -32,7 +32,6 @@ from neula.papers.measuring import (
     circumstances,
     first_run,
     median_seconds,
-    seconds_of,
     steady_seconds,
     sustained_seconds,
 )
@@ -62,22 +61,12 @@ def test_rows_are_selected_by_their_values() -> None:
     assert ROWS.where(note=None) == [ROWS[0], ROWS[1]]
     assert ROWS.where() == ROWS
     assert isinstance(ROWS.where(n=1), Measurements)
-
-
-def test_columns_and_fields() -> None:
     assert ROWS.column("error") == [0.5, None, 0.25]
-    assert ROWS.column("note") == [None, None, "a, b"]
-    assert ROWS.numbers("error")[::2] == [0.5, 0.25]
-    assert math.isnan(ROWS.numbers("error")[1])
+    assert np.array_equal(ROWS.numbers("error"), [0.5, math.nan, 0.25], equal_nan=True)
     assert ROWS.fields == ["solver", "n", "error", "note"]
-    assert Measurements().fields == []
-
-
-def test_rows_are_grouped_in_order_of_appearance() -> None:
     groups = ROWS.by("solver")
-    assert list(groups) == ["one", "two"]
+    assert list(groups) == ["one", "two"], "in order of appearance"
     assert groups["one"] == [ROWS[0], ROWS[2]]
-    assert list(ROWS.by("note")) == [None, "a, b"]
 
 
 def test_what_is_not_finite_becomes_none() -> None:
@@ -248,12 +237,6 @@ def test_a_short_run_that_compiles_first_is_repeated_as_often_as_any(
     assert sustained_seconds(lambda: None) == pytest.approx(expected)
 
 
-def test_seconds_of_one_run() -> None:
-    calls: list[None] = []
-    assert seconds_of(lambda: calls.append(None)) >= 0
-    assert len(calls) == 1
-
-
 def test_circumstances_are_those_of_this_machine() -> None:
     about = circumstances(torch.device("cpu"))
     assert about["torch"] == torch.__version__
@@ -341,6 +324,7 @@ def test_files(tmp_path: Path, bf16_unit: Callable[[bool], None]) -> None:
     bf16_unit(True)  # without one there is a note more
     run(tmp_path / "a" / "b")
     written = {f"{name}.{kind}" for name in ("picture", "table", "long") for kind in ("json", "csv")}
+    assert len(calls) == 1, "figures that share their data are measured once"
     assert set(os.listdir(tmp_path / "a" / "b")) == written | {"picture.png", "index.md"}
     assert (tmp_path / "a" / "b" / "picture.png").read_bytes().startswith(b"\x89PNG")
     data = ExperimentData.read(tmp_path / "a" / "b" / "picture.json")
@@ -369,28 +353,13 @@ def test_times_of_an_emulation_are_no_data_about_speed(emulated: bool, tmp_path:
     assert outcomes == [Outcome.holds, Outcome.unknown if emulated else Outcome.holds]
 
 
-def test_figures_that_share_their_data_are_measured_once(tmp_path: Path) -> None:
-    run(tmp_path)
-    assert len(calls) == 1
-    assert ExperimentData.read(tmp_path / "picture.json") == ExperimentData.read(tmp_path / "table.json")
-
-
-def test_one_figure(tmp_path: Path) -> None:
+def test_one_figure_after_another(tmp_path: Path) -> None:
+    """The page shows what the folder holds, in the order of the paper."""
     run(tmp_path, "table")
     assert set(os.listdir(tmp_path)) == {"table.json", "table.csv", "index.md"}
-    assert "Table 1" in page(tmp_path)
     assert "Figure 1" not in page(tmp_path)
-
-
-def test_progress(tmp_path: Path) -> None:
-    told: list[tuple[str, float]] = []
-    console = Console(file=io.StringIO())
-    reproduce(
-        PAPER, "table", ExperimentScale.small, tmp_path, console=console, progress=lambda *x: told.append(x)
-    )
-    assert [fraction for _, fraction in told[:3]] == pytest.approx([0, 1 / 3, 2 / 3])
-    assert told[0][0] == "table: n = 1"
-    assert told[-1] == ("", 1.0)
+    run(tmp_path, "picture")
+    assert page(tmp_path).index("Figure 1") < page(tmp_path).index("Table 1")
 
 
 def test_the_page(tmp_path: Path) -> None:
@@ -415,13 +384,6 @@ def test_the_page(tmp_path: Path) -> None:
     assert "| n | method | error |\n| --- | --- | --- |\n" + r"| 1 | a\|b | 0.1 |" in table
     assert r"| 8 | a\|b |  |" in table
     assert "| 16 | 1 |" in long
-
-
-def test_the_page_shows_what_the_folder_holds(tmp_path: Path) -> None:
-    """In the order of the paper, not in that of the runs."""
-    run(tmp_path, "table")
-    run(tmp_path, "picture")
-    assert page(tmp_path).index("Figure 1") < page(tmp_path).index("Table 1")
 
 
 def test_what_is_printed(tmp_path: Path) -> None:
@@ -580,13 +542,6 @@ def test_whatever_a_judge_trips_over(error: Exception, tmp_path: Path) -> None:
     assert (tmp_path / "table.json").exists()  # what has been measured is not lost
 
 
-def test_damaged_data(tmp_path: Path) -> None:
-    run(tmp_path, "table")
-    (tmp_path / "table.json").write_text("{")
-    with pytest.raises(ValueError, match=r"table\.json: no data of an experiment"):
-        run(tmp_path, "table", redraw=True)
-
-
 # --- drawing ----------------------------------------------------------------------------------------------
 
 
@@ -607,12 +562,6 @@ def test_without_matplotlib_there_is_all_but_the_picture(tmp_path: Path) -> None
     assert "![" not in page(tmp_path)  # a link to nowhere
 
 
-@pytest.mark.usefixtures("no_matplotlib")
-def test_drawing_says_how_to_get_matplotlib() -> None:
-    with pytest.raises(ImportError, match="pip install"):
-        new_canvas(1, 1)
-
-
 def test_lines_leave_out_what_is_none() -> None:
     pytest.importorskip("matplotlib")
     axes = new_canvas(3, 2).subplots()
@@ -621,14 +570,6 @@ def test_lines_leave_out_what_is_none() -> None:
     [line] = axes.get_lines()  # "two" and "three" have no point
     assert line.get_label() == "one"
     assert np.asarray(line.get_xydata()).tolist() == [[1, 0.5], [2, 0.25]]
-
-
-def test_lines_look_alike_in_pictures_that_share_series() -> None:
-    pytest.importorskip("matplotlib")
-    axes = new_canvas(3, 2).subplots()
-    lines(axes, ROWS.where(solver="one"), "n", "error", "solver", styles=("two", "one"))
-    lines(axes, ROWS.where(solver="one"), "n", "error", "solver")
-    assert [(line.get_color(), line.get_marker()) for line in axes.get_lines()] == [("C1", "s"), ("C0", "o")]
 
 
 def test_bars_stand_side_by_side() -> None:
@@ -748,39 +689,15 @@ def test_experiment_on_a_matrix_of_the_users(paper: Paper, figure: Figure, folde
 
 
 @pytest.mark.usefixtures("folder")
-def test_experiments_on_a_matrix_that_is_not_there() -> None:
-    assert experiment("qr-paper", "figure3", "--matrix", "nowhere.npy").exit_code == cli.BAD_INPUT
-
-
-def test_experiment_unknown_figure(folder: Path) -> None:
-    error = refused(experiment("qr-paper", "figure99"))
-    assert "unknown figure 'figure99': choose one of 'all', " in error
-    assert all(f"'{figure.name}'" in error for figure in QR_PAPER.figures)
-    assert os.listdir(folder) == []
-
-
-@pytest.mark.usefixtures("folder")
 def test_experiment_at_the_papers_scale_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "needs an NVIDIA GPU" in refused(experiment("qr-paper", "overflow", "--scale", "paper"))
-
-
-def test_experiment_redraw_without_data(folder: Path) -> None:
-    assert "X/figure3.json" in refused(experiment("qr-paper", "figure3", "--out", "X", "--redraw"))
-    assert os.listdir(folder) == []
 
 
 @pytest.mark.usefixtures("folder")
 def test_experiment_where_no_folder_can_be() -> None:
     Path("X").write_text("a file")
     assert "X" in refused(experiment("qr-paper", "overflow", "--out", "X"))
-
-
-@pytest.mark.usefixtures("folder")
-def test_experiment_usage() -> None:
-    result = experiment("qr-paper", "overflow", "--scale", "huge")
-    assert result.exit_code == cli.BAD_INPUT
-    assert "'small', 'paper'" in " ".join(result.stderr.replace("│", " ").split())
 
 
 @pytest.mark.usefixtures("folder")

@@ -1,8 +1,4 @@
-"""The TSQR slides: a formula that counts every mantissa, errors that are those of the arithmetic, judges that
-can say no.
-
-No test depends on a time: claims about times are put to made-up numbers, not to this machine's.
-"""
+"""The TSQR slides: a formula that counts every mantissa, errors that are those of the arithmetic."""
 
 from __future__ import annotations
 
@@ -11,21 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from doctored import Doctor, axes_drawn, by_lie, deny, every, stored, timed_once
+from measured import stored, timed_once
 
 from neula.papers.data import Measurements, Row
 from neula.papers.figure import ExperimentScale, Figure, Setting
-from neula.papers.tsqr import TSQR_PAPER, figures
+from neula.papers.tsqr import figures
 from neula.papers.verdicts import Outcome
 
 U16, U32 = 2.0**-11, 2.0**-24
-
-# --- data that fulfil every claim -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def underflow() -> Measurements:
-    return stored(figures.measure_underflow(Setting(ExperimentScale.small), 1 << 16))
 
 
 @pytest.fixture(scope="module")
@@ -33,196 +22,7 @@ def products() -> Measurements:
     return stored(figures.measure_products(Setting(ExperimentScale.small), 32, range(4, 13)))
 
 
-def on_hardware(rows: Measurements) -> Measurements:
-    """As if a unit had done what the emulated one did."""
-    unit = {
-        figures.TOWARD_ZERO: figures.HARDWARE,
-        figures.TOWARD_ZERO_RUNS: figures.HARDWARE_RUNS,
-        figures.EMULATED_UNCORRECTED: figures.HARDWARE_UNCORRECTED,
-    }
-    done = [row | {"product": unit[row["product"]]} for row in rows if row["product"] in unit]
-    return Measurements([*rows, *done])
-
-
-def made_up_accuracy() -> Measurements:
-    """Errors of about a unit roundoff of the format, which grow a little with m."""
-    of_mode = {
-        figures.FP16_COR: 1.3 * U32,
-        figures.FP16_NOCOR: U16,
-        figures.TF32_COR: 1.2 * U32,
-        figures.TF32_NOCOR: U16,
-        figures.FP32_NOTC: U32,
-        figures.AUTO: U32,
-        figures.HOUSEHOLDER: U32,
-    }
-    of_unit = {figures.TRUNCATING: 4.0, figures.NEAREST: 1.3, figures.SLIDES: 5.0}
-    of_mode |= {f"{mode}, {unit}": x * U32 for mode in figures.CORRECTED for unit, x in of_unit.items()}
-    return Measurements(
-        {"m": 2**k, "n": 128, "method": method, "residual": error * k / 5, "orthogonality": error * k / 3}
-        for k in range(10, 14)
-        for method, error in of_mode.items()
-    )
-
-
-MILLISECONDS = {
-    figures.FP16_COR: 0.4,
-    figures.FP16_NOCOR: 0.2,
-    figures.TF32_COR: 0.5,
-    figures.TF32_NOCOR: 0.3,
-    figures.FP32_NOTC: 0.9,
-    figures.AUTO: 0.2,
-    figures.HOUSEHOLDER: 8.0,
-    figures.GEQRF: 5.0,
-    figures.COPY: 0.05,
-}
-"""For 1024 matrices of 256 x 128, or one of 2^18 rows."""
-
-
-def made_up_times(sizes: list[Row]) -> Measurements:
-    """In proportion to the number of rows."""
-    times = [
-        size | {"method": method, "ms": ms * size["m"] * size["batch"] / 2**18}
-        for size in sizes
-        for method, ms in MILLISECONDS.items()
-    ]
-    return Measurements(
-        row | {"tflops": None if row["method"] == figures.COPY else 1 / row["ms"]} for row in times
-    )
-
-
-TALL = [{"m": 2**k, "batch": 1} for k in range(10, 20)]
-BATCHES = [{"m": 256, "batch": 2**k} for k in range(13)]
-
-Source = Callable[[pytest.FixtureRequest], Measurements]
-SOURCES: dict[str, Source] = {
-    "underflow": lambda request: request.getfixturevalue("underflow"),
-    "products": lambda request: on_hardware(request.getfixturevalue("products")),
-    "accuracy": lambda request: made_up_accuracy(),
-    "performance": lambda request: made_up_times(TALL),
-    "batched": lambda request: made_up_times(BATCHES),
-}
-
-each_figure = pytest.mark.parametrize("figure", TSQR_PAPER.figures, ids=lambda figure: figure.name)
-
-
-@each_figure
-def test_claims_hold(figure: Figure, request: pytest.FixtureRequest) -> None:
-    rows = SOURCES[figure.name](request)
-    for claim in figure.claims:
-        verdict = claim.judge(rows)
-        assert verdict.holds, f"{claim.text}: {verdict.measured}"
-        assert any(character.isdigit() for character in verdict.measured)
-
-
-@each_figure
-def test_draws(figure: Figure, request: pytest.FixtureRequest) -> None:
-    expected = 1 if figure.name == "products" else 2
-    assert axes_drawn(figure, SOURCES[figure.name](request)) == expected
-
-
-# --- data that do not -------------------------------------------------------------------------------------
-
-
-def times(factor: float) -> Callable[[float], float]:
-    return lambda value: value * factor
-
-
-def level(value: float | None) -> Callable[[float], float | None]:
-    return lambda _: value
-
-
-def product(name: str, change: Callable[[float], float | None], **condition: int) -> Doctor:
-    return every({"product": name} | condition, error=change)
-
-
-def grows(name: str, power: float) -> Doctor:
-    def doctor(row: Row) -> Row:
-        return row | {"error": 1e-6 * row["k"] ** power} if row["product"] == name else row
-
-    return doctor
-
-
-def method(name: str, **change: Callable[[float], float | None]) -> Doctor:
-    return every({"method": name}, **change)
-
-
-OURS = max(figures.SHIFTS)
 LONG = 2**12
-PERFORMANCE_LIES: list[tuple[Figure, int, str, Doctor]] = [
-    (figures.PERFORMANCE, 0, "slower", method(figures.FP16_COR, ms=times(21.0))),
-    (
-        figures.PERFORMANCE,
-        0,
-        "slower once",
-        every({"method": figures.FP16_COR, "m": 1024}, ms=times(21.0)),
-    ),
-    (figures.PERFORMANCE, 1, "slower", every({"method": figures.FP16_COR, "m": 2**19}, ms=times(2.5))),
-    (figures.PERFORMANCE, 2, "expensive", every({"method": figures.FP16_COR, "m": 2**12}, ms=times(1.6))),
-    (figures.PERFORMANCE, 3, "slower", method(figures.AUTO, ms=times(2.1))),
-    (figures.BATCHED, 0, "slower", every({"method": figures.FP16_COR, "batch": 4096}, ms=times(13.0))),
-    (figures.BATCHED, 1, "expensive", every({"method": figures.FP16_COR, "batch": 1}, ms=times(1.6))),
-    (
-        figures.BATCHED,
-        2,
-        "only uncorrected",
-        lambda row: (
-            row | {"ms": row["ms"] * (6 if row["method"] in (*figures.ACCURATE, figures.AUTO) else 1)}
-        ),
-    ),
-    (figures.BATCHED, 3, "slower", method(figures.AUTO, ms=times(2.1))),
-]
-LIES: list[tuple[Figure, int, str, Doctor]] = [
-    (figures.UNDERFLOW_FIGURE, 0, "never", every({"shift": 0, "exponent": 0}, subnormal=level(0.0))),
-    (figures.UNDERFLOW_FIGURE, 1, "not needed", every({"shift": 0}, underflow=times(0.1))),
-    (figures.UNDERFLOW_FIGURE, 1, "no help", every({"shift": 10, "exponent": -14}, underflow=level(0.01))),
-    (figures.UNDERFLOW_FIGURE, 2, "off", every({"shift": 0, "exponent": -4}, underflow=times(1.5))),
-    (figures.UNDERFLOW_FIGURE, 2, "not zero", every({"shift": 0, "exponent": 10}, underflow=level(0.01))),
-    (figures.UNDERFLOW_FIGURE, 3, "more", every({"shift": OURS}, subnormal=times(2.0))),
-    (figures.PRODUCTS, 0, "worse", product(figures.EMULATED_NEAREST, times(3.0), k=LONG)),
-    (figures.PRODUCTS, 0, "not finite", product(figures.EMULATED_NEAREST, level(None), k=16)),
-    (figures.PRODUCTS, 1, "no growth", grows(figures.HARDWARE, 0.1)),
-    (figures.PRODUCTS, 1, "as good as fp32", product(figures.FP32_PRODUCT, times(100.0), k=LONG)),
-    (figures.PRODUCTS, 2, "better", product(figures.HARDWARE_UNCORRECTED, times(0.1))),
-    (figures.PRODUCTS, 2, "worse", product(figures.HARDWARE_UNCORRECTED, times(10.0), k=LONG)),
-    (figures.PRODUCTS, 2, "not finite", product(figures.HARDWARE_UNCORRECTED, level(None), k=LONG)),
-    (figures.PRODUCTS, 3, "better", product(figures.HARDWARE, times(0.3), k=LONG)),
-    (figures.PRODUCTS, 3, "worse", product(figures.HARDWARE, times(3.0), k=16)),
-    (figures.PRODUCTS, 4, "worse", product(figures.TOWARD_ZERO_RUNS, times(3.0), k=LONG)),
-    (figures.PRODUCTS, 5, "worse", product(figures.HARDWARE_RUNS, times(3.0), k=LONG)),
-    (figures.PRODUCTS, 5, "not finite", product(figures.HARDWARE_RUNS, level(None), k=LONG)),
-    (figures.ACCURACY, 0, "worse", method(figures.FP16_NOCOR, residual=times(50.0))),
-    (figures.ACCURACY, 0, "as good as fp32", method(figures.TF32_NOCOR, orthogonality=times(1 / 1000))),
-    (figures.ACCURACY, 0, "not finite", method(figures.FP16_NOCOR, orthogonality=level(None))),
-    (figures.ACCURACY, 1, "worse", method(figures.FP16_COR, residual=times(9.0))),
-    (figures.ACCURACY, 1, "less orthogonal", method(figures.TF32_COR, orthogonality=times(9.0))),
-    (figures.ACCURACY, 1, "not finite", method(figures.TF32_COR, residual=level(None))),
-    (figures.ACCURACY, 1, "nothing to compare with", method(figures.FP32_NOTC, residual=level(None))),
-    (figures.ACCURACY, 2, "none", method(figures.TF32_COR, residual=times(0.5))),
-    (figures.ACCURACY, 2, "not finite", method(figures.FP16_COR, residual=level(None))),
-    (figures.ACCURACY, 3, "worse", every({"method": figures.FP32_NOTC, "m": 1024}, residual=times(4.5))),
-    (figures.ACCURACY, 3, "not finite", method(figures.FP32_NOTC, orthogonality=level(None))),
-    (figures.ACCURACY, 4, "less orthogonal", method(figures.AUTO, orthogonality=times(4.0))),
-    (
-        figures.ACCURACY,
-        5,
-        "truncated as good",
-        method(f"fp16_cor, {figures.TRUNCATING}", residual=times(0.4)),
-    ),
-    (figures.ACCURACY, 5, "nearest as bad", method(f"tf32_cor, {figures.NEAREST}", orthogonality=times(3.0))),
-    *PERFORMANCE_LIES,
-]
-
-
-@by_lie(LIES)
-def test_judges_can_say_no(
-    figure: Figure, number: int, doctor: Doctor, request: pytest.FixtureRequest
-) -> None:
-    deny(figure, number, doctor, SOURCES[figure.name](request))
-
-
-def test_every_claim_is_lied_about() -> None:
-    lied_about = {(figure.name, number) for figure, number, *_ in LIES}
-    assert lied_about == {(f.name, number) for f in TSQR_PAPER.figures for number in range(len(f.claims))}
 
 
 def test_claims_about_hardware_have_no_verdict_without_any(products: Measurements) -> None:
@@ -235,10 +35,12 @@ def test_claims_about_hardware_have_no_verdict_without_any(products: Measurement
 
 
 def test_fewer_than_1024_matrices_are_extrapolated() -> None:
-    few = made_up_times(BATCHES[:5])
-    verdict = figures.BATCHED.claims[2].judge(few)
-    assert verdict.holds
-    assert verdict.measured == f"{MILLISECONDS[figures.AUTO]:.2f} ms with auto, from 16 matrices"
+    rows = Measurements(
+        {"m": 256, "batch": 2**k, "method": method, "ms": 2**k * (0.2 if method == figures.AUTO else 0.4)}
+        for k in range(5)
+        for method in METHODS
+    )
+    assert figures.BATCHED.claims[2].judge(rows).measured == "204.80 ms with auto, from 16 matrices"
 
 
 # --- underflow --------------------------------------------------------------------------------------------
@@ -248,9 +50,6 @@ def test_fewer_than_1024_matrices_are_extrapolated() -> None:
     "exponent",
     [
         pytest.param(figures.EXPONENTS[0], id="nothing left"),
-        pytest.param(-36, id="about to vanish"),
-        pytest.param(-26, id="fp16(a) is zero"),
-        pytest.param(-25, id="fp16(a) is zero or the smallest number"),
         pytest.param(-24, id="one bit"),
         pytest.param(-15, id="fp16(a) is subnormal"),
         pytest.param(-14, id="fp16(a) is normal"),
@@ -268,6 +67,11 @@ def test_formula_counts_every_mantissa(exponent: int) -> None:
     a = torch.ldexp(mantissas.float(), torch.tensor(exponent - 23))
     for shift in figures.SHIFTS:
         assert figures._frequencies(a, shift) == figures.probabilities(exponent, shift)
+
+
+def test_claims_about_underflow_hold() -> None:
+    rows = stored(figures.measure_underflow(Setting(ExperimentScale.small), 1 << 16))
+    assert all(claim.judge(rows).holds for claim in figures.UNDERFLOW_FIGURE.claims)
 
 
 def test_probabilities_by_hand() -> None:

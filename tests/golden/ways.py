@@ -23,7 +23,7 @@ SMALL_BLOCKS = {
     **dict.fromkeys(("lapack_alone", "together", "svd", "doubled_elements"), 0),
     **dict.fromkeys(("direct", "direct_pivoted", "direct_definite", "direct_single"), 0),
     **dict.fromkeys(("lu_inner_panel", "gram_block", "cholesky_leaf", "sketched_pivots", "pivot_block"), 4),
-    **dict.fromkeys(("lu_panel", "pivoted_panel", "lu_in_blocks", "cholesky_inverted", "inverted"), 8),
+    **dict.fromkeys(("lu_panel", "pivoted_panel", "cholesky_inverted", "inverted"), 8),
     **dict.fromkeys(("cholesky", "batched_cholesky", "double_cholesky", "inverted_from"), 1),
     "lapack": False,
     "chunk_elements": 512,

@@ -12,7 +12,7 @@ import neula
 from least_squares_options import options_of
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import EMULATED
-from neula.pipeline.border import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
+from neula.pipeline.batches import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
 from neula.problems.least_squares.together import _border
 
 

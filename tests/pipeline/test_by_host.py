@@ -21,7 +21,7 @@ from neula.pipeline import call
 from neula.pipeline.plans import forget_all
 from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.links import REPEATED
-from neula.problems.systems import by_core
+from neula.problems.systems import ways as of_systems
 
 LABEL = REPEATED.format("fp64")
 
@@ -148,7 +148,7 @@ def test_a_kernel_of_the_host_takes_systems(
     assert found.converged
     assert torch.linalg.vector_norm(small[0] @ found.x - small[1]) <= 1e-13 * torch.linalg.vector_norm(b)
     assert solve(a[:40, :40], b[:40, None]).engine == expected
-    columns = CpuEngine("cpu").tuning[by_core.CoreTuning].core_numbers // 10
+    columns = CpuEngine("cpu").tuning[of_systems.CoreTuning].core_numbers // 10
     for other in (
         solve(a, b),
         solve(a[:10, :10], b[:10, None].expand(10, columns + 1)),
@@ -158,7 +158,7 @@ def test_a_kernel_of_the_host_takes_systems(
         solve(*(x[:10].half() for x in (a[:, :10], b))),
     ):
         assert other.engine == here
-    monkeypatch.setattr(by_core, "available", lambda: False)
+    monkeypatch.setattr(of_systems, "available", lambda: False)
     assert solve(*small).engine == here
 
 

@@ -15,7 +15,7 @@ from tests.matrices import definite, normal_array
 import neula
 from neula.engines import EmulatedEngine
 from neula.io.sources import row_blocks
-from neula.pipeline.table import Rule
+from neula.pipeline.chain import Rule
 from neula.problems.spectra import links
 from neula.problems.spectra.links import chain
 from neula.problems.spectra.problem import SpectralOptions

@@ -14,7 +14,7 @@ from neula.engines import CpuEngine
 from neula.engines.shipped import cpu_tuning
 from neula.io.matrices import random_matrix
 from neula.pipeline.batches import SingularMember
-from neula.problems.systems import by_core
+from neula.problems.systems import ways
 from neula.problems.systems.problem import Systems, SystemsSolutions
 from neula.problems.systems.together import solve_together
 
@@ -149,7 +149,7 @@ def test_growth() -> None:
 @pytest.mark.parametrize("positive", [False, True])
 def test_larger_ones_one_after_the_other(positive: bool) -> None:
     """The same as alone, and one that has no factors is named."""
-    n, kind = CpuEngine("cpu").tuning[by_core.CoreTuning].core_order + 5, "pos" if positive else "gen"
+    n, kind = CpuEngine("cpu").tuning[ways.CoreTuning].core_order + 5, "pos" if positive else "gen"
     a, b = batch(n, (1e1, 1e3), 3)
     a = a @ a.transpose(0, 2, 1) if positive else a
     together = neula.solve(a, b, assume_a=kind)

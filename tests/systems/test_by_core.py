@@ -21,7 +21,8 @@ from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, CpuEngine, Format
 from neula.kernels.core import core
-from neula.problems.systems import by_core, plan
+from neula.problems.systems import ways
+from neula.problems.systems.solve import SystemsPlan
 
 normal = partial(normal_array, seed=1)
 
@@ -202,14 +203,10 @@ def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool
     return accepted
 
 
-IN_BLOCKS = pytest.mark.parametrize("in_blocks", [0, 1 << 12], ids=["lapack", "blocks"])
-
-
-@IN_BLOCKS
 @pytest.mark.parametrize("n", [9, 40, 133])
 @pytest.mark.parametrize("single", [False, True])
-def test_hard_systems_with_factors(n: int, single: bool, in_blocks: int, instructions: None) -> None:
-    accepted = accepted_by_factors(hard(n), n, single=single, in_blocks=in_blocks)
+def test_hard_systems_with_factors(n: int, single: bool, instructions: None) -> None:
+    accepted = accepted_by_factors(hard(n), n, single=single)
     assert not accepted.intersection([*HOPELESS, "singular"])
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
 
@@ -233,13 +230,13 @@ def test_threads_share_a_definite_system(
     monkeypatch.setattr(factored, "THREADED", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     rooms: list[torch.Tensor] = []
-    memory = factored._memory_of_factors
+    factorize = factored.cholesky_in_place
 
-    def seen(*args: Any, **kwargs: Any) -> torch.Tensor:
-        rooms.append(memory(*args, **kwargs))
-        return rooms[-1]
+    def seen(a: torch.Tensor) -> bool:
+        rooms.append(a)
+        return factorize(a)
 
-    monkeypatch.setattr(factored, "_memory_of_factors", seen)
+    monkeypatch.setattr(factored, "cholesky_in_place", seen)
     dtype = torch.float32 if single else torch.float64
     half = torch.from_numpy(normal(n, n, seed=n))
     a = (half @ half.mT / n + torch.eye(n)).to(dtype)
@@ -251,19 +248,16 @@ def test_threads_share_a_definite_system(
     sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
     error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
     assert (error.numpy() <= found.forward_errors + 1e3 * n * U64).all()
-    factors = rooms[0].mT.double()
+    factors = rooms[0].double()
     lower, upper = factors.tril(-1) + torch.eye(n), factors.triu()
     u = (FP32 if single else FP64).u
     assert ((lower @ upper - a.double()).abs() <= 2 * n * u * (lower.abs() @ upper.abs())).all()
 
 
-@IN_BLOCKS
 @pytest.mark.parametrize("n", [250, 530])
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("threads", [1, 3, 64])
-def test_threads_share_a_system(
-    n: int, single: bool, threads: int, in_blocks: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_share_a_system(n: int, single: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lines, in stripes of which there are several; elements of U beyond all others are seen wherever."""
     monkeypatch.setattr(factored, "THREADED", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
@@ -273,7 +267,7 @@ def test_threads_share_a_system(
         a = torch.from_numpy(normal(n, n, seed=n)).to(dtype)
         if large is not None:
             a[large] = 100  # U has it where no pivot has passed, as P L U = A^T
-        found = factored.solved_by_factors(a, b, dtype, single=single, in_blocks=in_blocks)
+        found = factored.solved_by_factors(a, b, dtype, single=single)
         assert found is not None
         assert bool(accepted_of(found, n, FP32 if single else FP64))
         sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
@@ -282,56 +276,6 @@ def test_threads_share_a_system(
         upper = torch.linalg.lu_factor(a.mT)[0].triu()
         growth = float(upper.abs().max() / a.abs().max())
         assert found.named()["growth"] == pytest.approx(growth, rel=1e-2)
-
-
-@pytest.mark.parametrize("single", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 7, 8, 16, 31, 32, 33, 64, 65, 96, 129, 200])
-def test_factors_by_blocks(n: int, single: bool, instructions: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Systems of which one step shows errors of the factors: `|A - P L U| <= c n u |L| |U|` (Higham, Accuracy
-    and Stability of Numerical Algorithms, theorem 9.3), whatever vectors and blocks leave over at the edges.
-    No number depends on the number of threads.
-    """
-    monkeypatch.setattr(factored, "THREADED", 0)
-    rooms: list[torch.Tensor] = []
-    memory = factored._memory_of_factors
-
-    def seen(*args: Any, **kwargs: Any) -> torch.Tensor:
-        rooms.append(memory(*args, **kwargs))
-        return rooms[-1]
-
-    monkeypatch.setattr(factored, "_memory_of_factors", seen)
-    dtype, u = (torch.float32, 2.0**-24) if single else (torch.float64, U64)
-    a, b = (torch.from_numpy(normal(n, k, seed=n)).to(dtype) for k in (n, 2))
-    for threads in (1, 2, 5):
-        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        factored.solved_by_factors(a, b, dtype, single=single, in_blocks=1 << 12)
-    made, *others = rooms
-    assert all(torch.equal(made, other) for other in others)
-    assert not made[n:].any()
-    assert not made[:, n:].any()
-    factors = made[:n, :n].mT.double()
-    lower, upper = factors.tril(-1) + torch.eye(n), factors.triu()
-    assert lower.abs().max() <= 1
-    product = lower @ upper
-    # P is known by what rows are.
-    rows = torch.cdist(product, a.mT.double()).argmin(1)
-    assert len(rows.unique()) == n
-    assert ((product - a.mT.double()[rows]).abs() <= 2 * n * u * (lower.abs() @ upper.abs())).all()
-
-
-@pytest.mark.parametrize("place", [0, 40, 150, 249])
-@pytest.mark.parametrize("single", [False, True])
-def test_threads_stop_where_a_pivot_vanishes(
-    place: int, single: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """None of them uses pivots that are not known, however often they are tried."""
-    monkeypatch.setattr(factored, "THREADED", 0)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    dtype = torch.float32 if single else torch.float64
-    a, b = (torch.from_numpy(normal(250, k)).to(dtype) for k in (250, 1))
-    a[place] = 0
-    for _ in range(20):
-        assert factored.solved_by_factors(a, b, dtype, single=single, in_blocks=1 << 12) is None
 
 
 @pytest.mark.parametrize("exponent", [3, 5, 6, 7])
@@ -450,11 +394,11 @@ def test_many_right_hand_sides(n: int, k: int, positive: bool) -> None:
 
 
 def test_what_it_is_not_for() -> None:
-    called, core = [], CpuEngine("cpu").tuning[by_core.CoreTuning]
+    called, core = [], CpuEngine("cpu").tuning[ways.CoreTuning]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(by_core, "solved", lambda *_, **__: called.append(1))
-        patch.setattr(by_core, "solved_by_factors", lambda *_, **__: called.append(1))
-        patch.setattr(plan.SystemsPlan, "__call__", lambda *_: called.append(1))
+        patch.setattr(ways, "solved", lambda *_, **__: called.append(1))
+        patch.setattr(ways, "solved_by_factors", lambda *_, **__: called.append(1))
+        patch.setattr(SystemsPlan, "__call__", lambda *_: called.append(1))
         a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
         neula.solve(a, b, pivot="partial")
         large = np.eye(core.core_order + 1)

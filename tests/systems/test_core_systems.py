@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from capabilities import LEVELS, core_of
 from neula._core import Core, LargeSystem, SystemsSetting
@@ -88,12 +87,8 @@ def test_large_systems(kind: str) -> None:
         large(core, **LARGE[kind])
 
 
-def test_memory_for_blocks_and_pivots() -> None:
-    core = core_of("baseline")
-    for factors in (np.ones((N, N)), torch.ones(31, 8, dtype=torch.float64).numpy()):
-        with pytest.raises(ValueError, match=r"whole blocks|or larger"):
-            large(core, factors=factors).solve_in_blocks()
-    system = large(core, pivots=np.full(N, N, np.int32))
+def test_pivots_are_rows() -> None:
+    system = large(core_of("baseline"), pivots=np.full(N, N, np.int32))
     system.copy()
     with pytest.raises(ValueError, match="pivots"):
         system.solve(definite=False)

@@ -20,10 +20,9 @@ from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
 from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Declined
-from neula.problems.systems.factor_source import _LU, VECTORS
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, SystemsJudge
-from neula.problems.systems.together import _worst, solve_together
+from neula.problems.systems.together import _LU, VECTORS, _worst, solve_together
 
 noise = partial(normal, seed=3)
 

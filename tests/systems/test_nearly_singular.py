@@ -71,7 +71,7 @@ def test_one_after_the_other_by_factors(single: bool) -> None:
     a, right = nearly_singular(40, 1e-4 if single else 1e-8)
     b, conditions = torch.ones(40, 1, dtype=torch.float64), []
     for member in torch.from_numpy(a):
-        found = solved_by_factors(member, b, torch.float64, single=single, in_blocks=40)
+        found = solved_by_factors(member, b, torch.float64, single=single)
         conditions.append(condition_of(found))
     check(np.array(conditions), right)
 

@@ -19,8 +19,8 @@ from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
 from neula.problems.systems import together
-from neula.problems.systems.factor_source import DEFINITE, FactorSource
 from neula.problems.systems.system import ScaledSystems
+from neula.problems.systems.together import DEFINITE, FactorSource
 from neula.problems.systems.ways import MIXED
 
 LIBRARY = "lu fp64 with pivoting"

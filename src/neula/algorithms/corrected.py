@@ -42,8 +42,6 @@ def split(x: torch.Tensor, format: Format, parts: int = 2, scale: float = 2.0**1
     X is float32 or float64, in the range of the format. Each remainder is multiplied by ``scale`` before it
     is rounded, so that it stays clear of subnormal numbers.
 
-    Examples
-    --------
     >>> from neula.engines import FP16
     >>> high, low = split(torch.tensor([1.0 + 2.0**-15]), FP16)
     >>> float(high), float(low) / 2**11 == 2.0**-15
@@ -80,8 +78,6 @@ def corrected_product(
     unit sums from zero; the sums are added in float32. ``trace``: called with the split of each operand and
     with each product. Returns shape (m, n): in the dtype of ``a``, column-major.
 
-    Examples
-    --------
     >>> from neula.engines import EmulatedEngine
     >>> a = torch.tensor([[1.0, 2.0**-13], [3.0, 5.0]])
     >>> corrected_product(a, a, EmulatedEngine(format="fp16"))[0, 1] == 2.0**-13 * 6

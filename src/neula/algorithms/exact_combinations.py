@@ -18,8 +18,6 @@ def beyond_combinations(rows: torch.Tensor, others: torch.Tensor) -> list[int]:
     Numbers of the host are integers times powers of two, and have residues. Of a rank that is lower modulo
     the prime than it is, the probability is about 1e-9.
 
-    Examples
-    --------
     >>> rows = torch.tensor([[3.0, 1.0, 0.0], [0.0, 1.0, 7.0]], dtype=torch.float64)
     >>> others = torch.tensor([[3.0, 2.0, 7.0], [0.75, 0.25, 0.0], [3.0, 1.0, 1e-300]], dtype=torch.float64)
     >>> beyond_combinations(rows, others)

@@ -32,8 +32,6 @@ def binary_exponents(largest: torch.Tensor) -> torch.Tensor:
 
     Of complex numbers that of the larger part.
 
-    Examples
-    --------
     >>> binary_exponents(torch.tensor([0.0, 1.0, 6.0, 2.0**-1074], dtype=torch.float64)).tolist()
     [0, 1, 3, -1073]
     """
@@ -48,8 +46,6 @@ def two_product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.T
     Dekker's algorithm, by products of halves of the significands; exact unless numbers are near the ends of
     the range. One of them may be complex.
 
-    Examples
-    --------
     >>> x = torch.tensor([1 + 2.0**-40], dtype=torch.float64)
     >>> high, low = two_product(x, x)
     >>> high.item() == 1 + 2.0**-39, low.item() == 2.0**-80

@@ -43,9 +43,6 @@ Tracer = Callable[[TraceEvent], None]
 class Trace(list[TraceEvent]):
     """Records the steps of an algorithm that takes ``trace=``, in order.
 
-    Examples
-    --------
-    >>> import torch
     >>> from neula.algorithms.orthogonal.rgsqrf import rgsqrf
     >>> from neula.engines import EmulatedEngine
     >>> trace = Trace()

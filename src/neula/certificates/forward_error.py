@@ -35,8 +35,6 @@ def enlarged(x: X, rate: X | float) -> X:
     """``x / (1 - rate)``, since ``||(I - E)^-1|| <= 1 / (1 - rate)`` if ``||E|| <= rate``; infinite from a
     rate of 1 on, where nothing is known.
 
-    Examples
-    --------
     >>> enlarged(1.0, 0.5), enlarged(0.0, 1.0)
     (2.0, inf)
     """
@@ -55,8 +53,6 @@ def inverse_margin(count: int) -> float:
     at most ``(count / (2 t^2))^(count/2) / Gamma(count/2 + 1)``. Other singular values make it larger. The
     margin is the t for which that is ``RARE``.
 
-    Examples
-    --------
     >>> [round(inverse_margin(count)) for count in (2, 4, 8)]
     [1000, 38, 8]
     """
@@ -71,8 +67,6 @@ def left_by_update(rate: X, *, lifted: bool = False) -> X:
     ``lifted``, errors are those of ``W p`` for ``W^T W = I - E``, whose norm is at most ``sqrt(1 + rate)``:
     of solutions in the space of the rows.
 
-    Examples
-    --------
     >>> left_by_update(0.25), left_by_update(1.5)
     (0.3333333333333333, inf)
     """
@@ -88,8 +82,6 @@ def measured_error(left: X, size: X | float, rounding: X | float = 0.0, rate: X 
     ``refining.relative_error`` has it, which is one launch; infinite where updates are not trusted to show
     errors, and where only errors are left.
 
-    Examples
-    --------
     >>> round(measured_error(0.1, 1.0), 4), measured_error(1.0, 1.0), measured_error(0.1, 1.0, rate=0.3)
     (0.1111, inf, inf)
     """
@@ -124,8 +116,6 @@ def rounded_error(error: X, rounding: X | float) -> X:
     The first is relative to the exact solution, which may be shorter than x, ``||D x|| <= (1 + error) ||D
     x*||``; the second relative to x.
 
-    Examples
-    --------
     >>> rounded_error(0.5, 0.25)
     0.875
     """
@@ -153,8 +143,6 @@ def where(condition: Any, x: Any, other: Any) -> Any:
 def digits_of(forward_error: float, dtype: torch.dtype) -> float:
     """Decimal digits that rounding errors leave correct: the negative logarithm, at most those of the dtype.
 
-    Examples
-    --------
     >>> digits_of(1e-8, torch.float64), digits_of(10.0, torch.float64)
     (8.0, -1.0)
     >>> round(digits_of(0.0, torch.float64), 2), round(digits_of(1e-12, torch.float32), 2)

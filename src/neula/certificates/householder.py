@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -69,19 +70,39 @@ class Reflectors:
         return x
 
 
-def householder_measures(
-    a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
-) -> torch.Tensor:
-    """Measure R and Q, given as reflectors, as :func:`neula.certificates.qr.qr_measures` does, in double
-    precision. R is the upper triangle of h, shape (batch, m, n), with Householder vectors below; ``scales``
-    are those of the columns.
+def householder_images(
+    h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Products of R and Q, given as reflectors, with random vectors: ``Q R D G``, shape (batch, m, vectors),
+    and the norms of ``Q^H Q H - H`` and of its largest direction, shape (batch, 2), in double precision.
+
+    R is the upper triangle of h, shape (batch, m, n), with Householder vectors below; D are the scales of the
+    columns.
     """
-    size = max(1, CHUNK[h.device.type] // (h.shape[1] * h.shape[2]))
-    parts = zip(*(x.split(size) for x in (a, h, tau, scales)), strict=True)
-    return torch.cat([_measured(*part) for part in parts], 1)
+    found = [_images(*part) for part in _in_parts(h, tau, scales)]
+    images, losses = zip(*found, strict=True)
+    return torch.cat(images), torch.cat(losses)
 
 
-def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def householder_measures(
+    a: torch.Tensor, scales: torch.Tensor, images: torch.Tensor, losses: torch.Tensor
+) -> torch.Tensor:
+    """The measures of :func:`neula.certificates.qr.qr_measures`, from :func:`householder_images`."""
+    g = gaussian_probes(a.shape[2], a.device, images.dtype)
+    given = torch.cat([in_double(x) @ (d[:, :, None].double() * g) for x, d in _in_parts(a, scales)])
+    found = torch.stack([norms(given - images), norms(given), *losses.unbind(1)])
+    k = min(a.shape[1:])
+    return found * units(k, DIRECTIONS, g.dtype, found.device)[:, None]
+
+
+def _in_parts(*batch: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Some matrices at a time: the first tensor's are converted."""
+    first = batch[0]
+    size = max(1, CHUNK[first.device.type] // (first.shape[1] * first.shape[2]))
+    return zip(*(x.split(size) for x in batch), strict=True)
+
+
+def _images(h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     (batch, m, n), k = h.shape, tau.shape[1]
     g, probes = gaussian_probes(n, h.device, h.dtype), directions(k, h.device, h.dtype)
     dg = scales[:, :, None].double() * g
@@ -89,7 +110,5 @@ def _measured(a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch
     start = dg.new_zeros(batch, m, PROBES + DIRECTIONS)
     start[:, :k] = torch.cat([in_double(h[:, :k].triu()) @ dg, probes.expand(batch, -1, -1)], 2)
     image, basis = reflectors.apply(start).split((PROBES, DIRECTIONS), 2)
-    given = in_double(a) @ dg
     loss = reflectors.apply(basis, transposed=True)[:, :k] - probes
-    found = torch.stack([norms(given - image), norms(given), norms(loss), spectral_norms(loss)])
-    return found * units(k, DIRECTIONS, g.dtype, found.device)[:, None]
+    return image, torch.stack([norms(loss), spectral_norms(loss)], 1)

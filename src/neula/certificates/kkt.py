@@ -41,8 +41,6 @@ class KKTNorms(Generic[X]):
         columns that it should be orthogonal to, a change of b by ``P r`` makes it so, and what w is left goes
         as in the first.
 
-        Examples
-        --------
         >>> KKTNorms(1.0, 1e-9, 1e-12, 0.0, 1.0, 1.0).backward_error
         5e-13
         """

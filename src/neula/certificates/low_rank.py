@@ -85,8 +85,6 @@ def visible(vectors: int = VECTORS, missed: float = RARE) -> float:
     ``P(chi^2 <= 2 h) <= h^(p/2) / (p/2)!`` (its density is at most ``x^(p/2-1) / (2^(p/2) (p/2-1)!)``). With
     complex vectors twice the square has ``2 p`` degrees of freedom, and is small with less probability.
 
-    Examples
-    --------
     >>> round(visible(), 3)
     0.374
     """
@@ -127,9 +125,6 @@ def largest_beyond(
     ``u``, ``v``: with orthonormal columns. ``edge``: about the norm of D. ``wanted``: a bound that would be
     good enough; it decides on the polynomial, whose degree is at most ``most``.
 
-    Examples
-    --------
-    >>> import torch
     >>> from neula.engines import CpuEngine
     >>> a = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
     >>> one = torch.eye(3, dtype=torch.float64)[:, :1]
@@ -191,8 +186,6 @@ def upper_bounds(
     that counts. ``enough``: differences to the singular values that are small enough: no eigenvalues are
     computed for less. Infinite where D may be too large.
 
-    Examples
-    --------
     >>> import numpy as np
     >>> upper_bounds(np.array([2.0, 1.0]), np.zeros((2, 2)), 2, 0.5, 0.0)
     array([2., 1.])

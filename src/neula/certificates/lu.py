@@ -22,8 +22,6 @@ def componentwise_backward_error(
     Lopez and Mary (2022), formula 2.2, by the theorem of Oettli and Prager; the worst right-hand side
     counts. Rows of A and b are in the order of L: ``A[permutation]`` after pivoting. NaN if x is not finite.
 
-    Examples
-    --------
     >>> a, one = torch.tensor([[4.0, 0.0], [0.0, 4.0]]), torch.ones(2, 1)
     >>> componentwise_backward_error(a, one, 4.5 * one, torch.eye(2), a)
     0.0625
@@ -50,8 +48,6 @@ def gamma(k: float, u: float, *, probabilistic: bool = False) -> float:
 class BlockFma:
     """Error bounds of Lopez and Mary (2022) for a unit that adds t products at a time.
 
-    Examples
-    --------
     >>> paper, ampere = BlockFma(4), BlockFma(8)
     >>> f"{paper.product(4096, 'fp16') / ampere.product(4096, 'fp16'):.1f}"
     '3.0'
@@ -181,8 +177,6 @@ def lu_bound(
     3.1: ``low`` by default. ``block``: t, the products that the unit adds at a time. Raises ValueError for an
     unknown variant, and for 5.2/4.1 without an inner panel.
 
-    Examples
-    --------
     >>> ratio = lu_bound("4.1", 1000, panel=256) / lu_bound("5.1", 1000, panel=256)
     >>> 100 < ratio < 256
     True

@@ -96,7 +96,8 @@ def power_margin(n: int, q: int) -> float:
 def by_power_method(
     image: torch.Tensor, multiply: Callable[[torch.Tensor], torch.Tensor], n: int, enough: float
 ) -> torch.Tensor:
-    """``||E||_2`` of a matrix or a batch from above, within a factor of 2; the host waits.
+    """``||E||_2`` of a matrix or a batch from above, within a factor of 2 unless it is at most ``enough``;
+    the host waits.
 
     ``image`` is ``E H`` for the vectors of :func:`directions`. Products go on until it is clear which norms
     are at most ``enough``, or within a factor of 1.25.
@@ -106,7 +107,8 @@ def by_power_method(
         image = multiply(image / size.masked_fill(size == 0, 1.0))
         least, factor = two_norms(image, -2).amax(-1), power_margin(n, q)
         upper = factor * least
-        if factor < 1.25 or (factor < 2 and bool(((upper <= enough) | (least > enough)).all())):
+        clear = (upper <= enough) | ((least > enough) & (factor < 2))
+        if factor < 1.25 or bool(clear.all()):
             break
     return upper
 
@@ -125,7 +127,7 @@ def gram_defect(q: torch.Tensor, over_rows: Reduction = HERE) -> torch.Tensor:
 
 def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) -> torch.Tensor:
     """``||I - Q^H Q||_2`` from above where a first estimate was too large, shape (batch,), as close as it
-    takes to tell whether it is at most ``enough``: within a factor of 2; the host waits.
+    takes to tell whether it is at most ``enough``, else within a factor of 2; the host waits.
     """
     n = q.shape[2]
     if n <= COLUMNS:

@@ -96,26 +96,33 @@ def units(k: int, vectors: int, dtype: torch.dtype, device: torch.device) -> Ten
     return remembered(("units of QR measures", k, vectors, dtype, device), made)
 
 
-def leading_losses(q: Tensor, counts: Sequence[int], over_rows: Reduction = HERE) -> Tensor:
-    """Estimates of ``||I - Q_k^H Q_k||_F / sqrt(k)`` for the first k columns, float64, without synchronizing.
+def leading_losses(q: Tensor, counts: Sequence[int], over_rows: Reduction = HERE, powers: int = 0) -> Tensor:
+    """Estimates of ``||I - Q_k^H Q_k||_F / sqrt(k)`` for the first k columns, float64, without synchronizing;
+    after some steps of the power method instead of the 2-norm, from below.
 
-    There are so few k that all random vectors together are multiplied while Q is read once.
+    There are so few k that all random vectors together are multiplied while Q is read once a step.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.certificates.qr import leading_losses
     >>> q = torch.diag(torch.tensor([1.0, 1.0, 1.0, 0.5]))
     >>> leading_losses(q, [3, 4])[0]
     tensor(0., dtype=torch.float64)
+    >>> leading_losses(q, [3, 4], powers=4)
+    tensor([0.0000, 0.7500], dtype=torch.float64)
     """
     n, each = q.shape[1], VECTORS // len(counts)
     place = torch.arange(n, device=q.device)
     within = torch.stack([place < k for k in counts], 1).repeat_interleave(each, 1)
-    g = gaussian(n, len(counts) * each, double_of(q.dtype), q.device, seed=SEED) * within
-    lost = (over_rows.total(thin_product(q.mH, thin_product(q, g))) - g) * within
-    sizes = (squares(x).unflatten(1, (len(counts), each)).sum((0, 2)) for x in (lost, g))
+    v = gaussian(n, len(counts) * each, double_of(q.dtype), q.device, seed=SEED) * within
+    lost = _lost(q, v, within, over_rows)
+    for _ in range(powers):
+        size = two_norms(lost, 0)
+        v = torch.where(size == 0, v, lost / size)
+        lost = _lost(q, v, within, over_rows)
+    sizes = (squares(x).unflatten(1, (len(counts), each)).sum((0, 2)) for x in (lost, v))
     return torch.div(*sizes).sqrt()
+
+
+def _lost(q: Tensor, v: Tensor, within: Tensor, over_rows: Reduction) -> Tensor:
+    return (over_rows.total(thin_product(q.mH, thin_product(q, v))) - v) * within
 
 
 def certifying_dtype(given: torch.dtype, target: Format) -> torch.dtype:

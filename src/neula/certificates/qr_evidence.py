@@ -68,7 +68,8 @@ class QRCertificate(QRErrors[float]):
     orthogonality_2norm : float
         Estimate of ``||I - Q^H Q||_2`` from above: with a probability below 1e-6 it is less than the norm,
         or, of batches, of tall matrices and on a CPU, less than half of it. It may be eleven times
-        ``sqrt(n)`` too large; if it alone exceeds its bound, one from above within a factor of 2 replaces it.
+        ``sqrt(n)`` too large; if it alone exceeds its bound, a closer one replaces it, within a factor of 2
+        of the norm unless a coarser one is below the bound.
     """
 
     @property

@@ -43,9 +43,6 @@ def rank_doubt(
     ``rounding`` (:func:`rounding_of`). ``along``, ``length``: components of the residuals along their left
     singular vectors, and norms of the residuals. ``rows``: of A and b, without those that vanish.
 
-    Examples
-    --------
-    >>> import torch
     >>> tiny, along, length = (torch.tensor(x, dtype=torch.float64) for x in ([1e-14], [[3.0]], [3.1]))
     >>> [bool(rank_doubt(1e-7, tiny, part * along, length, 2, 50, 7e-16)) for part in (1, 0.1)]
     [True, False]

@@ -22,8 +22,6 @@ DOUBLED = 2.0**-104  # relative error of one operation in doubled products, with
 def quotient(a: X, b: X | float) -> X:
     """``a / b`` for norms: 0 where both vanish, infinite where only b does.
 
-    Examples
-    --------
     >>> quotient(1.0, 4.0), quotient(0.0, 0.0), quotient(1.0, 0.0)
     (0.25, 0.0, inf)
     """
@@ -85,8 +83,6 @@ def goes_on(
     """Whether another update is worthwhile: the error is too large, was at least halved, and is not that
     of rounding alone (``neula.kernels.small_problems.refining.progress``).
 
-    Examples
-    --------
     >>> goes_on(1e-3, 1.0, 1e-6), goes_on(1e-9, 1.0, 1e-6), goes_on(0.7, 1.0, 1e-6)
     (True, False, False)
     """

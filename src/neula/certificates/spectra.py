@@ -171,9 +171,6 @@ def spectral_errors(
     eigenvalues was computed: bound on the errors of all of them, on which their positions rest. ``moved``,
     shape (batch, k): norms of changes of the computed vectors after the measurement.
 
-    Examples
-    --------
-    >>> import torch
     >>> a = torch.diag(torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64))[None]
     >>> v, s = torch.eye(3, dtype=torch.float64)[None], a.diagonal(0, 1, 2)
     >>> found = spectral_errors(s, measured(a, v, s, v), symmetric=True)

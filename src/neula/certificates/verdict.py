@@ -55,8 +55,6 @@ class Evidence(NamedTuple, Generic[X]):
 class Limits:
     """Upper limits of the numbers of :class:`Evidence`.
 
-    Examples
-    --------
     >>> limits = Limits.for_shape((3, 2), 1e-15, 0.1, rcond=2.0**-52)
     >>> sound = Evidence(0.0, 0.5, 1e-16, 1e-16, 1e-15, 10.0)
     >>> limits.accept(sound), limits.accept(sound._replace(forward_error=math.nan))
@@ -102,8 +100,6 @@ class Limits:
 def within(*measures: tuple[Any, Any]) -> Any:
     """Whether all measures are at most their limits: NaN never is.
 
-    Examples
-    --------
     >>> within((0.1, 2.0), (0.1, 3.0)), within((0.1, 2.0), (math.nan, 3.0))
     (True, False)
     """

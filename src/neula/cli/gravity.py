@@ -65,8 +65,6 @@ class GravityProblem:
 def coefficient_count(degree: int) -> int:
     """Number of coefficients of degrees 2 to ``degree``: ``(degree + 1)^2 - 4``.
 
-    Examples
-    --------
     >>> coefficient_count(40)
     1677
     """
@@ -155,8 +153,6 @@ def gravity_problem(
     every device. ``part`` are the observations to make: processes that make a part each have made the same as
     one that makes all. A ValueError says which number is out of range.
 
-    Examples
-    --------
     >>> problem = gravity_problem(10)
     >>> tuple(problem.A.shape)
     (1170, 117)

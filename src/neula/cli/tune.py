@@ -157,8 +157,6 @@ def threshold_of(
 
     The threshold in force stays unless another saves more than :data:`PAYS`.
 
-    Examples
-    --------
     >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), 15, up_to=False)
     40
     >>> threshold_of([(1.0, 2.0), (1.0, 1.5), (3.0, 2.0)], (10, 20, 40), 15, up_to=True)

@@ -56,19 +56,9 @@ __all__ = [
 
 
 def select_engine(engine: str | Engine, device: torch.device) -> Engine:
-    """The engine that was requested, on the device where it works.
+    """The engine that was requested, on the device where it works; ``"auto"`` is the one of the device.
 
-    Parameters
-    ----------
-    engine : str or Engine
-        ``"auto"`` takes the one of the input's device; an :class:`Engine` is used as it is.
-    device : torch.device
-        Where the input lives.
-
-    Raises
-    ------
-    ValueError
-        If the name is unknown, or the engine cannot work on this machine.
+    A ValueError says if the name is unknown, or the engine cannot work on this machine.
     """
     if isinstance(engine, Engine):
         return engine
@@ -94,11 +84,8 @@ def _cpu_engine(why_no_bf16: str) -> CpuEngine:
 def describe() -> list[dict[str, Any]]:
     """List every engine of this machine, with its formats and measured rates.
 
-    Returns
-    -------
-    list of dict
-        ``engine``, ``available``, ``device``, ``note`` and ``formats``: a dict from the format's name to
-        ``rate_gflops`` (float or None) and ``note``.
+    Each has ``engine``, ``available``, ``device``, ``note`` and ``formats``: a dict from the format's name to
+    ``rate_gflops`` (float or None) and ``note``.
     """
     note = "tensor-core numerics on any CPU; for experiments and tests, not for speed"
     emulated = _described("emulated", "any CPU", dict.fromkeys(EmulatedEngine("cpu").formats), note)

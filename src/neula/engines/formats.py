@@ -139,8 +139,6 @@ def round_to(x: torch.Tensor, target: Format) -> torch.Tensor:
     Subnormal numbers of the target are kept, and what is too large for it becomes infinite, as on tensor
     cores.
 
-    Examples
-    --------
     >>> round_to(torch.tensor([1 + 2.0**-11, 7e4, 1e-9]), FP16)
     tensor([1., inf, 0.])
     """

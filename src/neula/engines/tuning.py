@@ -33,19 +33,17 @@ class CorrectedTuning:
     # smallest dimension is projected_from.
     corrected_gram: int
     projected_from: int
-    corrected_product: int  # m n k of neula.matmul, whose operands are split in each call
+    # corrected_product, corrected_width: m n k and m n / (m + n) of neula.matmul, which splits its operands:
+    # a few passes over (m + n) k numbers, so that m n k operations are faster.
+    corrected_product: int
+    corrected_width: int
 
 
 @dataclass(frozen=True, init=False, eq=False)
 class Tuning:
     """The numbers of one machine by name: as attributes those that many algorithms share.
 
-    Parameters
-    ----------
-    numbers : mapping
-        All of them.
-    **others
-        Other values of some, as ``dataclasses.replace`` passes them.
+    They are made of all ``numbers`` and other values of some, as ``dataclasses.replace`` passes them.
     """
 
     numbers: Mapping[str, Any]

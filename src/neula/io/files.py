@@ -169,12 +169,7 @@ def write_files(contents: Mapping[Path, Mapping[str, np.ndarray | Table]]) -> No
     """Write several files, all of them or none: ``{path: {name of array: array}}``.
 
     Every file is first written under a temporary name in the same folder; only when all of them are
-    complete they get their names.
-
-    Raises
-    ------
-    FileError
-        As for :func:`write_matrix`; no file has been changed then.
+    complete they get their names. A FileError, as for :func:`write_matrix`, says that none has been changed.
     """
     staged: list[tuple[Path, Path]] = []
     try:

@@ -85,17 +85,8 @@ def split_key(argument: str) -> tuple[Path, str | None]:
 def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
     """Raise before any computing when a result could not be written to ``path`` afterwards.
 
-    Parameters
-    ----------
-    path : str or path
-        Where :func:`write_matrix` or :func:`write_files` will write.
-    arrays : int, optional
-        How many arrays will go into the file; only ``.npz``, HDF5 and ``.mat`` files hold more than one.
-
-    Raises
-    ------
-    FileError
-        Unknown extension, too many arrays for the format, no such directory, or not writable.
+    A FileError says if the extension is unknown, if the format does not hold so many arrays (only ``.npz``,
+    HDF5 and ``.mat`` hold more than one), if there is no such directory, or if it is not writable.
     """
     path = Path(path)
     kind = kind_of(path, WRITABLE, "written")

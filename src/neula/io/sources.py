@@ -87,7 +87,6 @@ def row_blocks(x: Any, columns: Sequence[str] | str | None = None) -> Source:
     Examples
     --------
     >>> import numpy as np, neula
-    >>> from neula.io.sources import row_blocks
     >>> A = np.vander(np.linspace(0.0, 1.0, 1000), 4)
     >>> source = row_blocks(A)
     >>> result = neula.lstsq(source, A @ [1.0, 2.0, 3.0, 4.0])

@@ -4,12 +4,14 @@ back in kind, and says where the accuracy was missed.
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from time import perf_counter
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -37,11 +39,6 @@ class HostTuning:
     left_to_host: int  # of all problems together that a first link has not solved, passes over them counted
     passes: float  # over ill-conditioned problems, each as long as one over others
     passes_left: float  # where all that takes batches has failed, and problems would go one by one to an SVD
-
-    @property
-    def by_host_system(self) -> int:
-        """The limit for a linear system, which takes a third of the operations, with the compiled core."""
-        return 3 * self.by_host_kernel
 
 
 @dataclass(frozen=True)
@@ -214,3 +211,60 @@ class Call:
         if places := self.first.places:  # the user's, of a list
             indices = [(places[first], *rest) for first, *rest in indices]
         report_missed(what, why, result, indices, strict=self.strict, unsure=unsure)
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_parallel = False  # whether neula has computed in this process with torch's pool of threads
+
+
+def restored(function: Callable[P, T]) -> Callable[P, T]:
+    """A function that leaves the modes of its thread as they were, also when Ctrl-C breaks it off.
+
+    A ``with`` statement cannot promise that: the interruption may come when the mode is set and the body has
+    not begun.
+    """
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        global _parallel
+        _parallel = _parallel or torch.get_num_threads() > 1
+        restore = _modes()
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            restore()
+            raise
+
+    return call
+
+
+_DEVICES = ("cpu", "cuda")
+
+
+def _modes() -> Callable[[], None]:
+    """Restore the modes of this thread as they are now."""
+    gradients, casts = torch.is_grad_enabled(), tuple(map(torch.is_autocast_enabled, _DEVICES))
+    stream = None
+    if torch.cuda.is_initialized():
+        stream = torch.cuda.current_stream(torch.cuda.current_device())  # of a number: a third of the time
+
+    def restore() -> None:
+        torch.set_grad_enabled(gradients)
+        for device, enabled in zip(_DEVICES, casts, strict=True):
+            torch.set_autocast_enabled(device, enabled)
+        if stream is not None:
+            torch.cuda.set_stream(stream)  # and its device
+
+    return restore
+
+
+def _after_fork() -> None:
+    """A child lacks the threads of torch's pool, for which it would wait forever: it computes alone."""
+    if _parallel and torch.get_num_threads() > 1:
+        torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

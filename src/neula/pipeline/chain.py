@@ -7,19 +7,87 @@ that is read once, and the problems whose answers are not good enough go to the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
 
+from neula.engines import FORMATS, Tuning, graphs
+from neula.io.memory import sizes_here
 from neula.pipeline.batches import ProblemBatch, Values
-from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, logged
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
+
+_ASKED = re.compile(r"allocate ([\d.]+) (\w+)")
+_TEXTS = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
+
+
+@dataclass
+class MemoryGuard:
+    """Attempts that may run out of memory, so that the next one, which may need less, has its turn."""
+
+    device: torch.device
+    # The missing memory of an attempt: "LU fp16 needed 2.00 GiB more, 1.25 GiB of 80.0 GiB free".
+    shortages: list[str] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def attempt(self, label: str) -> Iterator[None]:
+        """Carry on behind the block, whose temporary tensors are free then, if memory does not suffice."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_shortage(error):
+                raise
+            self.shortages.append(f"{label} {_needed(error)}, {_free(self.device)}")
+            if self.device.type == "cuda":
+                graphs.clear()
+
+    def raise_if_short(self) -> None:
+        """Where no attempt gave an answer: raise torch.OutOfMemoryError if one had too little memory."""
+        if self.shortages:
+            raise torch.OutOfMemoryError(
+                f"not enough memory on {self.device}: {'; '.join(self.shortages)}. Free memory, or "
+                "pass fewer right-hand sides, smaller batches or a narrower dtype"
+            )
+
+
+def is_shortage(error: BaseException) -> bool:
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The allocator of the CPU, cuBLAS and cuSOLVER have no class of their own.
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS)
+
+
+def _needed(error: BaseException) -> str:
+    found = _ASKED.search(str(error))
+    if found is None:
+        return "needed more than there was"
+    size, unit = found.groups()
+    return f"needed {_in_gib(int(size)) if unit == 'bytes' else f'{size} {unit}'} more"
+
+
+def _free(device: torch.device) -> str:
+    sizes = sizes_here()
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        # Reserved but unused memory of torch is free for torch.
+        sizes = free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device), total
+    if sizes is None:
+        return "how much was free is not known"
+    return f"{_in_gib(sizes[0])} of {_in_gib(sizes[1])} free"
+
+
+def _in_gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
 
 P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
@@ -352,3 +420,111 @@ def finish(result: Any) -> Any:
     True
     """
     return result if getattr(result, "_pending", None) is None else result._pending()
+
+
+C = TypeVar("C")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Rule(Generic[C, T]):
+    """A column that depends on the case, in words and as a function."""
+
+    words: str
+    rule: Callable[[C], T]
+
+    def __call__(self, case: C) -> T:
+        return self.rule(case)
+
+
+def ruled(words: str) -> Callable[[Callable[[C], T]], Rule[C, T]]:
+    """Decorator that makes a rule of a function of several lines."""
+    return lambda rule: Rule(words, rule)
+
+
+CORE = "compiled core"
+HOST = "host of a GPU"
+KERNEL = "GPU, one kernel"
+ANY = "any device"
+LAUNCHED = "GPU, asynchronous"
+
+
+@dataclass(frozen=True)
+class Row(Generic[C]):
+    factorization: str  # its arithmetic takes the place of {}
+    make: Callable[[C, str, str], Link[Any, Any]]  # from a case, the label and an arithmetic
+    when: tuple[Rule[C, bool], ...]  # conditions, of which all must hold
+    refiner: str | Rule[C, str] = ""  # suffix of the label
+    arithmetics: tuple[str, ...] | Rule[C, Sequence[str]] = ("fp64",)  # a link is made for each of them
+    place: str = ANY  # where it runs
+
+    def links(self, case: C) -> dict[str, Link[Any, Any]]:
+        """The links of a case by their arithmetic; none where a condition does not hold."""
+        for condition in self.when:
+            if not condition.rule(case):
+                return {}
+        end = self.refiner(case) if callable(self.refiner) else self.refiner
+        names = self.arithmetics(case) if callable(self.arithmetics) else self.arithmetics
+        label = self.factorization + (f" + {end}" if end else "")
+        return {name: self.make(case, label.format(name), name) for name in names}
+
+
+Make = Callable[[Any, str, str], Link[Any, Any]]  # from the case, label and arithmetic to a link
+
+
+def way(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
+    """A link of one function, whatever the case."""
+    return lambda case, label, name: Link(label, answer, **flags)
+
+
+def labelled(answer: Callable[..., Answer[Any]], *, improves: bool = False, **given: Any) -> Make:
+    """A link of one function, which is passed the label."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, **given), improves=improves)
+
+
+def formatted(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
+    """A link of one function, which is passed the label and the format."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, format=FORMATS[name]), **flags)
+
+
+class Case:
+    """Shape and options of a problem, without numbers, for the conditions of a table of links."""
+
+    options: Any
+
+    @cached_property
+    def tuning(self) -> Tuning:
+        return self.options.engine.tuning
+
+
+Table = Sequence[Row[C] | tuple[Row[C], ...]]
+"""Rows, cheapest first. Of the rows in a tuple all links in one arithmetic come before those in the next."""
+
+
+class Chain(Sequence[Link[Any, Any]]):
+    """The links of a case, each made when it is its turn: the first solves most problems."""
+
+    def __init__(self, table: Table[Any], case: Any) -> None:
+        self._made: list[Link[Any, Any]] = []
+        self._rest = _links_of(table, case)
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
+
+    def __len__(self) -> int:
+        return len(self[:])
+
+    def __getitem__(self, place: Any) -> Any:
+        counts = isinstance(place, int) and place >= 0
+        self._made += islice(self._rest, max(0, place + 1 - len(self._made)) if counts else None)
+        return self._made[place]
+
+
+def _links_of(table: Table[C], case: C) -> Iterator[Link[Any, Any]]:
+    for rows in table:
+        if isinstance(rows, Row):
+            yield from rows.links(case).values()
+            continue
+        found = [row.links(case) for row in rows]
+        for name in dict.fromkeys(name for each in found for name in each):
+            yield from (each[name] for each in found if name in each)

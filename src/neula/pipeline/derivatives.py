@@ -114,9 +114,7 @@ class Attached(Function):
 
     @classmethod
     def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Any:
-        """Changes of the answers from those of the operands, None of those that have not changed; by default
-        the derivative is its own adjoint.
-        """
+        """Changes of answers from those of operands, None if unchanged; by default, its own adjoint."""
         return cls.gradients(answerer, (), kept, *changes)
 
 
@@ -248,9 +246,7 @@ class SymmetricFunction(ByFormulas):
 
 
 class LogDeterminant(Attached):
-    """``log |det A|``, whose gradient is ``A^-H`` (Giles 2008, section 2.2.4), or ``log det A``, if the
-    answer is complex.
-    """
+    """``log |det A|``, or complex ``log det A``, with the gradient ``A^-H`` (Giles 2008, section 2.2.4)."""
 
     kept = (1, 1)
 

@@ -145,9 +145,7 @@ def attach_solution(a: Tensor, b: Tensor, x: Tensor, *, ranks: Tensor, factorize
 
 
 def attach_system(a: Tensor, b: Tensor, x: Tensor, solve: Solve) -> Tensor:
-    """Solution ``x = A^-1 b`` of a linear system with the gradients of A and b, by a differentiable ``solve``
-    in double precision.
-    """
+    """``x = A^-1 b`` with the gradients of A and b, by a differentiable ``solve`` in double precision."""
     return dense.LinearSystem.apply(a, b, known(x, again=solve))[0]
 
 

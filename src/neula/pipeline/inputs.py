@@ -289,18 +289,15 @@ def _take_tensor(
     if x.layout != torch.strided:
         raise TypeError(f"{name} is a sparse tensor: pass {name}.to_dense()")
     if not x.is_floating_point() and not x.is_complex():
-        if x.dtype in (torch.int64, torch.uint64) and _is_wide(x):
+        # Which may be no float64. The absolute value of the smallest one, which is, is itself.
+        long = x.dtype in (torch.int64, torch.uint64) and x.numel() > 0
+        if long and (x.dtype == torch.uint64 or bool(x.abs().max() > WHOLE)):
             in_float64(x.cpu().numpy(), name)
         x = x.double()
     if x.dtype not in FLOATS and not (or_complex and x.dtype in COMPLEX):
         raise _unsupported(x.dtype, name, or_complex=or_complex)
     # A conjugate, and its imaginary part, are views with a sign that kernels, which read memory, do not see.
     return Taken(x.detach().resolve_conj().resolve_neg(), wrap, x)
-
-
-def _is_wide(x: torch.Tensor) -> bool:
-    """Whether integers may be no float64; the absolute value of the smallest one, which is, is itself."""
-    return x.numel() > 0 and (x.dtype == torch.uint64 or bool(x.abs().max() > WHOLE))
 
 
 def _unsupported(dtype: Any, name: str, *, or_complex: bool) -> TypeError:

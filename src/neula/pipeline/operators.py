@@ -14,11 +14,11 @@ import torch
 from torch.autograd import forward_ad
 
 from neula.engines import Engine
+from neula.pipeline.call import restored
 from neula.pipeline.derivatives import Answerer, Attached, Tensors, is_legacy_batch, leading, no_answer
 from neula.pipeline.inputs import is_spread, refuse_gradient, tensors_in
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
-from neula.pipeline.state import restored
 
 PROXY = torch._C._TorchDispatchModeKey.PROXY  # the mode of ``make_fx`` and ``torch.func.linearize``
 

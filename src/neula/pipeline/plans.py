@@ -1,9 +1,9 @@
 """Problems like some that were solved before: what does not depend on numbers is decided once.
 
 A call of a small problem spends most of its time on what its arrays are, what is requested, which chain that
-makes, and what may be accepted. A planner keeps what dtypes and keywords decide, a plan what shapes decide,
-with the first link: what that link solves, and the verdict accepts, is the answer. All else goes through the
-front end and the whole chain, which continues from what a device has found.
+makes, and what may be accepted. A plan keeps what shapes, dtypes and keywords decide, with the first link:
+what that link solves, and the verdict accepts, is the answer. All else goes through the front end and the
+whole chain, which continues from what a device has found.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from numbers import Real
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -24,16 +23,13 @@ from neula.engines import Tuning
 from neula.kernels.core import core
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.batches import ProblemBatch
-from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Link, answer_of_first
+from neula.pipeline.call import Call, restored
+from neula.pipeline.chain import Answer, Link, MemoryGuard, answer_of_first
 from neula.pipeline.inputs import fetched_tensors
-from neula.pipeline.memory import MemoryGuard
 from neula.pipeline.result import Attempt, SolutionResult, logged
-from neula.pipeline.result.deferred import Later
-from neula.pipeline.result.shown import Shown
+from neula.pipeline.result.shown import Later, Shown
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import SolutionOptions, Solutions
-from neula.pipeline.state import restored
 
 KEPT = 512  # shapes of one function that are remembered. A program that has more of them begins anew.
 
@@ -55,10 +51,11 @@ P = TypeVar("P", bound=ProblemBatch)
 S = TypeVar("S", bound=Solutions)
 Solved = TypeVar("Solved", bound=SolutionResult[Any])
 
+NEW: Any = object()  # what is kept of a shape that was not seen yet
+
 _every: list[Plans] = []
 
 Wrap = Callable[[np.ndarray], Any]  # makes an array one of the user's library
-Planner = Callable[..., "Plan | None"]  # from arrays to the plan of their shapes
 
 
 def _in_numpy(x: torch.Tensor) -> np.ndarray:
@@ -95,24 +92,21 @@ class Given(NamedTuple):
 class Plans:
     """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
 
-    ``make``: from the arguments of a call to the planner for its dtypes, dimensions and keywords; None where
-    the compiled core is not the first link. ``go_on``: from what a first link has found, and the arguments,
-    to the result. ``fetches``: whether a plan on the host also takes copies, of views, and what is fetched
-    from a device.
+    ``make``: from the arguments of a call to its plan; None where the whole chain is asked. ``go_on``: from
+    what a first link has found, and the arguments, to the result. ``fetches``: whether a plan on the host
+    also takes copies, of views, and what is fetched from a device.
     """
 
     def __init__(
         self,
-        make: Callable[..., Planner | None],
+        make: Callable[..., Plan | None],
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
     ) -> None:
         self._make, self._operands, self._fetches = make, operands, fetches
         self._go_on = None if go_on is None else restored(go_on)
-        self._plans: dict[Any, tuple[Plan | None, object, Tuning | None]] = {}
-        self._planners: dict[Any, Planner | None] = {}
-        self._seen: set[Any] = set()
+        self._plans: dict[Any, tuple[Plan | None, object, Tuning | None] | None] = {}  # None after one call
         _every.append(self)
 
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
@@ -129,11 +123,17 @@ class Plans:
             given_as += name, value, type(value)
         key = tuple(given_as), tuple([x.shape for x in given.arrays])
         try:
-            found = self._plans.get(key)
+            found = self._plans.get(key, NEW)
         except TypeError:  # a keyword that cannot be hashed
             return None
-        if found is None and (found := self._plan(key, given.arrays, keywords)) is None:
+        if found is NEW:  # a first call, often the only one, is not slowed down
+            self._remember(key, None)
             return None
+        if found is None:
+            taken = all(x.dtype in DTYPES for x in given.arrays)
+            made = self._make(*given.arrays, **keywords) if taken else None
+            found = made, core(), None if made is None else made.options.engine.tuning
+            self._remember(key, found)
         plan, kernels, tuning = found
         if plan is None or kernels is not core() or tuning is not plan.options.engine.tuning:
             return None
@@ -150,37 +150,13 @@ class Plans:
         assert self._go_on is not None
         return self._go_on(answer, *args, **keywords)
 
-    def _plan(
-        self, key: tuple[Any, Any], arrays: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> tuple[Plan | None, object, Tuning | None] | None:
-        """The plan of a new shape; None for a first call, often the only one, which is not slowed down."""
-        # Which format has an accuracy that is a number, and which device takes less time, depends on shapes.
-        by_shape = isinstance(keywords.get("accuracy"), Real) or isinstance(arrays[0], torch.Tensor)
-        kind = key if by_shape else (key[0], tuple(x.ndim for x in arrays))
-        if kind not in self._seen:
-            if len(self._seen) >= KEPT:
-                self.forget()
-            self._seen.add(kind)
-            return None
-        if kind not in self._planners:
-            taken = all(x.dtype in DTYPES for x in arrays)
-            self._planners[kind] = self._make(*arrays, **keywords) if taken else None
+    def _remember(self, key: Any, found: tuple[Plan | None, object, Tuning | None] | None) -> None:
         if len(self._plans) >= KEPT:
-            self._plans.clear()
-        planner = self._planners[kind]
-        plan = None if planner is None else planner(*arrays)
-        self._plans[key] = found = plan, core(), None if plan is None else plan.options.engine.tuning
-        return found
+            self.forget()
+        self._plans[key] = found
 
     def forget(self) -> None:
-        self._seen.clear()
-        self._planners.clear()
         self._plans.clear()
-
-
-def for_each_shape(plan_of: Callable[..., Plan | None]) -> Callable[..., Planner]:
-    """Decorator for plans that depend on shapes only."""
-    return lambda *arrays, **keywords: partial(plan_of, **keywords)
 
 
 def forget_all() -> None:

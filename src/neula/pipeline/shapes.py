@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -131,13 +130,6 @@ def broadcast_system(a: torch.Tensor, b: torch.Tensor, *, stacks_vectors: bool =
     b = b.unsqueeze(-1) if is_vector else b
     members = (1,) * (len(batch) - a.ndim + 2) + tuple(a.shape[:-2])
     return BatchedProblem(a, b, batch, members, b.shape[-1], is_vector)
-
-
-def shape_of_one(a: Any, b: Any) -> tuple[int, int, int] | None:
-    """Rows, columns and right-hand sides of one problem; None of a batch, and where shapes do not fit."""
-    if a.ndim != 2 or b.ndim not in (1, 2) or a.shape[0] != b.shape[0]:
-        return None
-    return *a.shape, 1 if b.ndim == 1 else b.shape[1]
 
 
 def broadcast_batch(*shapes: torch.Size) -> tuple[int, ...] | None:

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 
 from neula.certificates.forward_error import SURE, digits_of
-from neula.certificates.verdict import Evidence
+from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64, Engine, format_of, select_engine
 from neula.engines.complex import over
 from neula.engines.formats import double_of
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Values
 from neula.pipeline.call import Call, HostTuning, ProblemOptions
-from neula.pipeline.chain import Run
+from neula.pipeline.chain import Answer, Run
 from neula.pipeline.result import SolutionResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.pipeline.shapes import BatchedProblem
 
 FORWARD = 16
@@ -241,9 +241,15 @@ def attached(
 
 
 def unread(
-    call: Call, shapes: BatchedProblem, values: Solutions, accepted: torch.Tensor, options: SolutionOptions
+    call: Call, shapes: BatchedProblem, begun: Answer[Any], limits: Limits, options: SolutionOptions
 ) -> dict[str, Any]:
-    """Fields of a result whose numbers have not been read: tensors on the device, or NaN."""
+    """Fields of a result of a first link whose numbers have not been read: tensors on the device."""
+    values, measured = begun.values, begun.measured
+    assert measured is not None
+    of = dict(zip(values.names, measured, strict=True))
+    with call.computing():
+        certain = (of["largest"] <= torch.finfo(options.dtype).max) & (of.get("zero", 0) == 0)
+        accepted = limits.accept(Evidence.from_numbers(measured)) & certain
     found = {
         "accepted": shapes.of_members(accepted),
         "backward_errors": shapes.of_members(values.backward_error),

@@ -96,12 +96,6 @@ def test_bad_numbers_stay_in_their_matrix(kernel) -> None:
     assert not kernel(*arguments)[0][1].isfinite()
 
 
-def test_cpu_tensors_go_to_the_reference() -> None:
-    arguments = [x.cpu() for x in problem(2, 30, 8, *[torch.float32] * 3)]
-    for found, expected in zip(probe_errors(*arguments), probe_errors.reference(*arguments), strict=True):
-        assert torch.equal(found, expected)
-
-
 def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from neula.kernels.few_vectors import probes as module
 

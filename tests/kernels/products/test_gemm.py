@@ -129,12 +129,6 @@ def test_gram_matrices_of_scaled_columns_in_double_precision() -> None:
 
 
 @EACH_SCHEME
-def test_sixteen_decades(gemm: Gemm, scheme: Scheme) -> None:
-    a, b = wide(20, 100, 2), wide(100, 30, 3)
-    assert errors(gemm(a, b, scheme), a, b).max() <= bound(100)
-
-
-@EACH_SCHEME
 @pytest.mark.parametrize("size", [1e-42, 3e38])
 def test_any_size_that_the_result_can_hold(gemm: Gemm, scheme: Scheme, size: float) -> None:
     a, b = uniform(9, 20, 4) * size, uniform(20, 7, 5) / max(size, 1e-37)

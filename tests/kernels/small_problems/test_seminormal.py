@@ -29,10 +29,10 @@ from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
 from neula.kernels.ahead import LIST
 from neula.kernels.small_problems import seminormal, seminormal_host
-from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits, columns_of
+from neula.kernels.small_problems.seminormal import NAMES, SeminormalSolutions, SquareSystemLimits
 from neula.kernels.triton_source import TritonKernel
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.systems.factor_source import NORMAL_EQUATIONS
+from neula.problems.systems.together import NORMAL_EQUATIONS
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
@@ -313,12 +313,7 @@ def test_only_definite_matrices_are_definite(solve: Solve) -> None:
     assert said(solve(a, b, square=SYSTEM))["accepted"] == [1.0, 1.0]
 
 
-def test_columns_of_a_problem() -> None:
-    assert [columns_of(n) for n in (1, 8, 9, 16, 17, 33, 64)] == [8, 8, 16, 16, 32, 64, 64]
-
-
-@pytest.mark.parametrize("cond", [1.0, 1e4])
-@pytest.mark.parametrize(("m", "n"), [(40, 16), (50, 49), (64, 64)])
+@pytest.mark.parametrize(("m", "n", "cond"), [(40, 16, 1e4), (50, 49, 1.0), (64, 64, 1e4)])
 @pytest.mark.usefixtures("interpreted")
 def test_wide_matrices(m: int, n: int, cond: float) -> None:
     a, b = matrices(1, m, n, cond), noise(1, m, 1)
@@ -376,14 +371,6 @@ def test_any_strides(solve: Solve) -> None:
         assert torch.equal(one, other)
 
 
-def test_agrees_with_lapack(solve: Solve) -> None:
-    a, b = matrices(1, 30, 8, 1e3), noise(1, 30, 2)
-    expected = np.linalg.lstsq(a[0].numpy(), b[0].numpy(), rcond=None)[0]
-    error = np.linalg.norm(solve(a, b).x[0].numpy() - expected) / np.linalg.norm(expected)
-    # Wedin's bound for LAPACK's answer: cond^2, since the residual is as long as b.
-    assert error <= 20 * FP64.u * 1e3**2
-
-
 # --- through the public functions -------------------------------------------------------------------------
 
 
@@ -413,8 +400,7 @@ def test_least_squares_go_on_where_the_kernel_has_no_answer(engine: str) -> None
     assert (exact <= torch.as_tensor(result.forward_errors)[2:].cpu()).all()
 
 
-@pytest.mark.parametrize("units", [1e-300, 1e-160, 1e160])
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize(("n", "units"), [(1, 1e-300), (3, 1e-160), (3, 1e160)])
 def test_right_hand_sides_in_any_units(engine: str, n: int, units: float) -> None:
     """The next link solves what the kernel leaves alone, and nothing that this has said gets in the way."""
     a, b = matrices(1, n + 2, n)[0].numpy(), noise(n + 2, 2).numpy() * [1.0, units]

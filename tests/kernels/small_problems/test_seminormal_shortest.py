@@ -219,7 +219,7 @@ def test_bounds_beyond_one_are_none(m: int, rng: np.random.Generator) -> None:
         (Fraction(x) * Fraction(y) for x, y in zip(v[:-3].tolist(), b.tolist(), strict=False)), Fraction(0)
     )
     a, accepted = np.stack([v, v], 1), []
-    for exponent in np.arange(-85.0, -105.0, -1 / 256):
+    for exponent in np.arange(-85.0, -105.0, -1 / 64):
         rest = Fraction(2.0**exponent * size) - known
         for i in (-3, -2, -1):
             b[i] = float(rest / Fraction(v[i]))

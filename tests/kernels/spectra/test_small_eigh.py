@@ -102,8 +102,8 @@ def assert_decomposed(a: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None
 @pytest.mark.parametrize("dtype", [F32, F64])
 @pytest.mark.parametrize(
     ("kind", "count", "n"),
-    [("normal", 3, n) for n in (1, 2, 3, 4, 5, 17, 31)]
-    + [("normal", 70, 3), ("normal", 9, 16), ("normal", 1, 32)]
+    [("normal", 3, n) for n in (1, 2, 5, 31)]
+    + [("normal", 70, 3), ("normal", 1, 32)]
     + [(kind, 2, 12) for kind in ("graded", "equal", "opposite", "one", "negative", "zero", "diagonal")],
 )
 def test_values_and_vectors(decompose: Decompose, kind: str, count: int, n: int, dtype: torch.dtype) -> None:
@@ -111,10 +111,9 @@ def test_values_and_vectors(decompose: Decompose, kind: str, count: int, n: int,
     assert_decomposed(a, *decompose(a))
 
 
-@pytest.mark.parametrize("kind", ["normal", "one and noise"])
 @pytest.mark.parametrize(("n", "dtype"), [(33, F32), (64, F32), (65, F32), (128, F32), (33, F64), (64, F64)])
-def test_long_columns(kernel: Decompose, kind: str, n: int, dtype: torch.dtype) -> None:
-    a = matrices(kind, 2, n, dtype)
+def test_long_columns(kernel: Decompose, n: int, dtype: torch.dtype) -> None:
+    a = matrices("one and noise" if n in (33, 128) else "normal", 2, n, dtype)
     assert_decomposed(a, *kernel(a))
 
 

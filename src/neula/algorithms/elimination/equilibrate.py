@@ -104,8 +104,6 @@ def equilibrate(
     (van der Sluis, "Condition numbers and equilibration of matrices", Numer. Math. 14, 1969). All are
     float64.
 
-    Examples
-    --------
     >>> from neula.engines import EmulatedEngine
     >>> a = torch.tensor([[1e8, 2e8], [1e-9, 1e-9]], dtype=torch.float64)
     >>> scales = equilibrate(a, a.abs().sum(1), EmulatedEngine())

@@ -30,23 +30,19 @@ def solved_by_factors(
     dtype: torch.dtype,
     *,
     single: bool,
-    in_blocks: int = 0,
     definite: bool = False,
 ) -> CompiledSolutions | None:
     """Solve by LU with partial pivoting, or by a Cholesky factor; of single precision update once.
 
     None without the core, where a pivot vanishes, and where A is not definite. A, float64 or float32, has
-    contiguous rows. Up to the order ``in_blocks`` the kernel makes LU factors, too, instead of LAPACK.
-    ``dtype`` is that of the result.
+    contiguous rows. ``dtype`` is that of the result.
     """
     kernels = core()
     if kernels is None:
         return None
     n, k = b.shape
     threads = torch.get_num_threads() if n * n >= THREADED else 1
-    block, most_blocks = kernels.factor_blocks
-    blocked = not definite and n <= min(in_blocks, block * most_blocks)
-    factors = _memory_of_factors(kernels, n, torch.float32 if single else torch.float64, blocked=blocked)
+    factors = torch.empty(n, n, dtype=torch.float32 if single else torch.float64, device="cpu")
     sides, pivots = empty(k, n).copy_(b.mT), torch.empty(n, dtype=torch.int32, device="cpu")
     found, memory = CompiledSolutions.empty(kernels, n, k)
     system = kernels.large_system(
@@ -59,27 +55,11 @@ def solved_by_factors(
         dtype == torch.float32,
         threads,
     )
-    if blocked:
-        return found if system.solve_in_blocks() else None
     system.copy()
     if not (cholesky_in_place(factors.mT) if definite else lu_in_place(factors.mT, pivots)):
         return None
     system.solve(definite=definite)
     return found
-
-
-def _memory_of_factors(kernels: Core, n: int, dtype: torch.dtype, *, blocked: bool) -> torch.Tensor:
-    """Memory for the factors of the transpose, column by column.
-
-    Blocked ones have whole blocks of columns, an odd number of lines of the cache apart: rows of a panel are
-    read together, and others would compete for the same places in a cache at some orders.
-    """
-    if not blocked:
-        return torch.empty(n, n, dtype=dtype, device="cpu")
-    block, numbers = kernels.factor_blocks[0], kernels.cache_line // dtype.itemsize
-    stride = (-(-n // numbers) | 1) * numbers
-    # torch aligns it to lines.
-    return torch.empty(-(-n // block) * block, stride, dtype=dtype, device="cpu")
 
 
 @lru_cache(maxsize=64)

@@ -21,8 +21,6 @@ def least_jitter(a: torch.Tensor) -> float:
     ``a``, shape (n, n): finite; the lower triangle is read. What is added is rounded as the user's addition
     would be. Infinite where the sum overflows.
 
-    Examples
-    --------
     >>> least_jitter(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
     3.0
     """

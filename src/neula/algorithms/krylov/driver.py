@@ -86,8 +86,6 @@ def iterate(
     update. ``errors_of`` maps numbers to the errors by which solutions are compared, shape (levels, k); NaN
     is never better.
 
-    Examples
-    --------
     Newton's iteration for a square root:
 
     >>> def newton(x):

@@ -138,8 +138,6 @@ def gmres(
     convergence says that ``max_iterations`` will not be enough. Returns x, and how often the operator was
     applied.
 
-    Examples
-    --------
     >>> a = torch.diag(torch.arange(1.0, 4.0, dtype=torch.float64))
     >>> x, iterations = gmres(lambda z: a @ z, torch.ones_like(a[:, :1]), tolerance=1e-12, max_iterations=9)
     >>> x[:, 0], iterations
@@ -296,8 +294,6 @@ def cg(
     joined: without them they might end before anything is seen of the smallest eigenvalues. Returns x, with
     more columns at the end where others have joined, and how often the operator was applied.
 
-    Examples
-    --------
     >>> a = torch.diag(torch.arange(1.0, 4.0, dtype=torch.float64))
     >>> b = torch.ones_like(a[:, :1])
     >>> x, iterations = cg(lambda p: a @ p, lambda r: r, b, tolerance=1e-12, max_iterations=9)

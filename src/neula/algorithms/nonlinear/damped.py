@@ -25,8 +25,6 @@ def damped_steps(
     guess. Returns p, within 1.1 times the radius, and the damping: zero where the Gauss-Newton step is short
     enough.
 
-    Examples
-    --------
     >>> r, c = torch.eye(2).double()[None], torch.tensor([[3.0, 4.0]]).double()
     >>> one = torch.ones(1).double()
     >>> p, damping = damped_steps(r, c, torch.ones(1, 2).double(), one, 0 * one)

@@ -140,8 +140,6 @@ class _OneMatrix(TorchDispatchMode):
 def chunk(count: int, nbytes: int, device: torch.device) -> int:
     """How many of so many tangents, each with so many bytes of results, should fit in memory at a time.
 
-    Examples
-    --------
     >>> chunk(5, HOST_BYTES // (2 * INTERMEDIATES), torch.device("cpu"))
     2
     """

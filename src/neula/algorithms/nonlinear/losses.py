@@ -64,8 +64,6 @@ LOSSES: dict[str, Callable[[torch.Tensor], Rho]] = {
 class Loss:
     """``C^2 rho((f / C)^2)`` of each residual f, with a scale C.
 
-    Examples
-    --------
     >>> loss, f = Loss(huber, torch.tensor(2.0)), torch.tensor([[1.0, 4.0]])
     >>> loss.cost(f), loss.size(f)
     (tensor([6.5000]), tensor([3.]))

@@ -58,8 +58,6 @@ class OneFunction:
     of the Jacobian, at the last point and the largest ones so far; ``nfev`` and ``njev`` count calls for
     residuals, without those for differences, and for Jacobians.
 
-    Examples
-    --------
     >>> function = OneFunction(lambda x: x**2, None, "5-point")
     >>> bool(abs(function.slopes(np.array([3.0]))[0, 0] - 6) < 1e-9)
     True

@@ -49,10 +49,6 @@ def batched_qr(
     nonnegative diagonal. Where a column vanishes, the diagonal and the column of Q are zero. NaN and Inf stay
     in their matrix.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.algorithms.orthogonal.batched_qr import batched_qr
     >>> a = torch.eye(40, 36).expand(5, 40, 36)
     >>> q, r = batched_qr(a)
     >>> torch.equal(q, a), torch.equal(r, torch.eye(36).expand(5, 36, 36))

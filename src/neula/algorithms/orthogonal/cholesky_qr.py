@@ -138,9 +138,6 @@ def cholesky_inverse_in_blocks(gram: torch.Tensor, width: int = MAX_COLUMNS) -> 
 
     The Gram matrix is float32, and its upper triangle is read.
 
-    Examples
-    --------
-    >>> import torch
     >>> factors = cholesky_inverse_in_blocks(torch.tensor([[4.0, 2.0], [0.0, 2.0]]), width=1)
     >>> factors.r
     tensor([[2., 1.],
@@ -222,9 +219,6 @@ def solved_cholesky_qr(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor | Non
     the condition number; orthogonality is lost to ``u cond(A)^2``. Returns R, or None where a pivot shows
     that orthogonality is lost, or that something is not finite.
 
-    Examples
-    --------
-    >>> import torch
     >>> a = torch.tensor([[3.0], [4.0]])
     >>> r = solved_cholesky_qr(a, out=a)
     >>> round(r.item(), 6), round(a[1].item(), 6)

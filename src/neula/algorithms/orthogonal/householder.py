@@ -29,8 +29,6 @@ def solve_by_householder(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor
 
     Where R is singular, x is NaN or Inf.
 
-    Examples
-    --------
     >>> a = torch.tensor([[3.0, 0.0], [4.0, 0.0], [0.0, 2.0]])
     >>> solve_by_householder(a, a @ torch.tensor([[1.0], [3.0]]))[0].round(decimals=4).T
     tensor([[1., 3.]])

@@ -203,8 +203,6 @@ def _play_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, .
 def _interchanged(places: list[int]) -> list[int]:
     """The leading indices after interchanging element i with element ``places[i]``, for i = 0, 1, ...
 
-    Examples
-    --------
     >>> _interchanged([2, 2])
     [2, 0]
     """
@@ -232,9 +230,6 @@ def greedy_orders(a: torch.Tensor) -> torch.Tensor:
     Of what is left the longest column is the next one, and is projected out of the others. Matrices, with
     largest elements near 1, are overwritten.
 
-    Examples
-    --------
-    >>> import torch
     >>> greedy_orders(torch.tensor([[[1.0, 3.0, 3.0], [1.0, 0.0, 0.1]]])).tolist()
     [[2, 0, 1]]
     """

@@ -74,8 +74,6 @@ def lower_gram(a: torch.Tensor) -> torch.Tensor:
     """``A^H A`` of each matrix of a batch, of which only the lower triangle is to be read: products do not
     know that it is symmetric.
 
-    Examples
-    --------
     >>> lower_gram(torch.tensor([[[1.0, 2.0], [0.0, 1.0]]])).tolist()
     [[[1.0, 2.0], [2.0, 5.0]]]
     """

@@ -31,10 +31,6 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     Householder vectors below, in the dtype of Q; tau, shape (batch, k): factors that make the reflectors
     orthogonal to rounding errors, even if Q is not.
 
-    Examples
-    --------
-    >>> import torch
-    >>> from neula.algorithms.orthogonal.reconstruction import householder_form
     >>> q = torch.tensor([[[0.6], [0.8]]])
     >>> h, tau = householder_form(q, torch.tensor([[[5.0]]]))
     >>> h, torch.linalg.householder_product(h / torch.tensor([[-5.0], [1.0]]), tau)

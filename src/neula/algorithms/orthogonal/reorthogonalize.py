@@ -49,6 +49,7 @@ def reorthogonalize(
     r: torch.Tensor,
     engine: Engine,
     *,
+    columns: int | None = None,
     panel: str | None = None,
     cutoff: int | None = None,
     overwrite_q: bool = False,
@@ -56,10 +57,12 @@ def reorthogonalize(
     """RGSQRF of Q: returns an orthonormal Q and the R that belongs to it (``R_2 R``).
 
     Once is enough if Q was of full rank to the precision of the products. A small number on the diagonal of
-    ``R_2`` says that it was not (a condition number beyond ``1/u``), and that another pass is needed. Options
-    are those of :func:`rgsqrf`.
+    ``R_2`` says that it was not (a condition number beyond ``1/u``), and that another pass is needed.
+
+    ``columns``: how many are the last, where all others are orthonormal and stay what they are: what the last
+    ones have in the range of the others is projected out first. Other options are those of :func:`rgsqrf`.
     """
-    passes = second_passes(q, r, engine, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
+    passes = second_passes(q, r, engine, columns=columns, panel=panel, cutoff=cutoff, overwrite_q=overwrite_q)
     return deque(passes, maxlen=1).pop()
 
 
@@ -68,15 +71,31 @@ def second_passes(
     r: torch.Tensor,
     engine: Engine,
     *,
+    columns: int | None = None,
     panel: str | None = None,
     cutoff: int | None = None,
     overwrite_q: bool = False,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Q and R after each of the passes of :func:`reorthogonalize`: at least one, at most five."""
+    n = r.shape[1]
+    first = slice(0, 0 if columns is None else n - columns)
+    last = slice(first.stop, n)
+    if first.stop > 0:
+        q, r = (q if overwrite_q else engine.empty(*q.shape).copy_(q)), engine.empty(*r.shape).copy_(r)
     for _ in range(MAX_PASSES):
-        q, step = rgsqrf(q, engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
+        if first.stop > 0:
+            s = engine.empty(first.stop, n - first.stop)
+            engine.project_out(engine.operand(q[:, first]), q[:, last], s)
+            engine.gemm(engine.operand(s), engine.operand(r[last, last]), r[first, last], beta=1.0)
+        q_last, step = rgsqrf(
+            q[:, last], engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q or first.stop > 0
+        )
         smallest = step.diagonal().real.min()
-        r = _multiply_triangular(step, r, engine)
+        r_last = _multiply_triangular(step, r[last, last], engine)
+        if first.stop > 0:
+            r[last, last] = r_last
+        else:
+            q, r = q_last, r_last
         yield q, r
         if not bool(engine.over_rows.agree(smallest) < FULL_RANK):
             return

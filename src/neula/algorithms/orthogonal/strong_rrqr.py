@@ -47,9 +47,6 @@ def first_weak(r: torch.Tensor, tolerance: float) -> int | None:
 
     Columns up to a part ``tolerance`` of the longest do not count. None where there is none, or R holds NaN.
 
-    Examples
-    --------
-    >>> import torch
     >>> r = torch.eye(64)
     >>> r[20, 20] = 0.01
     >>> first_weak(r, 1e-6)

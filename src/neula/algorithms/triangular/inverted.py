@@ -118,8 +118,6 @@ def solve_in_blocks(
 class InvertedBlocks:
     """A triangular matrix, or a batch of them, that is solved with by products.
 
-    Examples
-    --------
     >>> t = torch.tensor([[2.0, 0.0], [4.0, 8.0]])
     >>> blocks = InvertedBlocks.from_factor(t, torch.float64, upper=False, width=1)
     >>> blocks.solve(torch.tensor([[2.0], [12.0]], dtype=torch.float64)).flatten()

@@ -30,9 +30,6 @@ class Substitution:
     substitution, as much as the diagonal blocks are ill-conditioned: but in a precision in which the unit
     roundoff is smaller by ``2**-13`` or more than that of the factors, whose errors hide it.
 
-    Examples
-    --------
-    >>> import torch
     >>> from neula.algorithms.elimination.lu import lu_factorize
     >>> from neula.engines import EmulatedEngine
     >>> a = torch.tensor([[0.0, 2.0], [4.0, 8.0]])

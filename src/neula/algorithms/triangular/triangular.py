@@ -22,9 +22,6 @@ LEAF = 128  # order of the blocks that the library inverts, all in one launch
 class BlockTriangular:
     """``R D^-1`` with an upper triangular R, in the precision of R.
 
-    Examples
-    --------
-    >>> import torch
     >>> r = BlockTriangular.from_factor(torch.tensor([[2.0, 4.0], [0.0, 8.0]]), width=128)
     >>> r.solve(torch.tensor([[6.0], [8.0]], dtype=torch.float64)).flatten()
     tensor([1., 1.], dtype=torch.float64)

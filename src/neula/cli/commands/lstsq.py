@@ -133,8 +133,6 @@ def lstsq(
 def _interval(text: str) -> tuple[float, float]:
     """Two numbers with a comma between them.
 
-    Examples
-    --------
     >>> _interval("0,inf"), _interval("-1.5, 2")
     ((0.0, inf), (-1.5, 2.0))
     """

@@ -22,8 +22,8 @@ from neula.errors import warn
 from neula.kernels import scipy_linalg
 from neula.kernels.magnitudes import MODERATE
 from neula.pipeline.factors import CholeskyMethods
-from neula.problems.systems.by_core import suits
-from neula.problems.systems.lu_plan import factors_of
+from neula.problems.systems.lu import factors_of
+from neula.problems.systems.ways import suits
 
 
 class _Pair(tuple[np.ndarray, Any]):

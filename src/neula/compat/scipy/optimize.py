@@ -17,7 +17,7 @@ import neula
 from neula.compat.drop_in import SMALL, drop_in, names_of, need, need_finite
 from neula.compat.measured import EPS, is_accurate_minimum
 from neula.errors import warn
-from neula.problems.nonlinear.models import parameters_of
+from neula.problems.nonlinear.curve_fit import parameters_of
 
 NOWHERE = (-np.inf, np.inf)
 

@@ -14,7 +14,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from neula.compat.drop_in import warn_of_rounding
 from neula.pipeline.inputs import take
-from neula.pipeline.result.deferred import Deferrable
+from neula.pipeline.result.shown import Deferrable
 
 Estimator = TypeVar("Estimator", bound=type)
 

@@ -14,7 +14,7 @@ from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.bounds import Accuracy, measurement_error, residual_bound
 from neula.compat.sklearn.data import Dense, TrainingData, like_fitted, with_accuracy
 from neula.engines import FP64
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 
 PART = 4
 """One in so many singular values, or fewer, take less time by eigenvectors of ``A^T A`` than all of them."""

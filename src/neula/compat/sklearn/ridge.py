@@ -16,7 +16,7 @@ import neula
 from neula.compat.sklearn.base import Linear, Seen, of_any_sign
 from neula.compat.sklearn.data import TrainingData, rows_times, with_accuracy
 from neula.engines import FP64
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 
 
 @with_accuracy

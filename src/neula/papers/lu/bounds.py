@@ -264,9 +264,6 @@ def block_gram_schmidt(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Q, in fp16, and R, in float32, of a matrix in the range of fp16, stored in one of :data:`STORAGES`.
 
-    Examples
-    --------
-    >>> from neula.engines import EmulatedEngine
     >>> from neula.io.matrices import random_matrix
     >>> a = random_matrix("normal", 96, 48, dtype=torch.float32)
     >>> for storage in STORAGES:

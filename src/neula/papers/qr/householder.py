@@ -117,9 +117,6 @@ def blocked_householder(a: torch.Tensor, engine: Engine, *, block: int = 128) ->
     smallest dimension of a product is the width of a panel, and wider panels take the time that wider
     products save.
 
-    Examples
-    --------
-    >>> import torch
     >>> from neula.engines import EmulatedEngine
     >>> engine = EmulatedEngine("cpu", "fp64")
     >>> a = torch.tensor([[3.0, 1.0], [4.0, 2.0]], dtype=torch.float64)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from neula.errors import warn
-from neula.pipeline.result.deferred import Deferrable, Deferring
+from neula.pipeline.result.shown import Deferrable, Deferring
 
 _log = logging.getLogger("neula")
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.deferred import Deferrable
-from neula.pipeline.result.shown import ArrayT, CertifiedResult, Unpacked
+from neula.pipeline.result.shown import ArrayT, CertifiedResult, Deferrable, Unpacked
 from neula.pipeline.result.solutions import SolutionResult
 
 if TYPE_CHECKING:

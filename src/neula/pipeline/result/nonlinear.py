@@ -345,10 +345,8 @@ class CurveFitResult(shown.Shown, Named, Generic[ArrayT]):
             )
         y, slopes = self.predict(xdata)
         inverse, give = self.result._inverse(self.absolute_sigma)
-        inverse, parts = (
-            inverse.to(slopes.device),
-            (slopes.real, slopes.imag) if y.is_complex() else (slopes,),
-        )
+        inverse = inverse.to(slopes.device)
+        parts = (slopes.real, slopes.imag) if y.is_complex() else (slopes,)
         spread = [torch.linalg.vector_norm(part.double() @ inverse, dim=-1) for part in parts]
         dof = math.inf if self.absolute_sigma else self.result.degrees_of_freedom
         return give(y), give(quantile(level, dof) * (torch.complex(*spread) if spread[1:] else spread[0]))

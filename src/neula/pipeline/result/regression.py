@@ -64,7 +64,7 @@ class Regression(Named):
     intercept: bool = False
     """Whether the first coefficient belongs to a column of ones that ``intercept=True`` has added."""
     _design: Any = None  # from a table to A, of a formula
-    _fit: Any  # neula.problems.least_squares.fit.LinearFit, or None
+    _fit: Any  # neula.problems.least_squares.regression.LinearFit, or None
 
     def covariance(self, *, absolute: bool = False, robust: str | None = None, groups: Any = None) -> Any:
         """Covariance matrix of the parameters, ``s^2 (A^H W A)^-1`` with ``W = diag(weights)^2`` or ``V^-1``.

@@ -9,10 +9,9 @@ from typing import Any, Generic
 import numpy as np
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.named import Named, as_numpy
 from neula.pipeline.result.regression import Regression
-from neula.pipeline.result.shown import ArrayT, CertifiedResult, Unpacked
+from neula.pipeline.result.shown import ArrayT, CertifiedResult, Deferrable, Unpacked
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
-from neula.pipeline.result.deferred import Deferrable
 from neula.pipeline.result.factorizations import QRResult
-from neula.pipeline.result.shown import ArrayT, CertifiedResult, Unpacked
+from neula.pipeline.result.shown import ArrayT, CertifiedResult, Deferrable, Unpacked
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)

@@ -29,8 +29,7 @@ from neula.certificates.kkt import KKTNorms
 from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.chain import Answer, Link
-from neula.pipeline.table import Chain, Row, Rule, Table, labelled
+from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, labelled
 from neula.problems.bounded.problem import BoundedProblems, BoundedValues
 
 SHORTEST = 0.5
@@ -38,10 +37,8 @@ SHORTEST = 0.5
 
 
 def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Factorize) -> BoundedValues:
-    """Solutions rounded to the dtype of the result, and their evidence.
-
-    ``factorize``: how columns of free variables are factorized: what is measured is as good as that.
-    """
+    """Solutions rounded to the dtype of the result, and their evidence."""
+    # ``factorize``: how columns of free variables are factorized: what is measured is as good as that.
     whole, reduced = problems.whole, problems.reduced
     low, high = reduced.low, reduced.high
     side = torch.where(found.x >= high, 1, torch.where(found.x <= low, -1, 0)).to(torch.int8)
@@ -177,11 +174,9 @@ class _Known:
 
 
 def _condition(kkt: KKTNorms, known: _Known, pushed: torch.Tensor, problems: Reduced) -> torch.Tensor:
-    """Condition numbers for Wedin's bound on ``||D (x - x*)|| / ||D x*||``, shape (C,).
-
-    They are those of the columns in which x and x* may differ: of all of them, unless the other variables are
-    pushed against their bounds by more than the residual may change: by ``pushed`` at least.
-    """
+    """Condition numbers for Wedin's bound on ``||D (x - x*)|| / ||D x*||``, shape (C,)."""
+    # They are those of the columns in which x and x* may differ: of all of them, unless the other variables
+    # are pushed against their bounds by more than the residual may change: by ``pushed`` at least.
     certain = kkt.moved(known.norm, ESTIMATED * known.inverse_norm) < pushed
     condition = known.condition
     if not bool(certain.all()):

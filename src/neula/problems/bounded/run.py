@@ -27,9 +27,8 @@ from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite, finite_members, surely_finite, take
 from neula.pipeline.plans import IN_NUMPY, Given, accepted_solution
 from neula.pipeline.result import Attempt, LsqLinearResult, NNLSResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
-from neula.problems.bounded.gradient import attached
 from neula.problems.bounded.links import EXCHANGES, chain
 from neula.problems.bounded.problem import (
     LABEL,
@@ -41,6 +40,7 @@ from neula.problems.bounded.problem import (
     in_words,
 )
 from neula.problems.least_squares.general import checked_constraints
+from neula.problems.operators.bounded import attached
 
 LARGEST = 10**9
 """Value of ``m n^2`` up to which the core is used, in one thread. It takes a quarter to a half of the time of
@@ -115,11 +115,9 @@ class CoreBoundedSolution:
 def solve_by_core(
     call: Call, shapes: BatchedProblem, options: BoundedOptions, bounds: np.ndarray, *, of_all: bool
 ) -> CoreBoundedSolution | None:
-    """The solution, and that without bounds if it is requested, too; None if another way has to find it.
-
-    For small problems tensors, batches and records of attempts take many times as long as the arithmetic.
-    Norms of the free columns are bounds here, from their Gram matrix and its factor, and not estimates.
-    """
+    """The solution, and that without bounds if it is requested, too; None if another way has to find it."""
+    # For small problems tensors, batches and records of attempts take many times as long as the arithmetic.
+    # Norms of the free columns are bounds here, from their Gram matrix and its factor, and not estimates.
     if not _suits(shapes, options):
         return None
     with np.errstate(all="ignore"), suppress(MemoryError):  # not accepted unless finite
@@ -171,10 +169,8 @@ def _suits(shapes: BatchedProblem, options: BoundedOptions) -> bool:
 def errors_of(
     of: Numbers, shape: tuple[int, ...], rounding: float, of_all: Callable[[], tuple[float, float]]
 ) -> BoundedErrors | None:
-    """Errors of a solution by its numbers; None where the factor is no good.
-
-    ``of_all``: norms of all columns and of their pseudoinverse, as of :class:`Numbers`.
-    """
+    """Errors of a solution by its numbers; None where the factor is no good."""
+    # ``of_all``: norms of all columns and of their pseudoinverse, as of :class:`Numbers`.
     rate = _rate(shape, of.width, of.inverse_norm)
     if not rate <= MAX_RATE:
         return None
@@ -201,11 +197,9 @@ def errors_of(
 
 
 def _rate(shape: tuple[int, ...], width: float, inverse_norm: float) -> float:
-    """``||I - L^-1 B^T B L^-T||`` from above, for the factor L of so many columns of norm 1.
-
-    The Gram matrix has sums of m products, divided twice, and the factorization errs by as many u as the
-    matrix has columns.
-    """
+    """``||I - L^-1 B^T B L^-T||`` from above, for the factor L of so many columns of norm 1."""
+    # The Gram matrix has sums of m products, divided twice, and the factorization errs by as many u as the
+    # matrix has columns.
     return (sum(shape) + 4) * width * FP64.u * inverse_norm**2
 
 
@@ -233,10 +227,8 @@ class BoundedSolution:
         return self.shapes.solutions(self.whole.by_matrix(x).mT)
 
     def result(self, kind: type[R], fields: dict[str, Any]) -> R:
-        """The result, with fields of its own, attached to the graphs of A and b.
-
-        Scalars describe the worst problem.
-        """
+        """The result, with fields of its own, attached to the graphs of A and b."""
+        # Scalars describe the worst problem.
         call, values = self.call, self.values
         run: Run[BoundedValues] = self.run
         accepted = torch.from_numpy(run.accepted).to(values.x.device)
@@ -391,10 +383,8 @@ def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor
 
 
 def checked_bounds(bounds: tuple[Any, Any], n: int) -> np.ndarray:
-    """Lower and upper bounds of each unknown, shape (2, n), float64.
-
-    Raises ValueError for a wrong shape, NaN, and where a lower bound is not below the upper one.
-    """
+    """Lower and upper bounds of each unknown, shape (2, n), float64."""
+    # Raises ValueError for a wrong shape, NaN, and where a lower bound is not below the upper one.
     given = [_numbers(x, name) for x, name in zip(bounds, ("lower bound", "upper bound"), strict=True)]
     for name, x in zip(("lower", "upper"), given, strict=True):
         if x.ndim > 1 or x.shape not in ((), (1,), (n,)):

@@ -21,9 +21,8 @@ from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.few_vectors.triangle import diagonal_scales
 from neula.pipeline.batches import SingularMember
-from neula.pipeline.chain import Answer, Link
+from neula.pipeline.chain import LAUNCHED, Answer, Case, Chain, Link, Row, Rule, Table, way
 from neula.pipeline.progress import stage
-from neula.pipeline.table import LAUNCHED, Case, Chain, Row, Rule, Table, way
 from neula.problems.definite.problem import CholeskyOptions, CholeskyValues, Symmetric
 
 Solution = Answer[CholeskyValues]
@@ -36,8 +35,7 @@ overflow nor lose digits."""
 
 REPLAYED = 20 << 20
 """Bytes of matrices up to which launches are replayed: copies of larger ones take a GPU longer than launches
-take the host.
-"""
+take the host."""
 
 
 def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
@@ -46,21 +44,17 @@ def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmet
 
 
 def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
-    """Factorize in double precision, by tiles or by the library, without reading the elements.
-
-    Where these are near the ends of the range, or A is not definite, the residual shows it.
-    """
+    """Factorize in double precision, by tiles or by the library, without reading the elements."""
+    # Where these are near the ends of the range, or A is not definite, the residual shows it.
     return _queued(matrices, FP64.name, _by_tiles)
 
 
 def by_library(
     matrices: Symmetric, before: Solution | None, format: Format, *, may_wait: bool = True
 ) -> Solution:
-    """LAPACK or cuSOLVER, in float32 or float64.
-
-    ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
-    SingularMember if there is no factor in double precision.
-    """
+    """LAPACK or cuSOLVER, in float32 or float64."""
+    # ``may_wait``: whether the host may wait to see if scales matter, and if there is a factor. Raises
+    # SingularMember if there is no factor in double precision.
     a, label = matrices.a, f"cholesky {format.name}"
     dtype = matching_dtype(format.dtype, a.dtype)
     report = stage(matrices.options.progress, f"factorizing in {format.name}")
@@ -102,11 +96,9 @@ def _by_tiles(a: torch.Tensor) -> Found:
 
 
 def _by_recursion(a: torch.Tensor, *, engine: Engine) -> Found:
-    """L in the dtype of A, and what is measured; without synchronizing.
-
-    Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
-    Single precision, by tiles or by the library, takes A unscaled: if scales matter, the residual shows it.
-    """
+    """L in the dtype of A, and what is measured; without synchronizing."""
+    # Of A scaled by powers of two to a diagonal near one, which rounds nothing: then no format is too narrow.
+    # Single precision, by tiles or by the library, takes A unscaled: if scales matter, the residual shows it.
     n, tuning = a.shape[-1], engine.tuning
     if (len(a) > 1 or n <= tuning[CholeskyOrders].tiled_cholesky) and factor_batch.takes(a):
         together = factor_batch(a)

@@ -24,9 +24,7 @@ class CholeskyOptions(ProblemOptions):
 
     @cached_property
     def low(self) -> Arithmetic:
-        """The cheapest arithmetic that reaches the target; nothing below float32 where LAPACK is the
-        fastest.
-        """
+        """The cheapest arithmetic that reaches the target; where LAPACK is the fastest, at least float32."""
         if self.tuning.lapack:
             return Arithmetic.named("fp64" if self.target is FP64 else "fp32")
         return Arithmetic.named(self.tuning.cheapest(self.target))

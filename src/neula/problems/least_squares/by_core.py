@@ -127,12 +127,10 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
 
 
 def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> None:
-    """Let errors be those of the problem whose weighted elements are not rounded.
-
-    Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
-    independent: it turns the rows, which determine the minimum-norm solution if they are dependent. With
-    columns of norm 1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
-    """
+    """Let errors be those of the problem whose weighted elements are not rounded."""
+    # Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
+    # independent: it turns the rows, which determine the minimum-norm solution if they are dependent. With
+    # columns of norm 1 that of A has a Frobenius norm of at most ``sqrt(n) u``, and A a norm of at least 1.
     of = dict(zip(LeastSquaresSolutions.names, found.numbers[:-2], strict=True))  # views
     n = a.shape[-1]
     sizes = two_norms(a, 1).numpy()
@@ -168,10 +166,8 @@ def kernel_for(
     m: int, n: int, options: LeastSquaresOptions
 ) -> Callable[[np.ndarray, np.ndarray, np.ndarray], bool] | None:
     """The core's function for problems of m rows, those of damping included: ``seminormal_host.prepared``."""
-    limits, verdict = (
-        limits_of(options.digits, min(MAX_STEPS, options.max_iterations)),
-        options.limits((m, n)),
-    )
+    limits = limits_of(options.digits, min(MAX_STEPS, options.max_iterations))
+    verdict = options.limits((m, n))
     rcond, rounding = options.rcond, rounding_of(n, options.unit)
     if options.dtype.is_complex:
         m, n = 2 * m, 2 * n

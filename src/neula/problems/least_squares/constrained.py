@@ -72,15 +72,11 @@ class NullSpace:
 
     @classmethod
     def factorize(cls, c: torch.Tensor, d: torch.Tensor, engine: Engine, rounded: list[int]) -> NullSpace:
-        """Factorize C, shape (p, n), the largest part of an element of each row in [1/2, 1), or all of it
-        zero.
-        """
+        """Factorize C, shape (p, n), rows of which have largest elements in [1/2, 1), or are zero."""
         p, n = c.shape
         if not p or not n:
-            shortest, basis = (
-                d.new_zeros(*d.shape[:-2], n, d.shape[-1]),
-                torch.eye(n, dtype=d.dtype, device=d.device),
-            )
+            shortest = d.new_zeros(*d.shape[:-2], n, d.shape[-1])
+            basis = torch.eye(n, dtype=d.dtype, device=d.device)
             empty = d.new_zeros(n, 0), d.new_zeros(0, p)
             return cls(shortest, basis, [], list(range(p)), 1.0, c, d, *empty, rounded)
         q, r, order = qr(c.mH, mode="complete", pivoting=True, engine=engine)
@@ -167,10 +163,8 @@ class NullSpace:
         return {self.dropped[i]: x for i, x in self.not_following(self.c[self.dropped]).items()}
 
     def combined(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The nearest combinations of kept constraints to rows, shape (q, n), by doubled arithmetic.
-
-        Returns conjugates of the coefficients, shape (rank, q), and of what is left of rows, shape (n, q).
-        """
+        """The nearest combinations of kept constraints to rows, shape (q, n), by doubled arithmetic."""
+        # Returns conjugates of the coefficients, shape (rank, q), and of what is left of rows, shape (n, q).
         kept, triangle = self.c[self.kept].mH.resolve_conj(), self.r[:, : self.rank]
         wanted = left = rows.mH.resolve_conj().contiguous()
         prepared = Doubled.from_matrix(kept[None].contiguous())
@@ -182,10 +176,8 @@ class NullSpace:
         return factors, left
 
     def not_following(self, rows: torch.Tensor) -> dict[int, bool]:
-        """Which of some rows, nearly combinations of kept constraints, are none as they are stored.
-
-        Returns by the index of a row whether the rounding of one row explains the difference.
-        """
+        """Which of some rows, nearly combinations of kept constraints, are none as they are stored."""
+        # Returns by the index of a row whether the rounding of one row explains the difference.
         kept, found = self.c[self.kept], {}
         for i in beyond_combinations(*_real(kept, rows)):
             row = rows[i, None]
@@ -203,11 +195,9 @@ def _real(kept: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.T
 
 
 def _is_rounding(rows: torch.Tensor, factors: torch.Tensor) -> bool:
-    """Whether a sum of rows with the conjugates of simple factors vanishes up to the rounding of one row.
-
-    A row that was computed with simple factors, and rounded, is no longer nearest to the combination with
-    them.
-    """
+    """Whether a sum of rows with the conjugates of simple factors vanishes up to the rounding of one row."""
+    # A row that was computed with simple factors, and rounded, is no longer nearest to the combination with
+    # them.
     factors = factors.where(factors.abs() > COARSE * factors.abs().max(), 0.0)
     factors = factors / factors[factors != 0].abs().min()
     simple = _by_parts(factors / COARSE, torch.round) * COARSE
@@ -388,10 +378,8 @@ class Elimination:
         return found
 
     def _in_units(self, relative: torch.Tensor) -> tuple[ScaledProblems, NullSpace, torch.Tensor]:
-        """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x.
-
-        Unknowns that are ``OF_ZERO`` next to others are in the units of the columns of C.
-        """
+        """Unknowns and rows of C are scaled, and d so that x is near 1: the last exponents are those of x."""
+        # Unknowns that are ``OF_ZERO`` next to others are in the units of the columns of C.
         (c, d), problem = self.constraints, self.problem
         zero, of_c = relative == OF_ZERO, torch.where(c != 0, _exponents(c), OF_ZERO)
         if bool(zero.any()):  # these columns are measured by C alone
@@ -450,14 +438,12 @@ class _Rest:
         return cls(problem, null, mixed.masked_fill(vanish, 0.0), right, rounded + noise, independent)
 
     def forward_errors(self, result: LstsqResult, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """Bounds for x from those for z, its part in the null space, shape (..., k).
-
-        To first order: what is off in the constraints moves x by the pseudoinverse of C, and by that of
-        ``A Z`` times A of it, and its product with their multipliers moves the minimum (Elden, "Perturbation
-        theory for the least squares problem with linear equality constraints", SIAM J. Numer. Anal. 17,
-        1980). Rounding errors of ``A Z`` and ``b - A s``, and what is wrong with A and b, are
-        perturbations of the problem for z. Errors are those of ``D x``, D being norms of columns of A.
-        """
+        """Bounds for x from those for z, its part in the null space, shape (..., k)."""
+        # To first order: what is off in the constraints moves x by the pseudoinverse of C, and by that of ``A
+        # Z`` times A of it, and its product with their multipliers moves the minimum (Elden, "Perturbation
+        # theory for the least squares problem with linear equality constraints", SIAM J. Numer. Anal. 17,
+        # 1980). Rounding errors of ``A Z`` and ``b - A s``, and what is wrong with A and b, are perturbations
+        # of the problem for z. Errors are those of ``D x``, D being norms of columns of A.
         norm, null, a = torch.linalg.vector_norm, self.null, self.problem.a.detach()
         sizes = norms_of_columns(a)
         size = lengths(null.shortest) + lengths(x)

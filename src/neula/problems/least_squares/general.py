@@ -41,10 +41,8 @@ class General:
 def checked_general(
     call: Call, constraints: Any, covariance: Any, factor: Any, rows: int | None, *, intercept: bool
 ) -> General | None:
-    """Constraints and covariance on the device of the engine; None where there are none.
-
-    ``rows`` are data; those below are damping, of unit variance.
-    """
+    """Constraints and covariance on the device of the engine; None where there are none."""
+    # ``rows`` are data; those below are damping, of unit variance.
     if constraints is None and covariance is None and factor is None:
         return None
     if call.engine.over_rows.spread:
@@ -177,11 +175,9 @@ def solve_general(
 
 
 def _noise(factor: torch.Tensor, *, computed: bool) -> float:
-    """Relative perturbation of A and b that whitening comes to.
-
-    Rounding errors of the triangular solve, and of the factor, ``L L^H = V + E``, which become
-    ``L^-1 E L^-H``.
-    """
+    """Relative perturbation of A and b that whitening comes to."""
+    # Rounding errors of the triangular solve, and of the factor, ``L L^H = V + E``, which become ``L^-1 E
+    # L^-H``.
     if factor.ndim == 1 or not len(factor):
         return 2 * FP64.u
     rows = factor * power_of_two_scales(factor.abs().amax(1))[:, None]
@@ -192,20 +188,16 @@ def _noise(factor: torch.Tensor, *, computed: bool) -> float:
 
 
 def _rounded_products(found: ConstrainedSolution) -> torch.Tensor:
-    """Relative error of x by rounded products with weights, where damping dominates, shape (..., k).
-
-    There x is ``A^H b`` divided by squares of the damping, each term of which is rounded three times.
-    """
+    """Relative error of x by rounded products with weights, where damping dominates, shape (..., k)."""
+    # There x is ``A^H b`` divided by squares of the damping, each term of which is rounded three times.
     norms, scaled = found.norms[..., None], found.problem
     terms = scaled.a.detach().abs().mH @ scaled.b.detach().abs()
     return 3 * FP64.u * over(lengths(terms / norms), lengths(norms * found.x))
 
 
 def _in_range(solution: torch.Tensor, dtype: torch.dtype, *, doubtful: bool) -> torch.Tensor:
-    """A solution that fits a dtype, or an OverflowError.
-
-    With doubtful constraints it is cut off: they may forbid the directions along which it is too large.
-    """
+    """A solution that fits a dtype, or an OverflowError."""
+    # With doubtful constraints it is cut off: they may forbid the directions along which it is too large.
     if doubtful:
         largest = torch.finfo(dtype).max
         if solution.is_complex():
@@ -304,10 +296,8 @@ def row_factors(weights: Any, sigma: Any, sample_weight: Any) -> Any:
 
 
 def with_intercept(call: Call, damp: float) -> Call:
-    """A call with a column of ones before those of A, and rows below that damp all other columns.
-
-    The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
-    """
+    """A call with a column of ones before those of A, and rows below that damp all other columns."""
+    # The damped problem is ``min ||[1 A; 0 damp I] x - [b; 0]||``, in which nothing damps the intercept.
     if call.engine.over_rows.spread:
         raise ValueError("intercept=True is for whole matrices: put a column of ones into the rows of A")
     a, b = (x.graph for x in call.operands.values())

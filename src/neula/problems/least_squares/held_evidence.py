@@ -52,12 +52,10 @@ class Held(SingleProblem, ScaledUnknowns):
         return lstsq_bound(self.options.target, n) + 4 * n * max(1, self.sums.updates) ** 0.5 * FP64.u
 
     def solved(self, problems: Held, before: LeastSquaresAnswer | None) -> LeastSquaresAnswer:
-        """The solution by R, updated where that helps, and how far ``R^H [R z]`` is from ``A^H [A b]``.
-
-        R and ``Q^H b`` have the backward errors of one perturbed problem, R and the sums have not: an update
-        that is no longer than the uncertainty of ``A^T A`` makes x worse. Longer ones occur where damping is
-        far above A, and hides it.
-        """
+        """The solution by R, updated where that helps, and how far ``R^H [R z]`` is from ``A^H [A b]``."""
+        # R and ``Q^H b`` have the backward errors of one perturbed problem, R and the sums have not: an
+        # update that is no longer than the uncertainty of ``A^T A`` makes x worse. Longer ones occur where
+        # damping is far above A, and hides it.
         options, n = self.options, len(self.exponents)
         r, z, s = self._damped()
         count, units = max(self.sums.rows, n), shift(torch.ones_like(r[0].real), -self.exponents)
@@ -132,10 +130,8 @@ class Held(SingleProblem, ScaledUnknowns):
         return shift(torch.full_like(self.sums.r[0, : len(self.exponents)].real, fraction), exponents)
 
     def _moderate(self, *parts: torch.Tensor) -> torch.Tensor:
-        """Which right-hand sides, in the last matrix, are moderate, as all other columns are, shape (k,).
-
-        Zero is.
-        """
+        """Which right-hand sides, in the last matrix, are moderate, as all other columns are, shape (k,)."""
+        # Zero is.
         sizes = [largest_magnitude(x, 0) for x in parts]
         *others, right = ((x == 0) | ((x >= 1 / SQUARABLE) & (x <= SQUARABLE)) for x in sizes)
         for moderate in others:
@@ -143,10 +139,9 @@ class Held(SingleProblem, ScaledUnknowns):
         return right
 
     def _noise(self, of: Coordinates, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """Upper bound on the rounding errors of ``D^-1 (A^H b - (R^H R + damp^2 I) x)``, shape (k,).
-
-        Those of doubled products are relative to the largest element of a matrix, also in its small columns.
-        """
+        """Upper bound on the rounding errors of ``D^-1 (A^H b - (R^H R + damp^2 I) x)``, shape (k,)."""
+        # Those of doubled products are relative to the largest element of a matrix, also in its small
+        # columns.
         n, spread = len(x), of.columns.max() / of.columns.min()
         image = (1 + n**0.5) * of.norm_bound * of.length(x)
         damped = self.damping.square()[:, None] * x
@@ -164,9 +159,8 @@ class Held(SingleProblem, ScaledUnknowns):
     def _distance(self, of: Coordinates) -> tuple[float, float]:
         """``||D^-1 (A^H A - R^H R) D^-1||_F``, estimated, and a bound on it times ``||B^+||``, with what
         rounding errors of products hide.
-
-        D is at least as large as what the vectors see.
         """
+        # D is at least as large as what the vectors see.
         vectors = gaussian_probes(len(self.exponents), self.device)
         high, low = normal_product(self.sums.parts[0], vectors)
         difference = (self.sums.probes - high) + (self.sums.probes_low - low)

@@ -32,10 +32,10 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import fit_held
 from neula.problems.least_squares.held_evidence import Held
 from neula.problems.least_squares.lstsq import check_damp
 from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresOptions
+from neula.problems.least_squares.regression import fit_held
 from neula.problems.least_squares.run import LeastSquaresOutcome, collect
 from neula.problems.signatures import ArrayLike
 
@@ -129,8 +129,6 @@ class LeastSquares:
                 self._merged = self._merged.plus_gathered(self._gathered, self._vectors, self._exponents)
             self._gathered = Gathered()
         return self._merged
-
-    # --- rows come and go ---
 
     def update(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Add rows.
@@ -238,8 +236,6 @@ class LeastSquares:
         with plain_arithmetic(self._engine.device):
             self._merged = sums.in_dtype(theirs.r.dtype).plus(theirs.in_dtype(sums.r.dtype))
 
-    # --- solutions ---
-
     def solve(
         self,
         *,
@@ -306,8 +302,6 @@ class LeastSquares:
         target = target_format(accuracy, torch.float64, lambda target: lstsq_bound(target, self.n))
         return Call(operands, over(self._engine, dtype), dtype, target, strict)
 
-    # --- files ---
-
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to an ``.npz`` file, completely or not at all.
 
@@ -355,8 +349,6 @@ class LeastSquares:
             fit._merged = HeldSums(**counts, **tensors)
         return fit
 
-    # --- rows ---
-
     @property
     def _vectors(self) -> torch.Tensor:
         """Random vectors that are multiplied by ``A^T A``."""
@@ -390,10 +382,8 @@ class LeastSquares:
     def _blocks(
         self, sources: dict[str, Source], *, whole: bool
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]]:
-        """Rows of A and b, checked, and a list of their weights, if there are any.
-
-        All of them, or some at a time, read ahead in a thread.
-        """
+        """Rows of A and b, checked, and a list of their weights, if there are any."""
+        # All of them, or some at a time, read ahead in a thread.
         m, k, device = sources["A"].shape[0], self._width(sources), self._engine.device
         dtype = self._dtype(sources)
         size = max(self._engine.tuning[StreamTuning].streamed_bytes // (8 * self.n), self.n)

@@ -29,9 +29,21 @@ from neula.engines import FP16_COR, FP64
 from neula.engines.formats import double_of
 from neula.kernels.magnitudes import two_norms
 from neula.pipeline.call import HostTuning
-from neula.pipeline.chain import Answer, Declined, Link
+from neula.pipeline.chain import (
+    CORE,
+    HOST,
+    Answer,
+    Case,
+    Chain,
+    Declined,
+    Link,
+    Row,
+    Rule,
+    Table,
+    labelled,
+    ruled,
+)
 from neula.pipeline.progress import stage
-from neula.pipeline.table import CORE, HOST, Case, Chain, Row, Rule, Table, labelled, ruled
 from neula.problems.least_squares import by_core
 from neula.problems.least_squares.problem import (
     NO_GAP,
@@ -95,11 +107,9 @@ def by_complete_orthogonal(
 
 
 def _scaled(problems: LeastSquaresProblems) -> ScaledProblems:
-    """The only problem in numbers near 1.
-
-    The unknown of a zero column is zero whatever its damping. The damping becomes as large as other columns,
-    since errors of the row space are multiplied by the ratio of column norms.
-    """
+    """The only problem in numbers near 1."""
+    # The unknown of a zero column is zero whatever its damping. The damping becomes as large as other
+    # columns, since errors of the row space are multiplied by the ratio of column norms.
     options, m = problems.options, problems.a.shape[1]
     scaled = ScaledProblems.from_arrays(
         problems.a, problems.b, options.weights, options.damp, options.over_rows
@@ -194,9 +204,7 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def core(self) -> bool:
-        """Whether the compiled core takes them. Rounded weights cost digits, which batches have time to
-        keep.
-        """
+        """Whether the compiled core takes them: of a batch not weighted ones, whose rounding costs digits."""
         taken = by_core.takes(self.m, self.n, self.options)
         return taken and (self.count == 1 or self.options.weights is None)
 
@@ -211,14 +219,12 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def gram(self) -> str:
-        """Arithmetic of the Gram matrix of a tall matrix as given; empty where none pays.
-
-        A GPU that is fast in fp64 reads A for the seminormal equations as often as iterations would
-        (262144 x 1024 on an H200: 14.0 ms, and 16.4 in the same run by CGLS with the same R). Over processes
-        problems of up to ``gram_columns`` columns take this way, too, in plain fp16: the host looks twice,
-        not once an iteration, where a process that launches late keeps all others waiting. Their matrices
-        are not copied in double precision.
-        """
+        """Arithmetic of the Gram matrix of a tall matrix as given; empty where none pays."""
+        # A GPU that is fast in fp64 reads A for the seminormal equations as often as iterations would (262144
+        # x 1024 on an H200: 14.0 ms, and 16.4 in the same run by CGLS with the same R). Over processes
+        # problems of up to ``gram_columns`` columns take this way, too, in plain fp16: the host looks twice,
+        # not once an iteration, where a process that launches late keeps all others waiting. Their matrices
+        # are not copied in double precision.
         options, tuning = self.options, self.tuning
         plain = options.weights is None and not options.damp and not options.named
         fast = tuning.corrected and tuning.fast_fp64
@@ -235,12 +241,10 @@ class LeastSquaresCase(Case):
 
     @cached_property
     def preconditioners(self) -> list[tuple[str, str]]:
-        """Sources of an R of low precision for iterations: method and arithmetic, cheapest first.
-
-        An R in half precision with error correction is as good as one in single precision. It takes the
-        place of that, and stands before one in double precision, which takes three times as long (on an
-        H200). A QR in fp16 is no better than the Gram matrix with error correction, where that is cheaper.
-        """
+        """Sources of an R of low precision for iterations: method and arithmetic, cheapest first."""
+        # An R in half precision with error correction is as good as one in single precision. It takes the
+        # place of that, and stands before one in double precision, which takes three times as long (on an
+        # H200). A QR in fp16 is no better than the Gram matrix with error correction, where that is cheaper.
         options, tuning = self.options, self.tuning
         if options.compute is not None:
             return [("rgsqrf", options.compute)]
@@ -251,10 +255,8 @@ class LeastSquaresCase(Case):
             return [("rgsqrf", format) for format in formats]
         columns = self.m if options.is_wide(self.m, self.n) else self.n
         # Of complex columns a Gram matrix is one real product of their parts, and a QR hundreds of three.
-        gram, most = (
-            tuning[GramTuning],
-            math.inf if options.dtype.is_complex else tuning[GramTuning].gram_columns,
-        )
+        gram = tuning[GramTuning]
+        most = math.inf if options.dtype.is_complex else tuning[GramTuning].gram_columns
         low = [("cholesky", "fp16")] if gram.fp16_gram_columns < columns <= most else []
         low.append(("cholesky", FP16_COR) if columns <= most else ("rgsqrf", "fp16"))
         better = [("rgsqrf", format) for format in formats[1:] if format != "fp32"]
@@ -276,8 +278,6 @@ def chain_alone(m: int, n: int, options: LeastSquaresOptions, count: int = 1) ->
     """Links for one of ``count`` problems that are still open."""
     return Chain(TABLE, LeastSquaresCase(count, m, n, options, False))
 
-
-# ---------------------------------------------------------------- conditions
 
 _when = Rule[LeastSquaresCase, bool]
 
@@ -348,8 +348,6 @@ def _is_named(algorithm: str) -> Rule[LeastSquaresCase, bool]:
     return _when(f"only ``algorithm='{algorithm}'``", lambda case: case.options.algorithm == algorithm)
 
 
-# ---------------------------------------------------------------- columns that depend on the case
-
 _formats = Rule[LeastSquaresCase, Sequence[str]]
 
 
@@ -374,9 +372,6 @@ def _krylov(case: LeastSquaresCase) -> str:
     if case.options.is_wide(case.m, case.n):
         return "craig"
     return "lsqr" if case.options.algorithm == "lsqr" else "cgls"
-
-
-# ---------------------------------------------------------------- links
 
 
 def _link(
@@ -409,12 +404,10 @@ def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquares
 
 
 def _pace(source: RSource, case: LeastSquaresCase, *, later: bool) -> Pace:
-    """When the host reads the first results.
-
-    All steps of a batch are prelaunched, and of what a CUDA graph replays; four times as many with an R of a
-    later link, which is for ill-conditioned problems. A step of another single problem takes longer than the
-    host takes to read, which may save the next step.
-    """
+    """When the host reads the first results."""
+    # All steps of a batch are prelaunched, and of what a CUDA graph replays; four times as many with an R of
+    # a later link, which is for ill-conditioned problems. A step of another single problem takes longer than
+    # the host takes to read, which may save the next step.
     tuning, times = case.tuning, 4 if later else 1
     size = case.size
     launched = tuning[LaunchTuning]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, overload
 
@@ -13,20 +14,19 @@ import torch
 
 from neula.certificates.bounds import Accuracy, lstsq_bound
 from neula.engines import Arithmetic, Engine
-from neula.errors import check_name, number, part_of_one, whole_number
+from neula.errors import check_name, needs_extra, number, part_of_one, whole_number
 from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
-from neula.pipeline.names import keeps_names
+from neula.pipeline.names import INTERCEPT, keeps_names
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
+from neula.pipeline.plans import Plan, Plans, tensors_of
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LstsqResult
-from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import by_parts, complex_columns, has_parts
 from neula.problems.least_squares import by_core
-from neula.problems.least_squares.fit import LinearFit, fit_spread
 from neula.problems.least_squares.general import (
     General,
     checked_general,
@@ -34,10 +34,9 @@ from neula.problems.least_squares.general import (
     solve_general,
     with_intercept,
 )
-from neula.problems.least_squares.plan import core_plan, plan_for
-from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions, default_rcond
-from neula.problems.least_squares.regression import RegressionFit
-from neula.problems.least_squares.run import begin_system, solve_system
+from neula.problems.least_squares.problem import LeastSquaresAnswer, LeastSquaresOptions
+from neula.problems.least_squares.regression import LinearFit, RegressionFit, fit_spread
+from neula.problems.least_squares.run import LeastSquaresPlan, begin_system, plan_for, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
 from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords
@@ -53,7 +52,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
 @with_operator(
     traced_lstsq,
     Plans(
-        lambda A, b, **keywords: _planner(A, b, **keywords),
+        lambda A, b, **keywords: _plan(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
     ),
 )
@@ -216,25 +215,15 @@ def lstsq(
     constraints; backward and forward error include it. With a covariance, A and b are multiplied by the
     inverse of its Cholesky factor, whose condition number enters the forward error.
 
-    Complex problems take the same links, with conjugate transposes; small ones on a CPU, and batches of small
-    ones on a GPU, are solved as real ones of twice the order.
-
     If A, b or the weights are torch tensors that require gradients, x is differentiable, to any order. The
     backward pass factorizes A in double precision, and raises a ValueError where A lacks full rank
     (:class:`neula.pipeline.derivatives.Solution`).
 
     Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
-    right-hand sides and column scaling. Damping and weights are applied in a copy of A in double precision.
-
-    Small problems, alone or in a batch, are solved by the corrected seminormal equations [2]_
-    (:mod:`neula.algorithms.krylov.batched_lstsq`), each step one launch for the whole batch, with residuals
-    in twice the working precision, unless an algorithm or a format is named. Each problem is measured by
-    itself. Rejected or possibly rank-deficient problems continue with a more accurate R, then one by one with
-    the SVD. The attempts are those of the batch, then those of the worst problem that was solved alone.
-
-    On a CPU this holds for all problems that are not wide, with R from a Gram matrix, or from reflections if
-    columns are nearly dependent. Problems of up to 262144 elements and 256 columns or rows begin with the
-    compiled core (``seminormal_host``), which also has shifted Cholesky QR.
+    right-hand sides and column scaling; small ones, and on a CPU all that are not wide, the corrected
+    seminormal equations [2]_ with residuals in twice the working precision. Each problem of a batch is
+    measured by itself. The attempts are those of the batch, then those of the worst problem that was solved
+    alone; the page *Links* of the documentation has the table of all of them.
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||``. D holds the column norms of A, and x* is the exact
     solution for A and b as stored, below full rank of the problem of the numerical rank. If residuals are in
@@ -387,8 +376,8 @@ def _by_parts(
 PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "strict")
 
 
-def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner | None:
-    """Planner for problems of the core, or for plain ones whose first link launches its work."""
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+    """Plan for a problem of the core, or for a plain one whose first link launches its work."""
     keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
         return None
@@ -399,20 +388,13 @@ def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner |
     keywords["damp"] = check_damp(keywords.get("damp", 0.0))
     if len({x.dtype.is_complex for x in tensors_of((A, b))}) > 1:
         return None
-    options = _asked(A, b, wait=wait, **keywords)[2]
+    _, shapes, options = _asked(A, b, wait=wait, **keywords)
 
     def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
         return RegressionFit(*_asked(*operands, **keywords), x, norms)
 
-    def plan(a: Any, b: Any) -> Plan | None:
-        rcond = keywords["rcond"] if "rcond" in keywords else default_rcond(a.shape, options.unit)
-        asked = replace(options, rcond=rcond)
-        if (one := shape_of_one(a, b)) and (alone := core_plan(*one, asked, fit_of)):
-            return alone
-        launches = wait and not options.damp
-        return plan_for(broadcast_system(*tensors_of((a, b))), asked, fit_of) if launches else None
-
-    return plan
+    plan = plan_for(shapes, options, fit_of)
+    return plan if (wait and not options.damp) or isinstance(plan, LeastSquaresPlan) else None
 
 
 def _gone_on(
@@ -434,3 +416,120 @@ def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> None:
     if m > 0:
         largest = engine.over_rows.largest(w.abs().max().reshape(1))
         check_finite(w, largest, "weights", engine.over_rows)
+
+
+OF_ROWS = ("weights", "sigma", "sample_weight")
+"""Keywords that may name a column of the table."""
+
+
+def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]:
+    """Solve the least-squares problem of a formula, such as ``"y ~ x1 + C(region)"``, for a table.
+
+    Categories become columns of zeros and ones; one of them, the reference, has none where there is an
+    intercept. The intercept is that of ``intercept=True``, and is not damped.
+
+    Parameters
+    ----------
+    formula : str
+        In the notation of patsy and R, read by `formulaic <https://matthewwardrop.github.io/formulaic>`_:
+        variables are columns of the table, ``a:b`` and ``a * b`` interactions, ``- 1`` leaves out the
+        intercept, ``C(x)`` a category, ``np.log(x)`` a function, ``I(x**2)`` arithmetic, and backticks
+        quote names that Python does not allow.
+    data : table
+        Of pandas, Polars or Arrow, or a dictionary of columns.
+    **keywords
+        Of :func:`neula.lstsq`. ``weights``, ``sigma`` and ``sample_weight`` may be names of columns.
+
+    Returns
+    -------
+    LstsqResult
+        Whose ``predict`` takes a table with the same variables.
+
+    Raises
+    ------
+    ImportError
+        Without formulaic.
+    ValueError
+        For a formula without a response, missing values, and as :func:`neula.lstsq`.
+
+    See Also
+    --------
+    lstsq : the same for matrices.
+
+    Examples
+    --------
+    >>> import pandas, neula
+    >>> table = pandas.DataFrame({"y": [1.0, 3.0, 4.0, 8.0], "x": [0.0, 1.0, 0.0, 2.0], "kind": list("aabb")})
+    >>> result = neula.fit_formula("y ~ x + kind", table)
+    >>> {name: round(value, 12) for name, value in result.coefficients.items()}
+    {'intercept': 1.0, 'x': 2.0, 'kind[T.b]': 3.0}
+    >>> result.predict(pandas.DataFrame({"x": [1.0], "kind": ["b"]})).round(12)
+    array([6.])
+    """
+    try:
+        import formulaic
+    except ImportError:
+        raise needs_extra("a formula", "formulaic", "formula") from None
+    if isinstance(data, dict):
+        import pandas
+
+        data = pandas.DataFrame(data)
+    given: dict[str, Any] = dict(keywords)
+    for name in OF_ROWS:
+        if isinstance(column := given.get(name), str):
+            given[name] = data[column]
+    matrices = _evaluated(formula, lambda **how: formulaic.model_matrix(formula, data, context=None, **how))
+    if not hasattr(matrices, "lhs"):
+        raise ValueError(f"the formula {formula!r} has no response: write it like 'y ~ {formula}'")
+    names, responses = (_names(one) for one in (matrices.rhs, matrices.lhs))
+    constant = "Intercept" in names
+    a, b = (_numbers(one) for one in (matrices.rhs, matrices.lhs))
+    result = lstsq(_without(a, names), b[:, 0] if b.shape[1] == 1 else b, **{**given, "intercept": constant})
+    kept = [name for name in names if name != "Intercept"]
+    vars(result).update(
+        names=(INTERCEPT, *kept) if constant else tuple(kept),
+        responses=tuple(responses),
+        _design=_Design(matrices.rhs.model_spec),
+    )
+    return result
+
+
+def _names(matrix: Any) -> list[str]:
+    return [str(name) for name in matrix.model_spec.column_names]
+
+
+def _numbers(matrix: Any) -> np.ndarray:
+    found = np.asarray(matrix)
+    return found.astype(np.complex128 if found.dtype.kind == "c" else np.float64, copy=False)
+
+
+def _without(a: np.ndarray, names: list[str]) -> np.ndarray:
+    """Columns other than the intercept."""
+    return np.ascontiguousarray(a[:, [name != "Intercept" for name in names]])
+
+
+@dataclass(frozen=True)
+class _Design:
+    """From a table to the columns of the fit."""
+
+    spec: Any  # of formulaic
+
+    def __call__(self, table: Any) -> np.ndarray:
+        found = _evaluated(self.spec.formula, lambda **how: self.spec.get_model_matrix(table, **how))
+        return _without(_numbers(found), _names(found))
+
+
+def _evaluated(formula: Any, matrices: Callable[..., Any]) -> Any:
+    """Matrices of a formula."""
+    from formulaic.errors import DataMismatchWarning, FormulaicError
+
+    try:
+        with warnings.catch_warnings():
+            # A category that the fit has not seen would be taken for the reference.
+            warnings.simplefilter("error", DataMismatchWarning)
+            return matrices(output="numpy", na_action="raise")
+    except (FormulaicError, DataMismatchWarning, ValueError) as wrong:
+        why = str(wrong).partition("\n")[0].partition(". They are being")[0]
+        if "null values" in why:
+            why = why.rstrip(".") + ": drop these rows, or fill the values in"
+        raise ValueError(f"the formula {str(formula)!r} does not fit the table: {why}") from wrong

@@ -14,13 +14,12 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_solution
 from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Plans, for_each_shape
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
 from neula.problems.least_squares.by_core import takes, takes_right
-from neula.problems.least_squares.plan import InversePlan
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
-from neula.problems.least_squares.run import solve_problems, with_exact_zeros
+from neula.problems.least_squares.run import InversePlan, solve_problems, with_exact_zeros
 from neula.problems.operators.solutions import traced_pinv
 from neula.problems.orthogonal.qr import qr
 from neula.problems.signatures import Array, ArrayLike, Common, Kind
@@ -30,7 +29,7 @@ from neula.problems.signatures import Array, ArrayLike, Common, Kind
 def pinv(A: Kind, rcond: float | None = ..., **keywords: Unpack[Common]) -> Kind: ...
 @overload
 def pinv(A: Any, rcond: float | None = ..., **keywords: Unpack[Common]) -> Any: ...
-@with_operator(traced_pinv, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
+@with_operator(traced_pinv, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 def pinv(
     A: ArrayLike,
     rcond: float | None = None,

@@ -99,10 +99,8 @@ class LeastSquaresOptions(solutions.SolutionOptions):
         return self.algorithm is not None or self.compute is not None
 
     def refines_doubled(self, m: int, n: int, *, plain: bool = False) -> bool:
-        """Whether problems of m rows are refined with residuals in twice the working precision unasked.
-
-        Those of minimum norm always are: they need the augmented system. Of others none are if ``plain``.
-        """
+        """Whether problems of m rows are refined with residuals in twice the working precision unasked."""
+        # Those of minimum norm always are: they need the augmented system. Of others none are if ``plain``.
         few = not plain and self.rows(m, n) * n <= self.engine.tuning[LeastSquaresTuning].doubled_elements
         return few or self.forward or self.is_wide(m, n)
 
@@ -184,14 +182,10 @@ class LeastSquaresJudge:
         return bool(self.limits.accept(evidence) and evidence.forward_error <= self.enough and zero == 0)
 
     def verdict(self, answer: LeastSquaresAnswer, numbers: np.ndarray) -> Verdict:
-        """Among solutions with a small enough backward error, prefer the one with the most digits.
-
-        The SVD improves what was found before, and has the last word.
-        """
-        of, evidence = (
-            dict(zip(LeastSquaresSolutions.names, numbers, strict=True)),
-            Evidence.from_numbers(numbers),
-        )
+        """Among solutions with a small enough backward error, prefer the one with the most digits."""
+        # The SVD improves what was found before, and has the last word.
+        of = dict(zip(LeastSquaresSolutions.names, numbers, strict=True))
+        evidence = Evidence.from_numbers(numbers)
         accepted = self.limits.accept(evidence) & (not answer.doubt)
         enough = replace(self.limits, forward_error=self.enough).accept(evidence) & (not answer.doubt)
         superseded = np.full_like(of["doubtful"], answer.label != SVD)
@@ -281,9 +275,7 @@ class LeastSquaresProblems(Batch):
 
     @property
     def _is_read_as_given(self) -> bool:
-        """Whether the only A is converted each time it is multiplied: a copy of a large one in double
-        precision takes twice its memory, and as much longer to read.
-        """
+        """Whether the only A is converted at each product: a copy has twice the bytes, and takes longer."""
         options, (_, m, n) = self.options, self.a.shape
         tuning = options.engine.tuning
         large = not tuning.lapack and 8 * m * n > tuning.replayed_bytes

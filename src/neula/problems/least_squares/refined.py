@@ -61,8 +61,7 @@ theirs, and where the residual is large, the error of x grows with the square of
 
 DOUBTFUL_ITERATIONS = 12
 """Iterations for an R in fp16 with a condition number above ``1/u``: its small singular values are mostly
-rounding errors. A few of them cost a few iterations, many of them more than a better R takes.
-"""
+rounding errors. A few of them cost a few iterations, many of them more than a better R takes."""
 
 
 @dataclass(frozen=True)
@@ -115,11 +114,9 @@ LIMITS = {
 
 
 def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | None) -> Preconditioner:
-    """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``).
-
-    A GPU replays it if A is small and no progress is reported. Otherwise it is declined early where R will be
-    worse than ``limit`` allows.
-    """
+    """R of the scaled matrix by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``)."""
+    # A GPU replays it if A is small and no progress is reported. Otherwise it is declined early where R will
+    # be worse than ``limit`` allows.
     options, a, n = problem.options, problem.operator.a, problem.scales.numel()
     engine = options.engine.using(compute)
     report = stage(options.progress, f"factorizing in {compute}")
@@ -159,11 +156,9 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
 
 
 def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tensor | None]:
-    """R by the library's Householder reflections in double precision, and solutions by them.
-
-    Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
-    iterations from zero add may be the only guaranteed ones.
-    """
+    """R by the library's Householder reflections in double precision, and solutions by them."""
+    # Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
+    # iterations from zero add may be the only guaranteed ones.
     report = stage(problem.options.progress, "factorizing in fp64")
     start, over_rows = None, problem.options.over_rows
     a = problem.operator.a * problem.scales
@@ -230,10 +225,8 @@ class LeastSquaresErrorBounds:
 def answer_of(
     problem: PreparedProblem, label: str, refined: Refined, evidence: LeastSquaresErrorBounds, doubt: str
 ) -> LeastSquaresAnswer:
-    """A solution in the user's units, with its evidence.
-
-    A doubt concerns R or the rank: the singular values of R then say nothing about A.
-    """
+    """A solution in the user's units, with its evidence."""
+    # A doubt concerns R or the rank: the singular values of R then say nothing about A.
     if doubt:
         evidence = replace(evidence, smallest=0.0)
     options, operator, over_rows = problem.options, problem.operator, problem.options.over_rows
@@ -274,7 +267,8 @@ def refined_with(
     """Refine with R as preconditioner, and find out whether A has full rank; declined if R is too poor."""
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
     iterations = _iterations(problem, largest, smallest, limit)
-    r = _unscale(preconditioner.triangle, problem.scales)
+    r, scales = preconditioner.triangle, problem.scales  # R of the matrix as given
+    r = r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
     columns = problem.scales / preconditioner.columns
     target = lstsq_bound(options.target, min(problem.shape)) / 3
     report = stage(options.progress, "refining")
@@ -376,11 +370,6 @@ def _condition_of_wide(
     return largest, smallest, spread
 
 
-def _unscale(r: UpperTriangular, scales: torch.Tensor) -> UpperTriangular:
-    """R of the matrix as given."""
-    return r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
-
-
 @dataclass(frozen=True)
 class _Probed:
     """A problem with known solution, solved together with the problem itself."""
@@ -402,10 +391,8 @@ def _probe(
     inner: InnerSolver,
     max_iterations: int,
 ) -> _Probed:
-    """Solve a random problem whose solution is known; the error is that in the variables ``R x``.
-
-    It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.
-    """
+    """Solve a random problem whose solution is known; the error is that in the variables ``R x``."""
+    # It is one more right-hand side in the first solve by CGLS, whose products read A once for all of them.
     z = gaussian(problem.rank, 1, problem.b.dtype, columns.device, seed=1)
     known = solve_r(r, z)
     together = inner is cgls and not problem.wide
@@ -455,11 +442,10 @@ def by_gram(
     compute: str,
     plain_residuals: bool = False,
 ) -> LeastSquaresAnswer:
-    """R from the Gram matrix in some arithmetic, and the corrected seminormal equations.
-
-    Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and guarantees
-    a number of digits. With ``plain_residuals``, those in working precision, R is checked before.
-    """
+    """R from the Gram matrix in some arithmetic, and the corrected seminormal equations."""
+    # Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and
+    # guarantees a number of digits. With ``plain_residuals``, those in working precision, R is checked
+    # before.
     options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
     source = RSource(partial(factor, sampled=True), half_precision=True, plain_residuals=plain_residuals)

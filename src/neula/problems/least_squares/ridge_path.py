@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import fields, replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -22,7 +20,6 @@ from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
-from neula.pipeline.solutions import has_parts, real_columns
 from neula.problems.least_squares.problem import LeastSquaresOptions, default_rcond
 from neula.problems.least_squares.ridge_solutions import (
     BoundedEstimate,
@@ -143,11 +140,6 @@ def ridge_path(
             f"A of shape {tuple(call.tensors[0].shape)} and b of shape {tuple(call.tensors[1].shape)} are a "
             "batch, and a path is that of one matrix: call ridge_path for each"
         )
-    if has_parts(shapes.a, call.dtype) and shapes.b.shape[-1]:
-        asked: Any = {"leverage": leverage, "accuracy": accuracy, "engine": engine}
-        widened = call.tensors[0].to(torch.promote_types(call.tensors[0].dtype, torch.float32))
-        parts = widened, real_columns(shapes.b), damps
-        return _joined(call, shapes, ridge_path(*parts, **asked, strict=strict, progress=progress))
     given = _checked(call.here(take(damps, "damps").tensor).double())
     a, b = (call.here(x)[0].to(double_of(call.dtype)) for x in (shapes.matrices, shapes.columns))
     before = _checked_leverage(call.here(take(leverage, "leverage").tensor).double(), len(a))
@@ -165,21 +157,6 @@ def ridge_path(
         what = f"a ridge path is not certified to {result.accuracy} accuracy"
         call.report_missed(what, why, result, [()], unsure="no digit" in why)
     return result
-
-
-def _joined(call: Call, shapes: BatchedProblem, found: RidgePath[torch.Tensor]) -> RidgePath[Any]:
-    """The path of complex right-hand sides from that of their parts, all tensors."""
-    joins: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-        **dict.fromkeys((f.name for f in fields(found) if f.name.endswith("_errors")), torch.maximum),
-        **dict.fromkeys(("gcv", "leave_one_out", "squared_errors"), torch.add),
-        **dict.fromkeys(("residual_norms", "solution_norms"), torch.hypot),
-        "x": torch.complex,
-        "accepted": torch.logical_and,
-    }
-    known: dict[str, Any] = {name: join(*getattr(found, name).chunk(2, -1)) for name, join in joins.items()}
-    known = {name: y[..., 0] if shapes.is_vector else y for name, y in known.items()}
-    known |= {name: getattr(found, name) for name in ("damps", "effective_degrees_of_freedom")}
-    return replace(found, **{name: call.first.wrap(y.contiguous()) for name, y in known.items()})
 
 
 def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
@@ -220,7 +197,7 @@ def _result(
         """Return numbers of each damping and right-hand side, shape (p, k), or of rows or columns of A."""
         return call.give_back((y[..., 0] if shapes.is_vector else y).contiguous(), y.dtype)
 
-    of_x = call.first.tensor.dtype if x.is_complex() else None
+    of_x = torch.promote_types(call.first.tensor.dtype, torch.complex64) if x.is_complex() else None
     result: RidgePath[Any] = RidgePath(
         damps=call.give_back(damps, torch.float64),
         x=call.give_back((x[..., 0] if shapes.is_vector else x).contiguous(), of_x),

@@ -310,11 +310,9 @@ class Path:
     def backward_errors(
         self, x: torch.Tensor, forward_errors: torch.Tensor, doubled: Sequence[int] = ()
     ) -> torch.Tensor:
-        """Backward error of each solution, for the problem with damping stacked below A, shape (p, k).
-
-        As measured, of some dampings with gradients in twice the working precision, or what a change of b by
-        ``A (x - x*)`` comes to.
-        """
+        """Backward error of each solution, for the problem with damping stacked below A, shape (p, k)."""
+        # As measured, of some dampings with gradients in twice the working precision, or what a change of b
+        # by ``A (x - x*)`` comes to.
         scaled, a = self.scaled, self.scaled.a
         damps, x = scaled.damps[:, None], x.movedim(0, 1)
         residual = scaled.b[:, None] - _times(a, x)
@@ -369,9 +367,7 @@ class Estimates:
 
     @classmethod
     def from_path(cls, path: Path, limits: Limits, options: LeastSquaresOptions) -> Estimates:
-        """By the SVD, whose rank without damping is to be that which :func:`lstsq` finds; refined where that
-        leaves too few digits.
-        """
+        """By the SVD, refined where digits are few; without damping of the rank that :func:`lstsq` has."""
         scaled, zero = path.scaled, path.scaled.damps == 0
         if bool(zero.any()) and not bool(path.kept.all()):
             solved, accepted = _solved(scaled.a, scaled.b, options)
@@ -534,10 +530,8 @@ def stacked(scaled: ScaledRidgeProblem, places: torch.Tensor) -> torch.Tensor:
 def _refined(
     scaled: ScaledRidgeProblem, damps: torch.Tensor, b: torch.Tensor
 ) -> tuple[BoundedEstimate, BoundedEstimate]:
-    """Solutions for some dampings with their forward errors, and residuals.
-
-    The one vector that A is orthogonal to is another column.
-    """
+    """Solutions for some dampings with their forward errors, and residuals."""
+    # The one vector that A is orthogonal to is another column.
     beside = scaled.a[:, :0] if scaled.mean is None else scaled.mean
     a, damps = torch.cat([scaled.a, beside], 1), damps[:, None, None].expand(-1, scaled.a.shape[1], 1)
     damps = torch.cat([damps, damps.new_zeros(len(damps), beside.shape[1], 1)], 1)

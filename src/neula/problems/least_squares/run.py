@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Self, cast
@@ -11,17 +11,23 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 
+from neula.algorithms.krylov.doubled_refinement import LaunchTuning, Pace
 from neula.algorithms.scaled_problems import gradient_is_zero, gradient_vanishes, weighted_norms
 from neula.certificates.bounds import lstsq_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
+from neula.kernels.core import DTYPES
+from neula.kernels.small_problems import seminormal_host
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
+from neula.kernels.small_problems.seminormal_host import NUMBERS, SolutionMethod
 from neula.pipeline.call import Call
-from neula.pipeline.chain import Answer, Declined, Run, Unanswered, first_answer, run_chain, run_each
+from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.distributed import in_step
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solution, returned
 from neula.pipeline.result import Attempt, LstsqResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.pipeline.shapes import BatchedProblem
 from neula.pipeline.solutions import (
     Report,
@@ -34,21 +40,200 @@ from neula.pipeline.solutions import (
     unread,
     unsure,
 )
-from neula.problems.least_squares.fit import LinearFit, fit_spread
+from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, takes, takes_right
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
-from neula.problems.least_squares.plan import solved_by_plan
 from neula.problems.least_squares.problem import (
     LeastSquaresAnswer,
     LeastSquaresJudge,
     LeastSquaresOptions,
     LeastSquaresProblems,
     LeastSquaresSolutions,
+    in_words,
     norms_of,
 )
-from neula.problems.least_squares.regression import RegressionFit
+from neula.problems.least_squares.regression import LinearFit, RegressionFit, fit_spread
+from neula.problems.least_squares.together import in_one_launch, in_reach
 from neula.problems.orthogonal.qr import qr
 
 ZERO = LeastSquaresSolutions.names.index("zero")
+"""Where a link says that a solution is zero, which the chain checks."""
+
+FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | None]
+
+
+class LeastSquaresPlan:
+    """A plan for single problems with k right-hand sides, without weights."""
+
+    # ``fit_of`` makes a fit of the user's operands, x and norms of residuals.
+
+    def __init__(
+        self, m: int, n: int, k: int, options: LeastSquaresOptions, fit_of: FitOf = lambda *_: None
+    ) -> None:
+        self.options, self._shape, self._fit_of = options, (n, k), fit_of
+        self._damping = options.damp * np.eye(n) if options.damp else None
+        solve = kernel_for(options.rows(m, n), n, options)
+        assert solve is not None
+        self._solve = solve
+        self._limits = options.limits((m, n), options.first_error(m, n))
+        self._order = (1 + options.dtype.is_complex) * n  # of unknowns in the core
+        self._size, self._full_rank = seminormal_host.size_of(1, self._order, k), options.full_rank(m, n)
+
+    def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
+        """X, shape (n, k), and what is known of it; None where it is not accepted."""
+        (n, k), written = self._shape, np.empty(self._size)
+        if self._damping is not None:
+            a, b = np.concatenate([a, self._damping]), np.concatenate([b, np.zeros((n, k))])
+        if self._order > n:
+            a, b = embedded(a), stacked_parts(b)
+        if not self._solve(a, b, written):
+            return None
+        x, numbers = written[: self._order * k].reshape(self._order, k), written[self._order * k :].tolist()
+        if numbers[ZERO] or not self._limits.accept(Evidence.from_numbers(numbers)):
+            return None
+        if self._order > n:
+            rank = NUMBERS.index("rank")
+            x, numbers[rank] = of_stacked_parts(x), numbers[rank] / 2
+            if numbers[rank] % 1:  # half of a complex direction counts
+                return None
+        return x, numbers
+
+    def __call__(self, given: Given) -> LstsqResult[Any] | None:
+        """The result; None where it is not accepted."""
+        (a, b), k = given.arrays, self._shape[1]
+        found = self.solved(a, b[:, None] if b.ndim == 1 else b)
+        if found is None:
+            return None
+        x, numbers = found
+        evidence, wrap = Evidence.from_numbers(numbers), given.wrap
+        condition, _, optimality, rank, _, steps, way = numbers[len(Evidence._fields) : len(NUMBERS)]
+        backward, forward, condition = evidence.backward_error, evidence.forward_error, max(1.0, condition)
+        errors, norms = numbers[len(NUMBERS) : len(NUMBERS) + k], numbers[len(NUMBERS) + k :]
+        label, bound = LABELS[SolutionMethod(int(way))], self._limits.backward_error
+
+        def fit() -> RegressionFit | None:
+            return self._fit_of(
+                given.operands, torch.from_numpy(x[None]), torch.from_numpy(np.array([norms]))
+            )
+
+        fields = {
+            "backward_error": backward,
+            "forward_error": forward,
+            "condition": condition,
+            "iterations": int(steps),
+            "tolerance": bound,
+            "optimality": optimality,
+            "residual_norm": norms if k > 1 else norms[0],
+            "rank": int(rank),
+            "full_rank": self._full_rank,
+            "factorization": label,
+            "ranks": Later(lambda: wrap(np.array(int(rank)))),
+            "_fit": Later(fit),
+        }
+        told = label, lambda: in_words(bound, backward, forward)
+        return accepted_solution(LstsqResult, given, self.options, told, fields, x, errors)
+
+
+class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
+    """A plan for problems whose first link launches its work."""
+
+    result = LstsqResult
+    judge: LeastSquaresJudge
+    options: LeastSquaresOptions
+
+    def __init__(
+        self,
+        link: Link[LeastSquaresProblems, LeastSquaresSolutions],
+        judge: LeastSquaresJudge,
+        options: LeastSquaresOptions,
+        fit_of: FitOf,
+    ) -> None:
+        super().__init__(link, judge, options)
+        self._fit_of = fit_of
+
+    def problems(self, a: torch.Tensor, b: torch.Tensor) -> LeastSquaresProblems:
+        return LeastSquaresProblems(a, b, self.options)
+
+    def begin(self, problems: LeastSquaresProblems) -> LeastSquaresAnswer | None:
+        if not in_reach(problems.a, problems.b.shape[2], self.options):
+            return super().begin(problems)
+        # Needs none of the solvers, which take half a second to load.
+        steps = self.options.engine.tuning[LaunchTuning].prelaunched_steps
+        return in_one_launch(problems, LABEL, Pace.prelaunched(steps))
+
+    def reason(self, found: Answer[Any], of: Extremes) -> str:
+        return self.judge.reason(of["backward_error"][1], of["forward_error"][1], len(found.values))
+
+    def fields(
+        self, given: Given, shapes: BatchedProblem, found: LeastSquaresAnswer, of: Extremes
+    ) -> dict[str, Any]:
+        values, layout = found.values, shapes.without_numbers()
+        return {
+            "tolerance": self.judge.limits.backward_error,
+            "optimality": of["optimality"][1],
+            "residual_norm": Later(partial(norms_of, values.residual_norm, layout)),
+            "rank": int(of["rank"][0]),
+            "full_rank": self.options.full_rank(*shapes.a.shape[-2:]),
+            "factorization": found.label,
+            "ranks": Later(lambda: given.give(layout.of_members(values.rank).contiguous())),
+            "_fit": Later(lambda: self._fit_of(given.operands, values.x, values.residual_norm)),
+        }
+
+
+def plan_for(
+    shapes: BatchedProblem, options: LeastSquaresOptions, fit_of: FitOf
+) -> LeastSquaresPlan | LaunchedLeastSquaresPlan | None:
+    """One problem on the host that the core takes, or problems whose first link launches its work."""
+    a, b = shapes.a, shapes.b
+    (m, n), k = a.shape[-2:], b.shape[-1]
+    here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b)) and not shapes.batch
+    special = options.weights is not None or options.progress is not None
+    if (
+        here
+        and not special
+        and takes(m, n, options)
+        and (k := b.shape[-1]) > 0
+        and takes_right(k, m, n, options)
+    ):
+        return LeastSquaresPlan(m, n, k, options, fit_of)
+    launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
+    if not launches or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
+        return None
+    if not (links := chain_together(len(shapes.matrices), m, n, options)):
+        return None
+    judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
+    return LaunchedLeastSquaresPlan(links[0], judge, options, fit_of)
+
+
+def solved_by_plan(
+    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
+) -> LstsqResult[Any] | LeastSquaresAnswer | None:
+    """The result where all problems are accepted, else what the first link of a device has found, if any."""
+
+    def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
+        return RegressionFit(call, shapes, options, x, norms)
+
+    plan = plan_for(shapes, options, fit_of)
+    if not isinstance(plan, LeastSquaresPlan):
+        return None if plan is None else plan.solved(Given.of_call(call), shapes)
+    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
+    given = Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
+    return plan(given)
+
+
+class InversePlan:
+    """A plan for pseudoinverses of single m x n matrices: solutions for the columns of an identity."""
+
+    def __init__(self, m: int, n: int, options: LeastSquaresOptions) -> None:
+        self.options, self._tall, (few, many) = options, m > n, sorted((m, n))
+        self._plan, self._identity = LeastSquaresPlan(few, many, few, options), np.eye(few)
+
+    def __call__(self, given: Given) -> Any | None:
+        """The pseudoinverse; None where it is not accepted."""
+        (a,) = given.arrays
+        found = self._plan.solved(a.T if self._tall else a, self._identity)
+        if found is None:
+            return None
+        return returned(given, np.ascontiguousarray(found[0].T) if self._tall else found[0], self.options)
 
 
 def solve_problems(
@@ -58,10 +243,8 @@ def solve_problems(
     begun: LeastSquaresAnswer | None = None,
     together: Sequence[LeastSquaresLink] | None = None,
 ) -> Run[LeastSquaresSolutions]:
-    """Solve small problems together, then each unsolved problem by itself.
-
-    In a batch NaN and Inf are no error. ``begun``: by the first link.
-    """
+    """Solve small problems together, then each unsolved problem by itself."""
+    # In a batch NaN and Inf are no error. ``begun``: by the first link.
     a, b, options = problems.a, problems.b, problems.options
     count, m, n = len(a), options.over_rows.count(a.shape[1]), a.shape[2]
     if a.numel() == 0:
@@ -174,10 +357,8 @@ def _reject_vanished(run: Run[LeastSquaresSolutions], problems: LeastSquaresProb
 def with_exact_zeros(
     run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems
 ) -> Run[LeastSquaresSolutions]:
-    """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error.
-
-    Such right-hand sides look like uncertain ones. Others of the same matrix are solved again without them.
-    """
+    """Replace x by zero where b is orthogonal to the columns of A: no other x has a small error."""
+    # Such right-hand sides look like uncertain ones. Others of the same matrix are solved again without them.
     if run.accepted.all():
         return run
     a, b, weights, values = problems.a, problems.b, problems.options.weights, run.found
@@ -239,14 +420,11 @@ def begin_system(call: Call, shapes: BatchedProblem, options: LeastSquaresOption
         if 0 in (problems.a.numel(), problems.b.numel()):
             return None
         begun = first_answer(chain_together(len(problems), m, n, without_waits), problems)
-        if begun is None or begun.measured is None:
+        if begun is None:
             return None
-        of = dict(zip(LeastSquaresSolutions.names, begun.measured, strict=True))
-        exact = (of["zero"] == 0) & (of["largest"] <= torch.finfo(options.dtype).max)
-        accepted = options.limits((m, n)).accept(Evidence.from_numbers(begun.measured)) & exact
     values, least = begun.values, cast(int, begun.values.rank.amin())
     result: LstsqResult[Any] = LstsqResult(
-        **unread(call, shapes, begun.values, accepted, options),
+        **unread(call, shapes, begun, options.limits((m, n)), options),
         optimality=math.nan,
         residual_norm=math.nan,
         rank=least,

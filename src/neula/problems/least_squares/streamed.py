@@ -36,13 +36,13 @@ from neula.pipeline.result import LstsqResult
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import Report
 from neula.pipeline.streaming import Block, Reader, StreamTuning, check_rows, source_of, torch_dtype
-from neula.problems.least_squares.fit import FitNumbers, LinearFit, from_triangle
 from neula.problems.least_squares.problem import (
     LeastSquaresAnswer,
     LeastSquaresJudge,
     LeastSquaresOptions,
     LeastSquaresSolutions,
 )
+from neula.problems.least_squares.regression import FitNumbers, LinearFit, from_triangle
 from neula.problems.least_squares.run import LeastSquaresOutcome, collect
 from neula.problems.least_squares.together import summed_members
 
@@ -219,10 +219,9 @@ class Streamed(SingleProblem, ScaledUnknowns):
         return sums.whole, self.reader.count
 
     def visit(self, what: str, step: Step, rescale: Step | None = None, *, damped: bool = True) -> None:
-        """One pass: ``step`` takes all rows of A and b, weighted and scaled, then those of the damping.
-
-        ``rescale`` in a first pass changes what was summed, where columns of A and b are too large, or small.
-        """
+        """One pass: ``step`` takes all rows of A and b, weighted and scaled, then those of the damping."""
+        # ``rescale`` in a first pass changes what was summed, where columns of A and b are too large, or
+        # small.
         for block in self.reader.read(what):
             a, b = self._weighted(block)
             if rescale is not None:
@@ -286,10 +285,8 @@ class Streamed(SingleProblem, ScaledUnknowns):
             return sums.summed()
 
         system, history = SummedProblem(coordinates, visited), list[float]()
-        refinement, limits = (
-            Refinement(system, start[None], 0.0),
-            self.options.limits((self.reader.count, self.n)),
-        )
+        refinement = Refinement(system, start[None], 0.0)
+        limits = self.options.limits((self.reader.count, self.n))
         while True:
             refinement.advance(refinement.steps + 1, refinement.steps + 1)
             members = summed_members(self, system, refinement.solution(), self.options)

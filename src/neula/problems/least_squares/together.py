@@ -61,7 +61,7 @@ from neula.kernels.shift import shift
 from neula.kernels.small_problems import seminormal
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.kernels.small_problems.refining import over
-from neula.pipeline.border import Border
+from neula.pipeline.batches import Border
 from neula.pipeline.chain import Answer
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.progress import stage
@@ -93,11 +93,9 @@ class RSource:
 
     @property
     def checked_first(self) -> bool:
-        """Whether the host checks R before any step, and then launches two steps before it reads again.
-
-        Problems that come to a backward stable R, the last one, often lack full rank, and then all steps are
-        in vain; so are plain ones with an R that converges slowly.
-        """
+        """Whether the host checks R before any step, and then launches two steps before it reads again."""
+        # Problems that come to a backward stable R, the last one, often lack full rank, and then all steps
+        # are in vain; so are plain ones with an R that converges slowly.
         return self.backward_stable or self.plain_residuals
 
 
@@ -158,11 +156,9 @@ def certified(
     rank: int,
     doubtful: bool = False,
 ) -> LeastSquaresSolutions:
-    """Solutions in the units and the dtype of the result, with their evidence.
-
-    ``size`` is ``||D x||``. ``norms`` has those of residuals and right-hand sides in units of the scaled b,
-    where rounding moves x by so much, if at all. ``conditions`` are estimates and bounds.
-    """
+    """Solutions in the units and the dtype of the result, with their evidence."""
+    # ``size`` is ``||D x||``. ``norms`` has those of residuals and right-hand sides in units of the scaled b,
+    # where rounding moves x by so much, if at all. ``conditions`` are estimates and bounds.
     z, exact = found.x, problems.given and options.dtype == found.x.dtype
     x = z if exact else in_double(problems.unscale(z).to(options.dtype))
     lost = None if exact else z - problems.scale(x)
@@ -195,11 +191,9 @@ def measured_members(
     options: LeastSquaresOptions,
     data_error: float = 0.0,
 ) -> LeastSquaresSolutions:
-    """Solutions of tall problems with their evidence.
-
-    Residuals in working precision do not show errors below their own, which Wedin's bound may. Backward
-    errors include that of the data.
-    """
+    """Solutions of tall problems with their evidence."""
+    # Residuals in working precision do not show errors below their own, which Wedin's bound may. Backward
+    # errors include that of the data.
     over_rows = options.over_rows
     if data_error:
         error, optimality = found.measures.backward_error, found.measures.optimality
@@ -224,11 +218,9 @@ def measured_members(
 def summed_members(
     problem: ScaledUnknowns, system: SummedProblem, found: DoubledSolution, options: LeastSquaresOptions
 ) -> LeastSquaresSolutions:
-    """The solution of a problem of any rank whose rows are not in memory, with its evidence.
-
-    In place of the residual ``found`` has its norm, and its forward error is that in the range of the
-    coordinates.
-    """
+    """The solution of a problem of any rank whose rows are not in memory, with its evidence."""
+    # In place of the residual ``found`` has its norm, and its forward error is that in the range of the
+    # coordinates.
     of, size = system.coordinates, system.size(found.x)
     ratio = residual_ratio(found.residual, of.norm, size)
     errors = found.forward_error[0], found.measures.backward_error[0], ratio[0]
@@ -452,15 +444,12 @@ def as_given(
     pace: Pace,
     gram: torch.Tensor | None,
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
-    """Factorize, refine and measure problems in numbers near 1, which most are; None for others.
-
-    The norms of the columns of R tell whether numbers are near 1. A synchronous host reads that before
-    anything else. An asynchronous one has by then launched the steps, which follow a long product, and their
-    evidence, and reads all numbers at once. If R is to be checked first, it also reads before the steps: with
-    an R in half precision the rate of convergence, too.
-
-    Returns solutions, how many steps they took, and their measured numbers, possibly on the host.
-    """
+    """Factorize, refine and measure problems in numbers near 1, which most are; None for others."""
+    # The norms of the columns of R tell whether numbers are near 1. A synchronous host reads that before
+    # anything else. An asynchronous one has by then launched the steps, which follow a long product, and
+    # their evidence, and reads all numbers at once. If R is to be checked first, it also reads before the
+    # steps: with an R in half precision the rate of convergence, too.
+    # Returns solutions, how many steps they took, and their measured numbers, possibly on the host.
     over_rows = options.over_rows
     doubled = options.refines_doubled(over_rows.count(a.shape[1]), a.shape[2], plain=source.plain_residuals)
     narrow = not doubled and len(a) == 1 and pays(a[0])
@@ -505,9 +494,7 @@ def as_given(
 def _broken_down(
     problems: ScaledProblems, r: torch.Tensor
 ) -> tuple[LeastSquaresSolutions, int, torch.Tensor] | None:
-    """A single problem of which nothing is known where R broke down, and not because its numbers are far from
-    1; None for others.
-    """
+    """A single problem of which nothing is known, if R broke down though numbers are near 1; else None."""
     over_rows = problems.over_rows
     if len(r) > 1 or not bool(over_rows.agree(r.isnan().any())):
         return None

@@ -23,8 +23,7 @@ from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer, Declined, Link, answered
-from neula.pipeline.table import Case, Chain, Row, Rule, Table, way
+from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, answered, way
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions
@@ -61,11 +60,10 @@ def by_iteration(
 
 
 class _TripletMeasurements:
-    """Measures triplets during iterations: cheap measures first, the others if the first are good enough.
+    """Measures triplets during iterations: cheap measures first, the others if the first are good enough."""
 
-    ``measures`` are those of a certificate, of the last triplets, ``errors`` bounds on the errors of their
-    singular values, and ``remainder`` is an estimate of the error of the approximation.
-    """
+    # ``measures`` are those of a certificate, of the last triplets, ``errors`` bounds on the errors of their
+    # singular values, and ``remainder`` is an estimate of the error of the approximation.
 
     def __init__(self, problems: TallMatrix, rank: int, most: int) -> None:
         self.problems, self.rank, self.most = problems, rank, most

@@ -26,10 +26,9 @@ class SVDOptions(ProblemOptions):
 
     @property
     def low(self) -> str:
-        """Cheapest arithmetic to look for subspaces in.
-
-        They are of second order in the errors of what comes of them, and these are measured in :attr:`work`.
-        """
+        """Cheapest arithmetic to look for subspaces in."""
+        # They are of second order in the errors of what comes of them, and these are measured in
+        # :attr:`work`.
         coarse = self.target in (FP16, BF16) or (self.part is not None and self.part >= FP16.u)
         return self.engine.tuning.cheapest(FP16 if coarse else self.work)
 

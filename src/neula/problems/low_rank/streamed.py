@@ -68,11 +68,9 @@ class StreamedMatrix(SingleProblem):
         return Answer(values, label, iterations=self.reader.passes)
 
     def _spectrum(self) -> tuple[str, torch.Tensor, torch.Tensor]:
-        """All singular values, on the host, and right singular vectors, by one pass.
-
-        The Gram matrix squares what is small: below the root of the unit roundoff it has only errors, which
-        is enough for accuracies coarser than that.
-        """
+        """All singular values, on the host, and right singular vectors, by one pass."""
+        # The Gram matrix squares what is small: below the root of the unit roundoff it has only errors, which
+        # is enough for accuracies coarser than that.
         if self.options.target is FP64:
             r = HouseholderSums.begin(self.n, 0, self.device, self.dtype)
             self._sum("Householder reflections", r)
@@ -125,16 +123,14 @@ class StreamedMatrix(SingleProblem):
 
 
 class _SingularValueBounds:
-    """How far singular values of A may be from s, given V with ``A^T A`` about ``V diag(s)^2 V^T``.
+    """How far singular values of A may be from s, given V with ``A^T A`` about ``V diag(s)^2 V^T``."""
 
-    With ``D = max(s, t)`` for some t, let ``D^-1 V^T A^T A V D^-1`` differ by Delta from the diagonal matrix
-    that it should be. Then the i-th eigenvalue of ``A^T A`` is within ``||Delta|| max(s_i, t)^2`` of
-    ``s_i^2``, by the monotonicity of eigenvalues. Random vectors estimate Delta for t at every decade from
-    the largest singular value to the last one that counts; rounding errors of R let it grow like ``s_1 / t``,
-    and so those of the i-th singular value stay about the same.
-
-    ``vectors``, shape (n, c): vectors to multiply by ``A^T A``.
-    """
+    # With ``D = max(s, t)`` for some t, let ``D^-1 V^T A^T A V D^-1`` differ by Delta from the diagonal
+    # matrix that it should be. Then the i-th eigenvalue of ``A^T A`` is within ``||Delta|| max(s_i, t)^2`` of
+    # ``s_i^2``, by the monotonicity of eigenvalues. Random vectors estimate Delta for t at every decade from
+    # the largest singular value to the last one that counts; rounding errors of R let it grow like ``s_1 /
+    # t``, and so those of the i-th singular value stay about the same.
+    # ``vectors``, shape (n, c): vectors to multiply by ``A^T A``.
 
     def __init__(self, s: torch.Tensor, v: torch.Tensor, k: int) -> None:
         self.s, self.v, self.k = s, v, k

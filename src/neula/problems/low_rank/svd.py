@@ -350,10 +350,8 @@ def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:
 
 
 def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> tuple[TallMatrix, float]:
-    """A tall matrix in working precision, and the power of two by which it is multiplied.
-
-    That is 1 where squares neither overflow nor underflow.
-    """
+    """A tall matrix in working precision, and the power of two by which it is multiplied."""
+    # That is 1 where squares neither overflow nor underflow.
     device, work, over_rows = options.engine.device, options.exact.storage, options.engine.over_rows
     tall = tall.to(torch.promote_types(tall.dtype, torch.float32))
     norm, scale = _norm(tall, over_rows), 1.0
@@ -372,9 +370,7 @@ def _prepared(given: torch.Tensor, tall: torch.Tensor, options: SVDOptions) -> t
 
 
 def _norm(a: torch.Tensor, over_rows: Reduction) -> float:
-    """``||A||_F``, of which there may be other rows elsewhere, in the precision of A where squares are in its
-    range: torch would copy A to sum in a wider one.
-    """
+    """``||A||_F`` over all processes, in the precision of A if that holds squares, without a copy."""
     norm = float(torch.linalg.vector_norm(torch.linalg.vector_norm(a, dim=1), dtype=torch.float64))
     low, high = SAFE_NORMS[a.dtype.to_real()]
     norm = norm if low < norm < high else float(torch.linalg.matrix_norm(in_double(a)))

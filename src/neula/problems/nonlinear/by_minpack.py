@@ -24,9 +24,15 @@ from neula.io.integers import in_float64
 from neula.kernels import scipy_linalg
 from neula.pipeline.call import Call
 from neula.pipeline.result import LeastSquaresResult
-from neula.problems.nonlinear.evidence import MARGIN, SLOWEST, estimated_error
 from neula.problems.nonlinear.fit import MESSAGES
-from neula.problems.nonlinear.problem import are_open, limits_of, usual_tolerance
+from neula.problems.nonlinear.problem import (
+    MARGIN,
+    SLOWEST,
+    are_open,
+    estimated_error,
+    limits_of,
+    usual_tolerance,
+)
 
 WORK = 1e6
 """Value of ``m n^2`` up to which MINPACK, column by column, takes no longer than what works with blocks."""
@@ -36,10 +42,8 @@ SCHEMES = ("2-point", "3-point", "5-point")  # differences that are taken here
 
 
 def is_plain(call: Call, x: torch.Tensor, loss: Any, f_scale: Any, jac: Any, *others: Any) -> bool:
-    """Whether there is one problem of NumPy on a CPU, without anything unusual.
-
-    ``x``: variables, or observations: a vector. ``others``: arguments that are None, or zero, by default.
-    """
+    """Whether there is one problem of NumPy on a CPU, without anything unusual."""
+    # ``x``: variables, or observations: a vector. ``others``: arguments that are None, or zero, by default.
     known = jac is None or callable(jac) or jac in SCHEMES
     here = call.engine.device.type == "cpu" and call.engine.tuning.lapack
     of_numpy = call.first.wrap is torch.Tensor.numpy and here
@@ -59,9 +63,8 @@ def fit_by_minpack(
 ) -> LeastSquaresResult[Any] | None:
     """The minimum where it is certified, if residuals and derivatives are what NumPy computes with, and the
     way there stays within bounds.
-
-    ``x``, shape (n,): where to begin. ``loss``: its name, and its scale.
     """
+    # ``x``, shape (n,): where to begin. ``loss``: its name, and its scale.
     default, given = not jac, jac if callable(jac) else None
     scheme = jac if isinstance(jac, str) else "2-point"
     try:
@@ -141,7 +144,7 @@ def _ends(bounds: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray] | tuple[N
 
 
 def _evidence(near: Near, r: np.ndarray, rate: float, function: OneFunction) -> dict[str, float] | None:
-    """The numbers of :func:`~neula.problems.nonlinear.evidence.evidence_of`; None unless J has full rank."""
+    """The numbers of :func:`~neula.problems.nonlinear.problem.evidence_of`; None unless J has full rank."""
     m, u, norms = near.slopes.shape[1], EPS, near.norms
     errors, products = function.errors(near.x, norms, near.size)
     with np.errstate(all="ignore"):

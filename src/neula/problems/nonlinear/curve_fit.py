@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Unpack, overload
 
 import numpy as np
 import torch
 
 from neula.algorithms.nonlinear.differentiate import Differences
+from neula.algorithms.nonlinear.feasible import Bounds
+from neula.algorithms.nonlinear.one_function import COMPLEX, DOUBLE, Unusual, Vectors
 from neula.engines import Engine
-from neula.engines.formats import double_of
+from neula.engines.formats import double_of, in_double
 from neula.errors import check_name
+from neula.io.integers import in_float64
+from neula.kernels import scipy_linalg
+from neula.pipeline.inputs import take
 from neula.pipeline.names import by_name, check_aligned, ends_by_name, row_labels
 from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import CurveFitResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import Watched, result_of, run_fit
-from neula.problems.nonlinear.functions import Jacobian
+from neula.problems.nonlinear.fit import Residuals, Watched, result_of, run_fit
+from neula.problems.nonlinear.functions import SCHEMES, Jacobian, complex_rows, mode_of, real_rows, tensor_of
 from neula.problems.nonlinear.least_squares import NOWHERE, begin
-from neula.problems.nonlinear.models import (
-    Model,
-    Observations,
-    Prediction,
-    floats,
-    names_of_parameters,
-    parameters_of,
-    spread_of,
-)
 from neula.problems.nonlinear.problem import (
     Start,
     are_open,
@@ -38,8 +36,208 @@ from neula.problems.nonlinear.problem import (
     step_of,
     tolerances_of,
 )
-from neula.problems.nonlinear.residuals import Residuals
 from neula.problems.signatures import ArrayLike, CurveFitKeywords, Kind
+
+
+@dataclass(frozen=True)
+class Model:
+    """``f(xdata, *params)``, called with the parameters of one problem, or of several."""
+
+    f: Callable[..., Any]
+    wrap: Callable[[torch.Tensor], Any]  # makes an array of the caller's library
+    batch: tuple[int, ...]  # leading dimensions of the data
+    is_tensor: bool  # whether f is a function of torch
+
+    def values(self, function: Callable[..., Any], xdata: Any, x: torch.Tensor, name: str) -> torch.Tensor:
+        """Values of the model, or of a function with its arguments, at parameters x, shape (P, n)."""
+        # Of a batch each parameter has shape (P, 1), else none.
+        rows = x[:, :, None].unbind(1) if self.batch else x[0].unbind()
+        given = [self.wrap(value) for value in rows]
+        if not self.batch and not self.is_tensor:
+            given = [value[()] for value in given]
+        out = tensor_of(function(xdata, *given), name, or_complex=True).to(x.device)
+        return out if self.batch else out[None]
+
+    def select(self, xdata: Any, which: torch.Tensor, shape: tuple[int, ...]) -> Any:
+        """The rows of ``xdata`` for problems ``which``, if it has the shape of the data."""
+        if not self.batch or tuple(getattr(xdata, "shape", ())) != shape:
+            return xdata
+        rows = xdata.reshape(-1, shape[-1])
+        return rows[which.to(rows.device) if isinstance(rows, torch.Tensor) else which.cpu().numpy()]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Residuals of a model, in units of their standard deviations."""
+
+    model: Model
+    xdata: Any
+    y: torch.Tensor  # shape (P, m)
+    shape: tuple[int, ...]  # of the data as they came
+    deviations: torch.Tensor | None  # shape (P, m), real
+    factor: torch.Tensor | None  # shape (P, m, m): lower Cholesky factors of their covariance matrices
+
+    def residuals(self, x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+        xdata, y = self.model.select(self.xdata, which, self.shape), self.y[which]
+        found = self.model.values(self.model.f, xdata, x, "f(xdata, ...)")
+        try:
+            left = found - y
+        except RuntimeError:
+            left = found
+        if left.shape != y.shape:
+            raise ValueError(
+                "f must return one value for each observation, shape "
+                f"{tuple(y.shape[not self.model.batch :])}, got {tuple(found.shape[not self.model.batch :])}"
+            )
+        return self.whitened(left[..., None], which)[..., 0]
+
+    def derivatives(self, jac: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+        def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+            xdata = self.model.select(self.xdata, which, self.shape)
+            return self.whitened(self.model.values(jac, xdata, x, "jac(xdata, ...)"), which)
+
+        return call
+
+    def in_arrays(self, function: Callable[..., Any], y: np.ndarray | float, ndim: int) -> Vectors:
+        """A function of xdata and parameters, minus y, with one whitened float64 row an observation."""
+        xdata, m = self.xdata, self.y.shape[1]
+        deviations = None if self.deviations is None else self.deviations[0].numpy()
+        factor = None if self.factor is None else self.factor[0].numpy()
+
+        def call(x: np.ndarray) -> np.ndarray:
+            found = function(xdata, *x)
+            usual = type(found) is np.ndarray and found.ndim == ndim and found.dtype in (DOUBLE, COMPLEX)
+            if not usual or len(found) != m:
+                raise Unusual
+            rows: np.ndarray = found - y
+            if deviations is not None:
+                rows = (rows.T / deviations).T
+            if factor is None:
+                return rows
+            if rows.dtype == COMPLEX:
+                raise Unusual
+            return scipy_linalg.lapack.dtrtrs(factor, rows, lower=1)[0]
+
+        return call
+
+    def whitened(self, columns: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+        """Columns, shape (P, m, k), in units of the standard deviations of observations."""
+        if self.y.is_complex():
+            columns = columns.to(columns.dtype.to_complex())
+        if self.deviations is not None:
+            return columns / self.deviations[which][..., None]
+        if self.factor is not None:
+            factor = self.factor[which].to(columns.dtype)
+            return torch.linalg.solve_triangular(factor, columns, upper=False)
+        return columns
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The model and its derivatives anywhere, at the parameters that were found."""
+
+    model: Model
+    jac: Any  # as for neula.curve_fit
+    x: torch.Tensor  # shape (P, n)
+    shape: tuple[int, ...]  # of the data
+
+    def __call__(self, xdata: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Values, shape (*batch, k), and derivatives, shape (*batch, k, n)."""
+        x, everyone = self.x, torch.arange(len(self.x), device=self.x.device)
+        if isinstance(xdata, (list, tuple)):
+            xdata = floats(xdata, "xdata")
+
+        def call(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+            found = self.model.values(
+                self.model.f, self.model.select(xdata, which, self.shape), x, "f(xdata, ...)"
+            )
+            return found if found.ndim > 1 else found[:, None]
+
+        def derivatives(x: torch.Tensor, which: torch.Tensor, _: Any) -> torch.Tensor:
+            found = self.model.values(self.jac, self.model.select(xdata, which, self.shape), x, "jac")
+            return found.reshape(len(x), -1, x.shape[1])
+
+        with torch.no_grad():
+            y = call(x, everyone, None)
+            mode = mode_of(self.jac, is_tensor=self.model.is_tensor)
+            endless = torch.full_like(x, torch.inf, dtype=torch.float64)
+            found = Jacobian(
+                call,
+                derivatives if callable(self.jac) else None,
+                "5-point" if mode in SCHEMES and mode != "cs" else mode,
+                Differences("5-point", Bounds.from_arrays(-endless, endless)),
+                self.jac is None,
+                x.abs(),
+            )
+            if y.is_complex():
+                found.values = y.dtype
+            f = real_rows(y)
+            slopes = f.new_empty(*f.shape, x.shape[1])
+            found.write(x, everyone, None, f, slopes)
+            slopes = complex_rows(slopes) if y.is_complex() else slopes
+        return y.reshape(*self.model.batch, -1), slopes.reshape(*self.model.batch, *slopes.shape[1:])
+
+
+def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
+    """A tensor as it is, all else as SciPy takes it: as an array in float64, or complex128."""
+    if isinstance(x, torch.Tensor):
+        if not x.is_floating_point():
+            take(x, name, or_complex=or_complex)
+        return x
+    if x is None or isinstance(x, np.ma.MaskedArray) or np.asarray(x).dtype.kind not in "biufO":
+        take(x, name, or_complex=or_complex)
+        if np.iscomplexobj(x):
+            return np.asarray(x, dtype=np.complex128)
+    return in_float64(x, name)
+
+
+def parameters_of(f: Callable[..., Any]) -> int:
+    """How many parameters a model has, by its signature. Raises ValueError if that does not say."""
+    if (names := names_of_parameters(f)) is None:
+        raise ValueError(f"the number of parameters cannot be told from f{inspect.signature(f)}: pass p0")
+    return len(names)
+
+
+def names_of_parameters(f: Callable[..., Any]) -> tuple[str, ...] | None:
+    """Names of a model's parameters; None if its signature does not have them."""
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):  # of some functions of C
+        return None
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(named) < 2 or any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return tuple(named[1:])
+
+
+def spread_of(
+    sigma: Any, y: torch.Tensor, shape: tuple[int, ...]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Standard deviations of observations, or Cholesky factors of their covariance matrices."""
+    if sigma is None:
+        return None, None
+    or_complex = y.is_complex()
+    tensor = take(floats(sigma, "sigma", or_complex=or_complex), "sigma", or_complex=or_complex).tensor
+    tensor, m = tensor.to(y if tensor.is_complex() else y.real), shape[-1]
+    if tensor.ndim == len(shape) + 1 or (tensor.shape == (m, m) and tensor.shape != shape):
+        wide = in_double(tensor).expand(*shape, m) if tensor.shape[-2:] == (m, m) else None
+        if wide is not None:
+            factor, info = torch.linalg.cholesky_ex(wide)
+            if bool((info > 0).any()):
+                raise ValueError("sigma must be positive definite")
+            return None, factor.reshape(-1, m, m)
+    if tensor.is_complex():
+        raise TypeError("sigma is complex: standard deviations are real, and only covariances may be complex")
+    try:
+        deviations = tensor.expand(shape).reshape(y.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"sigma has incorrect shape {tuple(tensor.shape)}: expected {shape}, or {(*shape, m)} for "
+            "covariances"
+        ) from None
+    if not bool((deviations > 0).all()):
+        raise ValueError("sigma must be positive: it holds standard deviations of the observations")
+    return deviations, None
 
 
 @overload
@@ -189,9 +387,15 @@ def curve_fit(
     result = None
     others = (x_scale, diff_step, most, callback, progress, verbose or None)
     if is_plain(call, y, loss, f_scale, jac, *others):
-        given = data.slopes_in_arrays(jac) if callable(jac) else jac
+        given = data.in_arrays(jac, 0.0, 2) if callable(jac) else jac
         result = fit_by_minpack(
-            call, data.in_arrays(), given, guess.numpy(), bounds, (loss, f_scale), tolerances
+            call,
+            data.in_arrays(f, flat[0].numpy(), 1),
+            given,
+            guess.numpy(),
+            bounds,
+            (loss, f_scale),
+            tolerances,
         )
     if result is None:
         start = Start.from_arrays(guess, bounds, x_scale, y.device)

@@ -14,8 +14,8 @@ from neula.algorithms.nonlinear.damped import picked, placed
 from neula.algorithms.nonlinear.differentiate import STEPS, Differences, Function
 from neula.errors import check_name
 from neula.io.integers import in_float64
+from neula.pipeline.chain import is_shortage
 from neula.pipeline.inputs import FLOATS, has_tangent, take
-from neula.pipeline.memory import is_shortage
 
 MODES = ("forward", "reverse")
 SCHEMES = tuple(STEPS)
@@ -52,7 +52,7 @@ class Points:
         return out if len(which) == len(self.whole) else out[which]
 
 
-Call = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
+RowFunction = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 """From points, shape (P, n), the numbers of their problems and a block to residuals, shape (P, m)."""
 
 
@@ -66,9 +66,7 @@ def tensor_of(out: Any, name: str, *, or_complex: bool = False) -> torch.Tensor:
 
 
 def real_rows(f: torch.Tensor) -> torch.Tensor:
-    """Residuals, shape (P, m), or a Jacobian, shape (P, m, n), in real numbers: 2 m rows of complex ones, the
-    real part of each before its imaginary part.
-    """
+    """Residuals (P, m) or a Jacobian (P, m, n); of complex ones each real part before the imaginary."""
     if not f.is_complex():
         return f
     return torch.view_as_real(f.resolve_conj()).movedim(-1, 2).flatten(1, 2)
@@ -95,7 +93,7 @@ def refuse_dependence(out: Any, name: str) -> None:
         )
 
 
-def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call:
+def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> RowFunction:
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
         out = tensor_of(fun(given, *([item] if blocked else [])), "fun(x)", or_complex=True)
@@ -111,7 +109,7 @@ def residuals(points: Points, fun: Callable[..., Any], *, blocked: bool) -> Call
     return call
 
 
-def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> Call:
+def derivatives(points: Points, jac: Callable[..., Any], *, blocked: bool) -> RowFunction:
     def call(x: torch.Tensor, which: torch.Tensor, item: Any) -> torch.Tensor:
         given = points.wrap(points.given(x, which))
         out = tensor_of(jac(given, *([item] if blocked else [])), "jac(x)", or_complex=True)
@@ -132,8 +130,8 @@ def mode_of(jac: Any, *, is_tensor: bool) -> str:
 
 @dataclass
 class Jacobian:
-    call: Call  # the residuals
-    given: Call | None  # the caller's own: from points, numbers and a block to shape (P, m, n)
+    call: RowFunction  # the residuals
+    given: RowFunction | None  # the caller's own: from points, numbers and a block to shape (P, m, n)
     mode: str  # one of MODES or SCHEMES, or TORCH
     differences: Differences  # their steps, and where the function may be called
     default: bool  # whether the mode was not named: another one may take its place
@@ -148,8 +146,8 @@ class Jacobian:
     @classmethod
     def asked_for(
         cls,
-        call: Call,
-        given: Call | None,
+        call: RowFunction,
+        given: RowFunction | None,
         jac: Any,
         x: torch.Tensor,
         differences: Differences,
@@ -189,10 +187,8 @@ class Jacobian:
         out: torch.Tensor,
         part: float = 1.0,
     ) -> None:
-        """Write it to ``out``, shape (P, m, n), at x where the residuals are f.
-
-        Differences take so large a part of their steps.
-        """
+        """Write it to ``out``, shape (P, m, n), at x where the residuals are f."""
+        # Differences take so large a part of their steps.
         if self.given is not None:
             out.copy_(self._checked(self.given(x, which, item), out))
         elif self.mode in SCHEMES:

@@ -17,10 +17,9 @@ from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LeastSquaresResult
 from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
-from neula.problems.nonlinear.fit import Watched, result_of, run_fit
+from neula.problems.nonlinear.fit import Residuals, Watched, result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, refuse_dependence, residuals
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
-from neula.problems.nonlinear.residuals import Residuals
 from neula.problems.signatures import ArrayLike, Kind, LeastSquaresKeywords
 
 NOWHERE = (-np.inf, np.inf)

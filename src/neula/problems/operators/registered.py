@@ -6,9 +6,9 @@ would wait for one another.
 
 from neula.problems.operators.bounded import LSQ_LINEAR
 from neula.problems.operators.factorizations import CHOLESKY, ORTH, POLAR, QR
-from neula.problems.operators.products import MATMUL
 from neula.problems.operators.solutions import LSTSQ, SOLVE
 from neula.problems.operators.spectra import EIGH, SVD
+from neula.problems.products.matmul import MATMUL
 
 __all__ = ["cholesky", "eigh", "lsq_linear", "lstsq", "matmul", "orth", "polar", "qr", "solve", "svd"]
 

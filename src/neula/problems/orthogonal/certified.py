@@ -23,15 +23,12 @@ from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.problem import QRMatrices, QROptions
+from neula.problems.orthogonal.problem import QRFactors, QRMatrices, QROptions
 
 
 def certified_qr(a: torch.Tensor, engine: Engine) -> QRFactors:
-    """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is.
-
-    For matrices that are not accepted it returns the best that was found; the caller has to say so.
-    """
+    """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is."""
+    # For matrices that are not accepted it returns the best that was found; the caller has to say so.
     a = in_double(a)
     return factorize(a, "reduced", QROptions(FP64, over(engine, a.dtype)))
 
@@ -67,13 +64,10 @@ class RFactors:
 
 
 def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFactors:
-    """R and ``Q^H B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors.
-
-    Without Q the difference of ``A^H A`` and ``R^H R`` is measured, enough for condition numbers up to about
-    1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
-
-    Shapes: a (batch, m, n), b (batch, m, K), in double precision, on the engine's device.
-    """
+    """R and ``Q^H B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors."""
+    # Without Q the difference of ``A^H A`` and ``R^H R`` is measured, enough for condition numbers up to
+    # about 1e6; R itself is as good as Householder's is. Beyond that, a certified QR.
+    # Shapes: a (batch, m, n), b (batch, m, K), in double precision, on the engine's device.
     m, n = a.shape[1:]
     few, engine = RIGHT_HAND_SIDES * b.shape[2] <= n, over(engine, a.dtype)
     if a.numel() and m >= n and few:

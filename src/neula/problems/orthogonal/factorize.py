@@ -3,48 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from typing import cast
+from typing import Any
 
 import numpy as np
 import torch
 
-from neula.algorithms.scaling import binary_exponents
+from neula.algorithms.spectra.numerical_rank import SAFETY
+from neula.certificates.bounds import Accuracy
 from neula.certificates.qr import accepted_by
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
-from neula.engines import FP64, Format
-from neula.engines.formats import double_of, in_double
-from neula.kernels.magnitudes import largest_magnitude
+from neula.engines import FP32, FP64, Engine
+from neula.engines.formats import in_double
+from neula.errors import part_of_one
+from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
-from neula.kernels.shift import shift
-from neula.pipeline.chain import Answer, Link, Run, first_answer, run_chain
+from neula.pipeline.call import Call
+from neula.pipeline.chain import Answer, Link, Run, answer_of_first, first_answer, run_chain
 from neula.pipeline.distributed import in_step
-from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.result import Attempt
-from neula.problems.orthogonal.factors import QRFactors
+from neula.pipeline.inputs import check_finite, finite_members, flattened
+from neula.pipeline.plans import Given
+from neula.pipeline.result import Attempt, QRResult
+from neula.pipeline.result.shown import Later
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
-from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues
-from neula.problems.orthogonal.ways import QRLink, without_factors
+from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, as_accepted
+from neula.problems.orthogonal.ways import QRLink, is_for_core, is_for_kernel, without_factors
 
 Begun = Sequence[Answer[QRValues]]  # answers of first links: of a chain for all matrices, or of one for each
 
 
 def factorize(matrices: torch.Tensor, mode: str, options: QROptions, begun: Begun | None = None) -> QRFactors:
-    """Q and R of one matrix or a batch, by what suits it, on the engine's device.
-
-    Shapes: matrices (batch, m, n). ``mode``: whether Q is to be square. ``begun``: from :func:`begin`.
-    """
+    """Q and R of one matrix or a batch, by what suits it, on the engine's device."""
+    # Shapes: matrices (batch, m, n). ``mode``: whether Q is to be square. ``begun``: from :func:`begin`.
     target = options.target
     with plain_arithmetic(options.engine.device):
         if matrices.numel() == 0:
             return QRFactors.of_nothing(matrices, mode, target)
         if _go_together(matrices, options):
-            matrices, exponents = _in_range(matrices, target)
             first = None if begun is None else begun[0]
             factors = factorize_together(matrices, links_for(matrices, options), options, first)
-            if exponents is not None:
-                factors = _in_units_of_a(factors, exponents)
         else:
             factors = _one_after_the_other(matrices, options, begun)
         return factors.completed() if mode == "complete" else factors
@@ -55,10 +52,7 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
     if matrices.numel() == 0:
         return None
     with plain_arithmetic(options.engine.device):
-        exponents, parts = None, list(matrices.split(1))
-        if _go_together(matrices, options):
-            scaled, exponents = _in_range(matrices, options.target)
-            parts = [scaled]
+        parts = [matrices] if _go_together(matrices, options) else list(matrices.split(1))
         begun = _side_by_side(matrices, options) if len(parts) > 1 else None
         if begun is None:
             begun = []
@@ -69,20 +63,12 @@ def begin(matrices: torch.Tensor, options: QROptions) -> tuple[QRValues, torch.T
                 begun.append(found)
         values = QRValues.joined([found.values for found in begun])
         accepted = accepted_by(values.measures.T, options.shape_of(matrices.shape), options.target)
-        if exponents is not None:
-            r, fits = _multiplied(values.r, exponents)
-            values, accepted = replace(values, r=r), accepted & fits
         return values, accepted, begun
 
 
 def _go_together(matrices: torch.Tensor, options: QROptions) -> bool:
     count, m, n = matrices.shape
     return not options.named and go_together(count, m, n, options.engine.tuning)
-
-
-def goes_at_once(matrices: torch.Tensor, options: QROptions) -> bool:
-    """Whether one chain is for all matrices, shape (batch, m, n)."""
-    return len(matrices) == 1 or _go_together(matrices, options)
 
 
 def links_for(matrices: torch.Tensor, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
@@ -159,31 +145,126 @@ def _run(
     return run, judge.certificates(run)
 
 
-def _in_range(matrices: torch.Tensor, target: Format) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Matrices that are factorized in a narrower range than theirs, divided by powers of two.
+class QRPlan:
+    def __init__(self, link: QRLink, options: QROptions, mode: str = "reduced") -> None:
+        self.options, self._link, self._mode = options, link, mode
 
-    Returns ``matrices``, shape (batch, m, n); ``exponents``, shape (batch, 1, 1).
-    """
-    if matrices.dtype != double_of(matrices.dtype) or target is FP64:
-        return matrices, None
-    exponents = binary_exponents(largest_magnitude(matrices, (1, 2), keepdim=True))
-    return shift(matrices, -exponents), exponents
+    def __call__(self, given: Given) -> QRResult[Any] | None:
+        found = self.solved(given, torch.from_numpy(given.arrays[0]))
+        return found if isinstance(found, QRResult) else None
+
+    def solved(self, given: Given, a: torch.Tensor) -> QRResult[Any] | Answer[QRValues] | None:
+        found, certificate = self.first(a)
+        if found is None or certificate is None:
+            return found
+        q, r = (x.reshape(*a.shape[:-2], *x.shape[1:]) for x in (found.values.q, found.values.r))
+        return as_accepted(given, self.options, self._mode, (q, r), certificate, found.label)
+
+    def first(self, a: torch.Tensor) -> tuple[Answer[QRValues] | None, QRCertificate | QRCertificates | None]:
+        """Answer of the link, and its certificate if all of it is accepted."""
+        found = answer_of_first(
+            [self._link], QRMatrices(a[None] if a.ndim == 2 else flattened(a), self.options)
+        )
+        if found is None:
+            return None, None
+        judge = QRJudge(a.shape[-2:], self.options.target)
+        # A link that knows numbers on the host has made them an array.
+        numbers = found.measured if isinstance(found.measured, np.ndarray) else None
+        if a.ndim == 2:
+            one = judge.certificate(found.values, numbers)
+            return found, one if one.accepted else None
+        if numbers is None:
+            numbers = found.values.measures.T.cpu().numpy()
+        several = judge.certificates_of_batch(found.values, numbers)
+        return found, None if several.rejected else several
 
 
-def _multiplied(r: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """R by powers of two, and whether that of each matrix does not overflow, shape (batch,)."""
-    found = shift(in_double(r), exponents)
-    return found, (found.isfinite() == r.isfinite()).flatten(1).all(1)
+def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPlan | None:
+    """The first link for matrices that keep their dtype, all at once: on a CPU, or a GPU's small kernel."""
+    (m, n), target, tuning = a.shape[-2:], options.target, options.engine.tuning
+    asked = options.named or options.in_place or options.progress is not None
+    if asked or not a.numel() or a.dtype.to_real() != target.dtype or target not in (FP32, FP64):
+        return None
+    here = a.is_cpu and options.engine.device.type == "cpu" and tuning.lapack_first(m, n)
+    matrices = flattened(a)
+    at_once = len(matrices) == 1 or _go_together(matrices, options)
+    if not at_once or not (here or is_for_kernel(m, n, options)):
+        return None
+    return QRPlan(links_for(matrices, options)[0], options, mode)
 
 
-def _in_units_of_a(factors: QRFactors, exponents: torch.Tensor) -> QRFactors:
-    """Factors of what :func:`_in_range` has divided; those with an R that overflows are not accepted."""
-    r, fits = _multiplied(factors.r, exponents)
-    factors = replace(factors, r=r)
-    if bool(fits.all()):
-        return factors
-    found = cast(QRCertificates, factors.certificates)
-    certificates = replace(found, residual=np.where(fits.cpu().numpy(), found.residual, np.nan))
-    why = f"R of {int((~fits).sum())} of {len(r)} matrices overflows float64"
-    attempts = (*factors.attempts, Attempt("none", False, why))
-    return replace(factors, certificates=certificates, attempts=attempts)
+class RangePlan:
+    """A plan for orthonormal bases of single matrices of one shape, with independent columns."""
+
+    def __init__(self, plan: QRPlan, rcond: float) -> None:
+        self.options, self._plan, self._rcond = plan.options, plan, rcond
+
+    def __call__(self, given: Given) -> Any | None:
+        """Q; None where it is not accepted, or the inverse of R does not show that the rank is full."""
+        found, certificate = self._plan.first(torch.from_numpy(given.arrays[0]))
+        if found is None or certificate is None:
+            return None
+        r = in_double(found.values.r[0]).numpy()
+        invert = scipy_linalg.lapack.ztrtri if r.dtype.kind == "c" else scipy_linalg.lapack.dtrtri
+        inverse, singular = invert(r.T, lower=1)
+        # The reciprocal of this norm is at most the smallest singular value, the other at least the largest.
+        if singular or not SAFETY * self._rcond * np.linalg.norm(r) * np.linalg.norm(inverse) < 1:
+            return None
+        return given.wrap(found.values.q[0].numpy())
+
+
+def plan_of(A: Any, mode: str = "reduced", **asked: Any) -> QRPlan | None:
+    return _of_core(A, mode, **asked) if mode in ("reduced", "r") else None
+
+
+def range_plan_of(
+    A: Any, *, rcond: float | None = None, method: str = "qr", wait: bool = True, **asked: Any
+) -> RangePlan | None:
+    rcond = part_of_one("rcond", rcond)
+    plan = _of_core(A, **asked) if rcond is not None and method == "qr" and wait else None
+    return None if plan is None or rcond is None else RangePlan(plan, rcond)
+
+
+def _of_core(
+    A: Any,
+    mode: str = "reduced",
+    *,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
+    strict: bool = False,
+    wait: bool = True,
+    **others: Any,
+) -> QRPlan | None:
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
+    a, target = call.first.tensor, call.target
+    if a.ndim != 2 or any(others.values()) or not a.is_cpu:
+        return None
+    if not is_for_core(a.shape[0], a.shape[1], target):
+        return None
+    return plan_for(a, QROptions(target, call.engine), mode)
+
+
+def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:
+    """The result where the first link is accepted, else what it has found, if anything."""
+    plan = _of_call(call, options, mode)
+    with call.computing():
+        return None if plan is None else plan.solved(Given.of_call(call), call.first.tensor)
+
+
+def factors_by_plan(call: Call, options: QROptions) -> QRFactors | None:
+    """Factors where the first link is accepted, or the chain that continues from it; None without a plan."""
+    plan = _of_call(call, options, "reduced")
+    with call.computing():
+        found, certificate = (None, None) if plan is None else plan.first(call.first.tensor)
+    if found is None:
+        return None
+    if certificate is None:
+        return factorize(call.matrices(), "reduced", options, [found])
+    attempt = Attempt(found.label, True, Later(lambda: certificate.in_words))
+    all_of_them = (certificate,) if isinstance(certificate, QRCertificate) else certificate
+    return QRFactors(found.values.q, found.values.r, all_of_them, (attempt,))
+
+
+def _of_call(call: Call, options: QROptions, mode: str) -> QRPlan | None:
+    plain = not (call.differentiable or call.first.places)
+    return plan_for(call.first.tensor, options, mode) if plain else None

@@ -7,7 +7,7 @@ Small matrices of a batch are factorized together, each step one launch; others 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property, partial
 
@@ -22,13 +22,13 @@ from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format, Tuning
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.mgs import TILE_COLUMNS
 from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
-from neula.pipeline.chain import Link
-from neula.pipeline.table import (
+from neula.pipeline.chain import (
     CORE,
     KERNEL,
     LAUNCHED,
     Case,
     Chain,
+    Link,
     Make,
     Row,
     Rule,
@@ -37,7 +37,7 @@ from neula.pipeline.table import (
     ruled,
 )
 from neula.problems.orthogonal import ways
-from neula.problems.orthogonal.problem import Matrix, QROptions, QRTuning
+from neula.problems.orthogonal.problem import Matrix, QRMatrices, QROptions, QRTuning
 from neula.problems.orthogonal.ways import QRLink
 
 
@@ -139,11 +139,17 @@ class QRCase(MatrixLayout, Case):
 
     @cached_property
     def corrected(self) -> bool:
-        """Whether the first pass is followed by a correction of Q in the same launch: square matrices are
-        too ill-conditioned for one pass in float32 more often than not.
-        """
+        """Whether one launch corrects Q: square matrices are mostly too ill-conditioned for one pass."""
         default = self.options.algorithm is None
-        return self.queued and default and self.square and self.target is FP32
+        return self.queued and default and self.square and (self.target is FP32 or self.singly)
+
+    @cached_property
+    def singly(self) -> bool:
+        """Whether a pass in float32 and a correction take less time than two passes in half precision, which
+        nearly square matrices would need (order 8192 on an H200: 14 ms and 22).
+        """
+        nearly = 16 * (self.m - self.n) < self.n and self.nbytes <= self.tuning.replayed_bytes
+        return nearly and self.target in (FP16, BF16) and not self.gram
 
 
 def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:
@@ -162,9 +168,6 @@ def chain_tall(m: int, n: int, options: QROptions) -> Sequence[QRLink]:
 def chain_alone(layout: MatrixLayout, options: QROptions, *, wait: bool = True) -> Sequence[QRLink]:
     """Links for one matrix; the first one synchronizes only if it may."""
     return Chain(TABLE, QRCase(**vars(layout), options=options, stage=Stage.ALONE, wait=wait))
-
-
-# ---------------------------------------------------------------- conditions
 
 
 _when = Rule[QRCase, bool]
@@ -230,7 +233,10 @@ _gram_shifted = _when(
 
 
 _below_fp64 = _when("accuracies below fp64", lambda case: case.target is not FP64)
-_corrected_at_once = _when("fp32, less than two rows a column", lambda case: case.corrected)
+_corrected_at_once = _when(
+    "fp32, less than two rows a column; fp16 and bf16, nearly square matrices for CUDA graphs",
+    lambda case: case.corrected,
+)
 _queued = _when("at least as many rows as columns", lambda case: case.queued and not case.corrected)
 
 
@@ -276,7 +282,6 @@ _first = _by_name("by default, and ``algorithm='rgsqrf'``", None, "rgsqrf")
 _exactly_two = _by_name("only ``algorithm='rgsqrf-twice'``", "rgsqrf-twice")
 _last = _by_name("by default, and ``algorithm='householder'``", None, "householder")
 
-# ---------------------------------------------------------------- arithmetics that depend on the case
 _formats = Rule[QRCase, Sequence[str]]
 _working = _formats("fp32, fp64: the working precision", lambda case: [case.options.work.name])
 _doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case.options.work.name])
@@ -284,6 +289,11 @@ _doubled = _formats("fp32, fp64", lambda case: ["fp64" if case.doubled else case
 _low = _formats(
     "fp16, fp32 or fp16_cor, fp64, by the accuracy, or ``compute``",
     lambda case: [case.options.low.format.name],
+)
+
+_at_least_single = _formats(
+    "fp32 or fp16_cor, or ``compute``",
+    lambda case: [(replace(case.options, target=FP32) if case.singly else case.options).low.format.name],
 )
 
 _corrected = _formats(
@@ -300,9 +310,6 @@ _tall_arithmetic = _formats("fp16_cor; fp16 where Q may have that accuracy", lam
 _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 else ["fp32", "fp64"])
 
 
-# ---------------------------------------------------------------- links
-
-
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
     """LAPACK's reflections, of matrices as they are."""
     return (
@@ -310,10 +317,6 @@ def _reflected(case: QRCase, label: str, name: str) -> QRLink:
         if case.stage is Stage.ALONE
         else ways.by_lapack(case.options.work)
     )
-
-
-def _reflected_in_double(case: QRCase, label: str, name: str) -> QRLink:
-    return ways.together(label, torch.float64, householder, waits=True)
 
 
 def _gram_schmidt(passes: int) -> Make:
@@ -385,9 +388,15 @@ def _by_gram(passes: int) -> Make:
 
 
 def _correcting(case: QRCase, label: str, name: str) -> QRLink:
-    if case.wait and case.n >= case.tuning[QRTuning].partly_corrected:
-        return ways.corrected_where_lost(label)
-    return ways.launching(label, ways.corrected)
+    partly = case.wait and case.n >= case.tuning[QRTuning].partly_corrected
+    link = ways.corrected_where_lost(label) if partly else ways.launching(label, ways.corrected)
+    if not case.singly:
+        return link
+
+    def answer(matrices: QRMatrices, before: ways.Solution | None) -> ways.Solution:
+        return link.answer(replace(matrices, options=replace(matrices.options, target=FP32)), before)
+
+    return replace(link, answer=answer)
 
 
 def _launching(method: Callable[[Matrix], ways.Factors]) -> Make:
@@ -404,12 +413,10 @@ def _after(answer: Callable[..., ways.Solution], *, inherits: bool = True) -> Ma
     return make
 
 
-REPEATED, ONCE, TWICE, SHIFTED = (
-    "cholesky-qr {}, repeated",
-    "cholesky-qr {}",
-    "cholesky-qr {}, twice",
-    "shifted cholesky-qr {}",
-)
+REPEATED = "cholesky-qr {}, repeated"
+ONCE = "cholesky-qr {}"
+TWICE = "cholesky-qr {}, twice"
+SHIFTED = "shifted cholesky-qr {}"
 RGSQRF, HOUSEHOLDER, TREE, GRAM_SCHMIDT = "rgsqrf {}", "householder {}", "tsqr {}", "gram-schmidt {}"
 REORTHO, CORRECTION = "reortho", ways.CORRECTED.removeprefix(" + ")
 _ON_GPU = _alone, _not_lapack
@@ -432,8 +439,8 @@ TABLE: Table[QRCase] = (
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
     Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
     Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
-    Row(SHIFTED, _launching(ways.by_shifted_gram_matrices), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
-    Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _low, LAUNCHED),
+    Row(SHIFTED, _by_gram(3), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
+    Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _at_least_single, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
     Row(RGSQRF, _launching(ways.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),
     Row(RGSQRF, _after(ways.first_pass), (*_ON_GPU, _first), "", _low),
@@ -443,6 +450,10 @@ TABLE: Table[QRCase] = (
     Row(RGSQRF, _after(ways.twice), (*_ON_GPU, _exactly_two), f"one {REORTHO}", _low),
     Row(RGSQRF, _after(ways.second_pass), (*_ON_GPU, _second), REORTHO, _low),
     Row(HOUSEHOLDER, _after(ways.by_householder, inherits=False), (_alone, _last)),
-    Row(HOUSEHOLDER, _reflected_in_double, (_together,)),
+    Row(
+        HOUSEHOLDER,
+        lambda case, label, _: ways.together(label, torch.float64, householder, waits=True),
+        (_together,),
+    ),
 )
 """Cheapest first."""

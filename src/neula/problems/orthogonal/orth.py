@@ -22,14 +22,12 @@ from neula.pipeline.chain import finish
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_matrices, over_lists
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Plans, for_each_shape
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult, QRResult
 from neula.problems.operators.factorizations import traced_orth
-from neula.problems.orthogonal.factorize import Begun, begin, factorize
-from neula.problems.orthogonal.factors import QRFactors, as_pending, as_result
-from neula.problems.orthogonal.plan import factors_by_plan, range_plan_of
-from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.factorize import Begun, begin, factorize, factors_by_plan, range_plan_of
+from neula.problems.orthogonal.problem import QRFactors, QROptions, as_pending, as_result
 from neula.problems.polar.polar import polar_result
 from neula.problems.polar.problem import PolarOptions
 from neula.problems.signatures import Array, ArrayLike, Kind, OrthKeywords
@@ -41,7 +39,7 @@ METHODS = ("qr", "polar")
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
-@with_operator(traced_orth, Plans(for_each_shape(range_plan_of), operands=1, fetches=False))
+@with_operator(traced_orth, Plans(range_plan_of, operands=1, fetches=False))
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(

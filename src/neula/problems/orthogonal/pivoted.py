@@ -39,12 +39,18 @@ from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
 from neula.pipeline.inputs import check_finite, finite_members
 from neula.pipeline.result import Attempt
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import QRFactors
 from neula.problems.orthogonal.links import go_together
 from neula.problems.orthogonal.orth import rank_tolerance
-from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, measured_on_host
+from neula.problems.orthogonal.problem import (
+    QRFactors,
+    QRJudge,
+    QRMatrices,
+    QROptions,
+    QRValues,
+    measured_on_host,
+)
 from neula.problems.orthogonal.ways import together
 
 LABEL = "householder with pivoting"

@@ -31,9 +31,15 @@ from neula.kernels.few_vectors.probes import probe_errors
 from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.pipeline.batches import Batch, Values
-from neula.pipeline.call import ProblemOptions
+from neula.pipeline.call import Call, ProblemOptions
 from neula.pipeline.chain import Answer, Run, Verdict
+from neula.pipeline.distributed import Give
+from neula.pipeline.factors import QRMethods
+from neula.pipeline.gradients import attach_factors
 from neula.pipeline.inputs import check_finite, usable_members
+from neula.pipeline.plans import Given, accepted_result
+from neula.pipeline.result import Attempt, QRResult
+from neula.pipeline.result.shown import Later
 
 
 @dataclass(frozen=True)
@@ -177,11 +183,10 @@ class QRMatrices(Batch):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A single matrix with its column scales.
+    """A single matrix with its column scales."""
 
-    A zero column is replaced by a random one for the factorization, and its column of R by zeros: Q stays
-    orthonormal, as Householder reflections would have it.
-    """
+    # A zero column is replaced by a random one for the factorization, and its column of R by zeros: Q stays
+    # orthonormal, as Householder reflections would have it.
 
     a: torch.Tensor  # shape (m, n)
     scales: torch.Tensor  # shape (n,)
@@ -268,12 +273,14 @@ def _column_max(a: torch.Tensor, options: QROptions) -> torch.Tensor:
     return options.engine.column_max(a).to(torch.promote_types(a.dtype.to_real(), torch.float32))
 
 
-def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
-    """Measures as of :func:`neula.certificates.qr.qr_measures`.
+def holding_nan(count: int, total: int) -> str:
+    return f"{count} of {total} matrices hold NaN or Inf"
 
-    A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
-    batch).
-    """
+
+def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
+    """Measures as of :func:`neula.certificates.qr.qr_measures`."""
+    # A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
+    # batch).
     vectors = probe_vectors(r.shape[-1], r.dtype)
     if (found := reflected_errors(a, q, r, vectors)) is not None:
         return trusted(found, target)
@@ -317,9 +324,7 @@ class QRJudge:
         return certificates_of(run.numbers, dtype, self.shape, self.target) if found is None else found
 
     def certificate(self, values: QRValues, numbers: np.ndarray | None = None) -> QRCertificate:
-        """Certificate for a single matrix, without arrays of one number, which take longer than the
-        numbers.
-        """
+        """Certificate for a single matrix: arrays of one number take longer than numbers."""
         known = values.measures[0] if numbers is None else numbers[:, 0]
         found = certificate_of(known.tolist(), values.measures.dtype, self.shape, self.target)
         if not found.doubtful:
@@ -328,9 +333,7 @@ class QRJudge:
         return replace(found, orthogonality_2norm=float(norm))
 
     def certificates_of_batch(self, values: QRValues, numbers: np.ndarray) -> QRCertificates:
-        """Certificates for a batch, from the measured numbers, where estimates that are too large are
-        replaced.
-        """
+        """Certificates for a batch, from the measured numbers; estimates that are too large are replaced."""
         dtype = values.measures.dtype
         found = certificates_of(numbers, dtype, self.shape, self.target)
         if not found.doubtful.any():
@@ -351,3 +354,153 @@ class QRJudge:
         penalty = np.array([~accepted, found.error])
         final = accepted | ~usable_members(self.batch, found.residual)
         return Verdict(accepted, penalty, found.in_words, final, found)
+
+
+@dataclass(frozen=True)
+class QRFactors:
+    """Q and R in working precision, with the evidence."""
+
+    q: torch.Tensor  # shape (batch, m, k): or H, shape (batch, m, n), in Householder form
+    r: torch.Tensor  # shape (batch, k, n): or tau, shape (batch, k)
+    certificates: Sequence[QRCertificate]  # one for each matrix
+    attempts: tuple[Attempt, ...]
+
+    @classmethod
+    def from_run(cls, run: Run[Any], certificates: Sequence[QRCertificate]) -> QRFactors:
+        """Factors at the end of a chain; NaN for matrices that hold NaN or Inf."""
+        q, r, attempts = run.found.q, run.found.r, list(run.attempts)
+        lost = ~run.accepted
+        lost[run.open] = False
+        if lost.any():
+            attempts.append(Attempt("none", False, holding_nan(int(lost.sum()), len(q))))
+            for factor in (q, r):
+                factor[torch.from_numpy(lost).to(factor.device)] = math.nan
+        return cls(q, r, certificates, tuple(attempts))
+
+    @classmethod
+    def of_nothing(cls, matrices: torch.Tensor, mode: str, target: Format) -> QRFactors:
+        """The factors of no matrices, or of matrices without elements: nothing in them can be wrong."""
+        # Without columns the complete Q is the identity, as in NumPy and torch.
+        count, m, n = matrices.shape
+        k = m if mode == "complete" else min(m, n)
+        q, r = matrices.new_empty(count, m, k), matrices.new_empty(count, k, n)
+        if q.numel() > 0:
+            q.copy_(torch.eye(m, dtype=q.dtype, device=q.device))
+        perfect = certificates_of(np.zeros((4, count)), torch.float64, (m, max(n, 1)), target)
+        return cls(q, r, tuple(perfect), (Attempt("nothing to do", True, "no elements"),))
+
+    def completed(self) -> QRFactors:
+        """Append an orthonormal basis of the complement to Q, and zeros to R."""
+        *batch, m, k = self.q.shape
+        complement = torch.linalg.qr(self.q, mode="complete")[0][..., k:]
+        zeros = self.r.new_zeros(*batch, m - k, self.r.shape[-1])
+        zeros[self.q.isnan().all((-2, -1))] = math.nan  # where there are no factors
+        return replace(self, q=torch.cat([self.q, complement], -1), r=torch.cat([self.r, zeros], -2))
+
+    @property
+    def residual(self) -> torch.Tensor:
+        return self._of_each("residual")
+
+    @property
+    def accepted(self) -> torch.Tensor:
+        return self._of_each("accepted")
+
+    def _of_each(self, name: str) -> torch.Tensor:
+        found = self.certificates
+        if isinstance(found, QRCertificates):  # thousands take milliseconds one by one
+            return torch.from_numpy(getattr(found, name))
+        return torch.from_numpy(np.array([getattr(c, name) for c in found]))
+
+
+def as_pending(
+    values: QRValues, accepted: torch.Tensor, call: Call, mode: str, finish: Callable[[], Any]
+) -> QRResult:
+    """The result of first links before anything is read from the device."""
+    batch = call.first.tensor.shape[:-2]
+    q, r = (x.reshape(*batch, *x.shape[1:]) for x in (values.q, values.r))
+    if call.differentiable:
+        q, r = attach_factors(call.first.graph, q, r)
+    if torch.promote_types(r.dtype, call.dtype) != call.dtype:  # R may not fit
+        fits = r.to(call.dtype).isfinite() == r.isfinite()
+        accepted = accepted & fits.flatten(len(batch)).all(-1).flatten()
+    Q, R = None if mode == "r" else call.hand_back(q), call.hand_back(r)
+    return QRResult(
+        Q=Q,
+        R=R,
+        engine=str(call.engine),
+        accuracy=call.target.name,
+        accepted=call.hand_back(accepted.reshape(batch), torch.bool),
+        _pending=finish,
+        _factors=_methods(call.first.graph, (Q, R), (q, r)),
+    )
+
+
+def as_accepted(
+    given: Given,
+    options: QROptions,
+    mode: str,
+    factors: tuple[torch.Tensor, torch.Tensor],
+    certificate: QRCertificate | QRCertificates,
+    label: str,
+    order: torch.Tensor | None = None,
+) -> QRResult[Any]:
+    """Accepted result of one method, from factors in the shape and dtype of A, in few microseconds."""
+    give, (q, r) = given.give, factors
+    fields = {
+        "Q": None if mode == "r" else give(q),
+        "R": give(r.resolve_conj()),
+        "certificate": certificate,
+        "accepted": Later(lambda: give(torch.ones(q.shape[:-2], dtype=torch.bool, device=q.device))),
+    }
+    if order is not None:
+        fields["P"] = give(order)
+    elif given.arrays:
+        fields["_factors"] = _methods(given.arrays[0], (fields["Q"], fields["R"]), factors)
+    return accepted_result(QRResult, given, options, label, lambda: certificate.in_words, fields)
+
+
+def give_factors_back(result: QRResult, tall: Give, replicated: Give) -> QRResult:
+    """Factors of a distributed matrix: Q distributed like A, R on all processes."""
+    Q = None if result.Q is None else tall(result.Q)
+    return replace(result, Q=Q, R=replicated(result.R), _factors=None)
+
+
+def _methods(matrix: Any, arrays: tuple[Any, Any], factors: tuple[torch.Tensor, ...]) -> QRMethods | None:
+    """Methods of the result; None unless it has a Q, and R as many columns as that."""
+    m, n = factors[0].shape[-2:]
+    if arrays[0] is None or n != factors[1].shape[-1]:
+        return None
+    return QRMethods(matrix if m == n else None, *arrays)  # tall ones are not kept alive
+
+
+def as_result(
+    factors: QRFactors, call: Call, mode: str, options: QROptions, order: torch.Tensor | None = None
+) -> QRResult:
+    batch, certificates = call.first.tensor.shape[:-2], factors.certificates
+    q, r = (x.reshape(*batch, *x.shape[1:]) for x in (factors.q, factors.r))
+    if call.differentiable:
+        q, r = attach_factors(call.first.graph, q, r)
+    dtype = raw_dtype(call.dtype) if mode == "raw" else None
+    pair = (None if mode == "r" else call.give_back(q, dtype)), call.give_back(r, dtype)
+    Q, R, H, tau = (None, None, *pair) if mode == "raw" else (*pair, None, None)
+    result: QRResult[Any] = QRResult(
+        Q=Q,
+        R=R,
+        H=H,
+        tau=tau,
+        certificate=certificates if batch else certificates[0],
+        P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
+        **(call.told(factors.attempts) | {"engine": str(options.engine), "accuracy": options.target.name}),
+        accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
+        _factors=None
+        if order is not None or options.in_place
+        else _methods(call.first.graph, (Q, R), (q, r)),
+    )
+    if not result.converged:
+        call.report_missed(
+            f"QR is not certified to {options.target.name} accuracy",
+            factors.attempts[-1].reason if batch else str(certificates[0]),
+            result,
+            (~factors.accepted).reshape(batch).nonzero().tolist(),
+        )
+    return result

@@ -16,16 +16,14 @@ from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_matrices, over_lists
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Given, Plans, for_each_shape
+from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_qr
-from neula.problems.orthogonal.factorize import begin, factorize
-from neula.problems.orthogonal.factors import as_accepted, as_pending, as_result, give_factors_back
+from neula.problems.orthogonal.factorize import begin, factorize, plan_of, solved_by_plan
 from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
-from neula.problems.orthogonal.plan import plan_of, solved_by_plan
-from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.problem import QROptions, as_accepted, as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.raw import factorize_raw
 from neula.problems.signatures import ArrayLike, Kind, QRKeywords, QRMode
 
@@ -37,7 +35,7 @@ ALGORITHMS = ("rgsqrf", "rgsqrf-twice", "rgsqrf-reortho", "cholesky-qr", "househ
 def qr(A: Kind, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Kind]: ...
 @overload
 def qr(A: Any, mode: QRMode = ..., **keywords: Unpack[QRKeywords]) -> QRResult[Any]: ...
-@with_operator(traced_qr, Plans(for_each_shape(plan_of), operands=1, fetches=False))
+@with_operator(traced_qr, Plans(plan_of, operands=1, fetches=False))
 @OverProcesses(
     give_factors_back,
     refused={"mode": ("complete", "raw"), "pivoting": (True,), "wait": (False,)},
@@ -166,22 +164,9 @@ def qr(
     Q [4]_. The certificate is that of the Q they define. If columns are dependent, the columns of Q beyond
     the rank are orthonormal to the others.
 
-    On a GPU one kernel factorizes and measures small matrices (up to 64 x 32), in batches of at most one
-    matrix for each multiprocessor, unless an engine or an algorithm is named. It runs Cholesky QR in double
-    precision until Q is orthonormal. Until the kernel is compiled, and if it is not accurate enough, single
-    matrices go to LAPACK on the host and batches to the next link.
-
-    Tall matrices begin with Cholesky QR of the whole matrix: up to 256 columns with corrected products, as in
-    :func:`tsqr`, and up to 1024 in half precision if the accuracy allows it. On a CPU a second factorization
-    of Q follows if necessary, then LAPACK's reflections. In square float32 matrices, the columns of Q that
-    lost their orthogonality, usually the last few, are corrected before Q is measured.
-
-    Small matrices of a batch are factorized together, each step one launch
-    (:mod:`neula.algorithms.orthogonal.batched_qr`), unless an algorithm or one of its parameters is named. On
-    a GPU, square ones take one pass in double precision, which suffices for most, also for zero or nearly
-    collinear columns. Each matrix has a certificate; rejected ones take a second and a third pass, then
-    Householder reflections in double precision. The attempts are those of the batch, with the worst
-    certificate.
+    Which algorithm comes first depends on shape, accuracy and machine: the page *Links* of the documentation
+    has the table. Small matrices of a batch are factorized together. Each matrix has a certificate, and the
+    attempts are those of the batch, with the worst certificate.
 
     Complex matrices take the same algorithms, and routines of the library in place of kernels for small ones.
     Their Gram matrices are in double precision, and products in a low format are three real ones. R has a

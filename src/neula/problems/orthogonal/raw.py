@@ -9,28 +9,24 @@ import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.reconstruction import householder_form
-from neula.certificates.householder import householder_measures
+from neula.certificates.householder import householder_images, householder_measures
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Format
 from neula.engines.formats import matching_dtype
 from neula.engines.reduction import HERE, Reduction
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.chain import Answer, Link, answered, run_chain
+from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
-from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.factors import QRFactors
-from neula.problems.orthogonal.problem import QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
 
 RECONSTRUCTED = "reconstruction"  # label of the link that goes through an explicit Q
 
 
 @dataclass(frozen=True)
 class HouseholderForm(QRValues):
-    """H, with R above its Householder vectors, and tau in the places of Q and R, and what was measured of the
-    factors that they define.
-    """
+    """H, with R above its Householder vectors, and tau in the places of Q and R, and their measures."""
 
     def norms(
         self, which: np.ndarray, found: QRCertificate | QRCertificates, over_rows: Reduction = HERE
@@ -44,10 +40,8 @@ RawLink = Link[QRMatrices, HouseholderForm]
 
 
 def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
-    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device.
-
-    Shapes: matrices (batch, m, n).
-    """
+    """H and tau of one matrix or a batch, in the places of Q and R, on the engine's device."""
+    # Shapes: matrices (batch, m, n).
     count, m, n = matrices.shape
     if matrices.numel() == 0:
         nothing = QRFactors.of_nothing(matrices, "reduced", options.target)
@@ -55,12 +49,8 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
         return QRFactors(h, tau, nothing.certificates, nothing.attempts)
     judge = QRJudge((m, n), options.target, matrices if count > 1 else None)
     with plain_arithmetic(options.engine.device):
-        run = run_chain(chain_raw(m, options), QRMatrices(matrices, options), judge)
+        run = run_chain(Chain(TABLE, (m, options)), QRMatrices(matrices, options), judge)
         return QRFactors.from_run(run, judge.certificates(run))
-
-
-def chain_raw(m: int, options: QROptions) -> Sequence[RawLink]:
-    return Chain(TABLE, (m, options))
 
 
 def _by_library(storage: Format) -> RawLink:
@@ -77,36 +67,48 @@ def _by_library(storage: Format) -> RawLink:
             h, tau = torch.geqrf((a * scales[:, None]).to(kept))
             h = h.to(raw_dtype(a.dtype))
             h = h.tril(-1) + (h / scales[:, None].to(h.dtype)).triu()  # R in the units of A
-        return _answer(matrices, label, *_measured(matrices, scales, h, tau))
+        h, tau = (x.to(raw_dtype(a.dtype)) for x in (h, tau))
+        return _answer(matrices, label, h, tau, scales, *householder_images(h, tau, scales))
 
     return Link(label, answer)
 
 
 def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
     """Reflectors of the Q of the chain for Q and R, by launches that do not depend on the numbers."""
-    options, dtype = matrices.options, raw_dtype(matrices.a.dtype)
-    factors = factorize(matrices.a, "reduced", options)
+    a, options, dtype = matrices.a, matrices.options, raw_dtype(matrices.a.dtype)
+    factors = factorize(a, "reduced", options)
     label = [attempt.method for attempt in factors.attempts if attempt.method != "none"][-1]
 
-    def made(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        batch = QRMatrices(a, options)
-        return _measured(batch, batch.scales(), *householder_form(q.to(dtype), r))
+    def made(q: torch.Tensor, r: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h, tau = householder_form(q.to(dtype), r)
+        return h, tau, *householder_images(h, tau, scales)
 
-    inputs, key = (matrices.a, factors.q, factors.r), (RECONSTRUCTED, options.target.name)
-    return _answer(matrices, f"{label} + {RECONSTRUCTED}", *options.engine.replay(made, inputs, key))
+    inputs, key = (factors.q, factors.r, matrices.scales()), (RECONSTRUCTED, options.target.name)
+    parts = zip(*(x.chunk(_parts(inputs, options.engine.replayed_bytes)) for x in inputs), strict=True)
+    found = [options.engine.replay(made, part, key) for part in parts]
+    h, tau, *rest = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
+    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *rest)
 
 
-def _measured(
-    batch: QRMatrices, scales: torch.Tensor, h: torch.Tensor, tau: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """H and tau as they are returned, and measures of what they define."""
-    h, tau = (x.to(raw_dtype(batch.a.dtype)) for x in (h, tau))
-    return h, tau, householder_measures(batch.a, h, tau, scales)
+def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
+    """Equal parts of a batch that a CUDA graph may each have, one after the other; 1 where there are none:
+    hundreds of launches a call take longer than the reflectors of dozens of matrices.
+    """
+    count, nbytes = len(inputs[0]), sum(x.nbytes for x in inputs)
+    fitting = (k for k in range(1, count + 1) if count % k == 0 and nbytes <= k * largest)
+    return next(fitting, 1)
 
 
 def _answer(
-    matrices: QRMatrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
+    matrices: QRMatrices,
+    label: str,
+    h: torch.Tensor,
+    tau: torch.Tensor,
+    scales: torch.Tensor,
+    images: torch.Tensor,
+    losses: torch.Tensor,
 ) -> Solution:
+    measures = householder_measures(matrices.a, scales, images, losses)
     return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 

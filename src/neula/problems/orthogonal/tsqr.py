@@ -22,9 +22,8 @@ from neula.pipeline.operators import with_operator
 from neula.pipeline.result import QRResult
 from neula.problems.operators.factorizations import traced_tsqr
 from neula.problems.orthogonal.factorize import factorize_together
-from neula.problems.orthogonal.factors import QRFactors, as_result, give_factors_back
 from neula.problems.orthogonal.links import chain_tall, chain_together, go_together
-from neula.problems.orthogonal.problem import QROptions
+from neula.problems.orthogonal.problem import QRFactors, QROptions, as_result, give_factors_back
 from neula.problems.orthogonal.ways import QRLink, together
 from neula.problems.signatures import ArrayLike, Kind, QRMode, TsqrKeywords
 

@@ -24,7 +24,7 @@ from neula.algorithms.orthogonal.reorthogonalize import (
     second_passes,
 )
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
-from neula.certificates.bounds import orthogonality_bound
+from neula.certificates.bounds import orthogonality_2norm_bound, orthogonality_bound
 from neula.certificates.qr import (
     certificates_of,
     certifying_dtype,
@@ -49,7 +49,9 @@ from neula.problems.orthogonal.problem import (
     QRJudge,
     QRMatrices,
     QROptions,
+    QRTuning,
     QRValues,
+    holding_nan,
     measured_on_host,
     probe_vectors,
     trusted,
@@ -70,6 +72,8 @@ WIDE = 1024
 """A multiple that these columns come in where that is at most twice as many: from so many on their inner
 products are on matrix units. Elsewhere it is :data:`WHOLE`."""
 
+POWERS = 4  # products after which one direction that is lost stands out of thousands
+
 Factors = tuple[torch.Tensor, torch.Tensor]  # Q and R
 Solution = Answer[QRValues]
 QRLink = Link[QRMatrices, QRValues]
@@ -82,14 +86,13 @@ Method = Callable[[torch.Tensor], Factors]  # from a matrix, or from a batch of 
 def together(
     label: str, dtype: torch.dtype | None, method: Method, *, scaled: bool = True, waits: bool = False
 ) -> QRLink:
-    """QR of all matrices of a batch at once, which are not wide; equal labels, equal methods.
-
-    It takes matrices of a dtype, or complex ones with such parts; None if it is not scaled and takes any. If
-    it is ``scaled``, it needs columns whose largest elements are near 1, and may overwrite them. A first link
-    that takes matrices as they are saves a scaled copy. It is right unless squares of the elements leave the
-    range of the format, and then it is not accepted. Matrices of a wider format, which may not fit this one,
-    are always scaled. If the host ``waits`` for the device in it, or copies to it, no CUDA graph can have it.
-    """
+    """QR of all matrices of a batch at once, which are not wide; equal labels, equal methods."""
+    # It takes matrices of a dtype, or complex ones with such parts; None if it is not scaled and takes any.
+    # If it is ``scaled``, it needs columns whose largest elements are near 1, and may overwrite them. A first
+    # link that takes matrices as they are saves a scaled copy. It is right unless squares of the elements
+    # leave the range of the format, and then it is not accepted. Matrices of a wider format, which may not
+    # fit this one, are always scaled. If the host ``waits`` for the device in it, or copies to it, no CUDA
+    # graph can have it.
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options = matrices.options
@@ -115,10 +118,8 @@ def together(
 
 
 def another_pass(label: str) -> QRLink:
-    """Another pass in double precision over the Q of all matrices of a batch that are left.
-
-    Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
-    """
+    """Another pass in double precision over the Q of all matrices of a batch that are left."""
+    # Rounding of the Q before does not matter: ``A = Q R`` up to that, and the pass makes it orthonormal.
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         assert before is not None
@@ -148,10 +149,6 @@ def one_by_one(a: torch.Tensor, method: Method) -> Factors:
     return torch.stack([q for q, _ in factors]), torch.stack([r for _, r in factors])
 
 
-def holding_nan(count: int, total: int) -> str:
-    return f"{count} of {total} matrices hold NaN or Inf"
-
-
 def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
     """NaN factors and measures, for matrices of a batch that hold NaN or Inf."""
     a, target = matrices.a, matrices.options.target
@@ -168,11 +165,9 @@ def without_factors(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 
 def first_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to continue from.
-
-    Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
-    R, and more often than not too ill-conditioned for anything but reflections.
-    """
+    """Recursive Gram-Schmidt in the low arithmetic, unless what was launched will do to continue from."""
+    # Zero columns have to be replaced before it, and no pass over Q repairs a residual. A triangle is its own
+    # R, and more often than not too ill-conditioned for anything but reflections.
     looked_at = matrices.single  # which refuses NaN
     if matrices.options.in_place:
         return _answer(matrices, "", *_rgsqrf_in_place(looked_at))
@@ -201,15 +196,31 @@ def _triangular(matrices: QRMatrices) -> Solution:
 
 
 def second_pass(matrices: QRMatrices, before: Solution | None) -> Solution:
-    """Re-orthogonalization: another pass over Q, in place by panels whose residual is small whatever the
-    rank.
-    """
+    """Another pass over lost columns of Q, in place by panels whose residual is small whatever the rank."""
     options, in_place = matrices.options, matrices.options.in_place
-    start, panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
+    (q, r), panel = _first_factors(matrices, before), options.panel or ("householder" if in_place else None)
     factors = reorthogonalize(
-        *start, options.low_engine, panel=panel, cutoff=options.cutoff, overwrite_q=in_place
+        q,
+        r,
+        options.low_engine,
+        columns=_not_orthonormal(q, options),
+        panel=panel,
+        cutoff=options.cutoff,
+        overwrite_q=in_place,
     )
     return _answer(matrices, " + reortho", *factors)
+
+
+def _not_orthonormal(q: torch.Tensor, options: QROptions) -> int:
+    """How many columns, at the end, are to be orthogonalized again, since all others are orthonormal; all of
+    them where that was asked for by name, or where a look takes longer than it saves.
+    """
+    n, over_rows = q.shape[1], options.over_rows
+    if options.named or n < options.engine.tuning[QRTuning].partly_corrected:
+        return n
+    losses = over_rows.agree(leading_losses(q, leading(n), over_rows, POWERS))
+    most = orthogonality_2norm_bound(options.target, n) / 4
+    return n - next((k for k, loss in zip(leading(n), losses.tolist(), strict=True) if loss <= most), 0)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -320,20 +331,16 @@ def leading(n: int) -> list[int]:
 
 
 def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
-    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost.
-
-    Estimates by a few random vectors may be too small, which the certificate notices.
-    """
+    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost."""
+    # Estimates by a few random vectors may be too small, which the certificate notices.
     most = orthogonality_bound(target, n) / 2
     found = zip(leading(n), losses.tolist(), strict=True)
     return n - next((k for k, loss in found if loss <= most), 0)
 
 
 def _rgsqrf_in_place(matrix: Matrix) -> Factors:
-    """The first pass, and before it what is to be known of A when it is gone.
-
-    Nothing can be done again from A, so panels are those of Householder, except on a GPU.
-    """
+    """The first pass, and before it what is to be known of A when it is gone."""
+    # Nothing can be done again from A, so panels are those of Householder, except on a GPU.
     options, engine = matrix.options, matrix.options.low_engine
     matrix.image  # noqa: B018
     fast = engine.tuning.recursion(engine.storage).panel == "cholesky32"
@@ -404,9 +411,7 @@ def alone_by_lapack(storage: Format) -> QRLink:
 
 
 def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
-    """Cholesky QR of a single tall matrix, and of its Q where random vectors see that too little is
-    orthogonal.
-    """
+    """Cholesky QR of a single tall matrix, and of Q if random vectors see that little is orthogonal."""
     target, a = matrices.options.target, matrices.a[0]
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     given = a.to(matching_dtype(matrices.options.work.dtype, a.dtype))
@@ -462,15 +467,12 @@ def _as_measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torc
 
 
 def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
-    """Cholesky QR in double precision, Q as its accuracy is requested."""
+    """Cholesky QR in double precision, of three passes for dependent columns; Q as accurate as asked."""
     exact, options = matrix.options.target is FP64, matrix.options
+    if passes == 3:
+        return shifted_passes(_in_double(matrix), options.engine)
     q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
     return (q, r) if exact else (q.to(options.low_engine.storage), r)
-
-
-def by_shifted_gram_matrices(matrix: Matrix) -> Factors:
-    """QR by three passes of shifted Cholesky QR, for nearly dependent columns."""
-    return shifted_passes(_in_double(matrix), matrix.options.engine)
 
 
 def by_gram_matrices_if_definite(label: str) -> QRLink:
@@ -503,11 +505,9 @@ def corrected(matrix: Matrix) -> Factors:
 
 
 def corrected_where_lost(label: str) -> QRLink:
-    """Orthogonalize only the last columns again; most often all others are orthonormal.
-
-    A few are corrected and measured before anything is known, since a GPU that waits for the host to look
-    loses more. Where what was measured before says that more have lost, these are corrected afterwards.
-    """
+    """Orthogonalize only the last columns again; most often all others are orthonormal."""
+    # A few are corrected and measured before anything is known, since a GPU that waits for the host to look
+    # loses more. Where what was measured before says that more have lost, these are corrected afterwards.
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         options, (a,) = matrices.options, matrices.a

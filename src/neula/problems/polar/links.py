@@ -17,9 +17,8 @@ from neula.algorithms.polar.iteration import isometry, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import OddPolynomial, composition, image
 from neula.certificates.polar import polar_measures
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Arithmetic, Format
-from neula.pipeline.chain import Answer, Declined, Link, answered
+from neula.pipeline.chain import Answer, Chain, Declined, Link, Row, Rule, Table, answered
 from neula.pipeline.inputs import finite_members
-from neula.pipeline.table import Chain, Row, Rule, Table
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
 Solution = Answer[PolarValues]

@@ -18,14 +18,46 @@ from neula.engines.tuning import CorrectedTuning
 from neula.errors import check_name, number
 from neula.kernels.products.gemm import combine, corrected_gemm
 from neula.kernels.products.parts import SCHEMES, UNCORRECTED
+from neula.pipeline import derivatives
 from neula.pipeline.call import Call
 from neula.pipeline.distributed import ColumnSharded, OverProcesses
 from neula.pipeline.gradients import attach_product
 from neula.pipeline.inputs import Spread, Taken, is_spread, refuse_gradient, take
-from neula.pipeline.operators import engine_for, with_operator
+from neula.pipeline.operators import Operator, engine_for, refuse_variable, with_operator
 from neula.pipeline.shapes import broadcast_batch
-from neula.problems.operators.products import traced_matmul
+from neula.problems.operators.arguments import Shapes, are_simple, common_dtype
 from neula.problems.signatures import Array, ArrayLike, Kind, MatmulKeywords
+
+
+def _shapes_of_product(A: torch.Tensor, B: torch.Tensor) -> Shapes:
+    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+    return (((*batch, A.shape[-2], B.shape[-1]), common_dtype(A, B)),)
+
+
+def _multiply(**options: Any) -> Any:
+    return lambda a, b: MATMUL.by_name(a, b, **options)[0]
+
+
+MATMUL = Operator(
+    'matmul(Tensor A, Tensor B, str? compute=None, float alpha=1.0, str engine="auto") -> Tensor',
+    derivatives.ProductFunction,
+    lambda A, B, **options: (matmul(A, B, **options),),
+    _shapes_of_product,
+    _multiply,
+)
+
+
+def traced_matmul(
+    A: Any, B: Any, *, beta: float = 0.0, out: Any = None, **options: Any
+) -> torch.Tensor | None:
+    if out is not None or beta != 0.0 or not are_simple(A, B, **options):
+        return None
+    refuse_variable(options.get("alpha", 1.0), "alpha")
+    rows, columns = A.ndim == 1, B.ndim == 1
+    left, right = A.unsqueeze(0) if rows else A, B.unsqueeze(1) if columns else B
+    (product,) = MATMUL.by_name(left, right, **options)
+    product = product.squeeze(-2) if rows else product
+    return product.squeeze(-1) if columns else product
 
 
 def multiply_over_processes(
@@ -93,11 +125,9 @@ class Product:
     def batched(
         self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int], out: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Products of a batch: one if all share B, small ones together, others one after the other.
-
-        Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``. ``out`` is
-        written, and read where beta is not zero.
-        """
+        """Products of a batch: one if all share B, small ones together, others one after the other."""
+        # Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``. ``out`` is
+        # written, and read where beta is not zero.
         *batch, _, n = shape
         if 0 in (*shape, a.shape[-1]):
             product = a.new_zeros(tuple(shape), dtype=torch.promote_types(a.dtype, b.dtype))
@@ -237,7 +267,7 @@ def matmul(
         - ``"fp32"``, ``"fp64"``.
 
         The notes say how far each may be from the exact product. By default the cheapest one at the accuracy
-        of the input's dtype: for float32 and complex64 ``fp16_cor`` for large matrices on a GPU and ``fp32``
+        of the input's dtype: for float32 and complex64 ``fp16_cor`` for large products on a GPU and ``fp32``
         elsewhere, ``fp64`` for float64 and complex128, and for half-precision input its own format, or fp32
         where the engine does not have it.
     alpha, beta : float
@@ -418,8 +448,7 @@ def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequen
     if own is not None:
         return own if own in engine.formats else "fp32"
     tuning, (m, n, k) = engine.tuning[CorrectedTuning], (shape[-2], shape[-1], a.shape[-1])
-    # A thin product is a pass over memory, of which error correction makes more.
-    large = m * n * k >= tuning.corrected_product and min(m, n, k) >= tuning.corrected_from
+    large = m * n * k >= tuning.corrected_product and m * n >= tuning.corrected_width * (m + n)
     return FP16_COR if large and engine.tuning.corrected else "fp32"
 
 

@@ -35,7 +35,7 @@ from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.plans import Given, accepted_result
 from neula.pipeline.result import Attempt, EighResult, SVDResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.problems.spectra.links import chain
 from neula.problems.spectra.problem import (
     SpectralJudge,

@@ -23,7 +23,7 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_eigenvectors, attach_pencil
 from neula.pipeline.inputs import check_matrices
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Plans, for_each_shape
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import EighResult
 from neula.problems.operators.spectra import traced_eigh
@@ -40,7 +40,7 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@with_operator(traced_eigh, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
+@with_operator(traced_eigh, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,

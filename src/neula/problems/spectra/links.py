@@ -22,9 +22,8 @@ from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
 from neula.kernels.spectra.small_eigh import small_eigh
-from neula.pipeline.chain import Answer, Declined, Link, run_chain
+from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, formatted, run_chain
 from neula.pipeline.progress import stage
-from neula.pipeline.table import Case, Chain, Row, Rule, Table, formatted
 from neula.problems.orthogonal.factorize import begin, factorize
 from neula.problems.orthogonal.problem import QROptions
 from neula.problems.polar.polar import decompose, symmetric_factor

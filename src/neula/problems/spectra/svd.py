@@ -19,10 +19,10 @@ from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_triplets
 from neula.pipeline.inputs import check_matrices, is_spread
 from neula.pipeline.operators import with_operator
-from neula.pipeline.plans import Plans, for_each_shape
+from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SVDResult
-from neula.pipeline.result.deferred import Later
+from neula.pipeline.result.shown import Later
 from neula.problems.low_rank.svd import svd_lowrank
 from neula.problems.operators.spectra import traced_svd
 from neula.problems.signatures import Array, ArrayLike, FullSVDKeywords, Kind, SvdvalsKeywords
@@ -35,7 +35,7 @@ from neula.problems.spectra.problem import SpectralOptions
 def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
-@with_operator(traced_svd, Plans(for_each_shape(lambda A, **keywords: _plan(A, **keywords)), operands=1))
+@with_operator(traced_svd, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 def svd(
     A: ArrayLike,
     *,

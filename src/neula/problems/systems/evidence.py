@@ -100,13 +100,11 @@ class SystemEvidence:
         probe: InverseProbe | None = None,
         solved: bool = True,
     ) -> SystemEvidence:
-        """Norms by some solves with the factors; ``sizes`` is the diagonal of D.
-
-        ``update`` is GMRES, where factors alone do not refine: their inverse is then not taken for that of A;
-        ``probe`` are random vectors that it has solved for, too. A comes from ``scaled``, if its rows and
-        columns were scaled before. If factors have not ``solved`` the system itself, they suffice for no
-        other right-hand side, and finding that out for large systems takes longer than the refinement.
-        """
+        """Norms by some solves with the factors; ``sizes`` is the diagonal of D."""
+        # ``update`` is GMRES, where factors alone do not refine: their inverse is then not taken for that of
+        # A; ``probe`` are random vectors that it has solved for, too. A comes from ``scaled``, if its rows
+        # and columns were scaled before. If factors have not ``solved`` the system itself, they suffice for
+        # no other right-hand side, and finding that out for large systems takes longer than the refinement.
         sizes = sizes[:, None]
         rows = scales.rows[:, None]
         if len(a) <= EXPLICIT:
@@ -189,11 +187,9 @@ def _unknown(right: torch.Tensor) -> torch.Tensor:
 
 
 def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
-    """Norms from an explicit inverse X of ``B = S A D^-1`` in double precision, which are bounds.
-
-    S scales rows to sizes near 1, which those of a definite A need not have when A has a diagonal of ones.
-    ``B X = I - P`` says that ``B^-1 = X (I - P)^-1``, however X was computed.
-    """
+    """Norms from an explicit inverse X of ``B = S A D^-1`` in double precision, which are bounds."""
+    # S scales rows to sizes near 1, which those of a definite A need not have when A has a diagonal of ones.
+    # ``B X = I - P`` says that ``B^-1 = X (I - P)^-1``, however X was computed.
     b = a / sizes.mT
     rows = power_of_two_scales(b.abs().amax(1))[:, None]
     b = rows * b
@@ -214,12 +210,11 @@ def _by_library(a: torch.Tensor, sizes: torch.Tensor) -> Measure:
 
 @dataclass
 class InverseProbe:
-    """A vector that is to show the norm of ``D A^-1 diag(right)`` once it is solved for.
+    """A vector that is to show the norm of ``D A^-1 diag(right)`` once it is solved for."""
 
-    The direction that A^-1 enlarges most may differ from that of the factors, and GMRES may leave it in the
-    residual: so half of the vector is random, and residuals must be smaller than its component in any
-    direction.
-    """
+    # The direction that A^-1 enlarges most may differ from that of the factors, and GMRES may leave it in the
+    # residual: so half of the vector is random, and residuals must be smaller than its component in any
+    # direction.
 
     right: torch.Tensor  # shape (n, 1)
     sizes: torch.Tensor  # shape (n, 1)
@@ -258,9 +253,7 @@ class InverseProbe:
         return UNCERTAIN * torch.maximum(self.norm, two_norms(self.sizes * x))
 
     def solves(self, image: torch.Tensor, right: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as they are scaled, given
-        ``A x``.
-        """
+        """Whether x solves ``A x = diag(right) vector`` well enough, in the rows as scaled, given ``A x``."""
         return two_norms(vector - image / right) <= self.solved.reduction
 
     def solve(self, a: torch.Tensor, update: UpdateSolver, max_iterations: int) -> None:
@@ -331,10 +324,8 @@ def _by_preconditioned_gmres(
 
 
 def _solve(factors: Factorization, a: torch.Tensor, scales: Equilibration) -> bool:
-    """Whether the factors nearly solve with A: then their inverse is nearly that of A.
-
-    By what is left of random vectors, in the variables of the scaled matrix.
-    """
+    """Whether the factors nearly solve with A: then their inverse is nearly that of A."""
+    # By what is left of random vectors, in the variables of the scaled matrix.
     columns = scales.columns[:, None]
     # Not unit vectors: right-hand sides that are columns of A are rounded as A was, and the errors cancel.
     z = columns * gaussian(len(a), VECTORS, a.dtype, a.device, seed=1) / VECTORS**0.5
@@ -355,10 +346,8 @@ def direction(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _scaled_norm(
     a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor, image: torch.Tensor, multiply: Product
 ) -> torch.Tensor:
-    """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector.
-
-    ``multiply``: ``A^H`` times some vectors, given both.
-    """
+    """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector."""
+    # ``multiply``: ``A^H`` times some vectors, given both.
     image = rows[:, None] * image
     back = multiply(a, rows[:, None] * image) / sizes
     return two_norms(back) / two_norms(image)
@@ -367,12 +356,10 @@ def _scaled_norm(
 def probe_on_the_way(
     rows: torch.Tensor, sizes: torch.Tensor, dtype: torch.dtype
 ) -> tuple[InverseProbe, OnTheWay]:
-    """A probe that conjugate gradients find in their first two iterations, and solve for in the others.
-
-    ``rows`` and ``sizes``, shape (n, 1): scales of the rows of A, and norms of its columns. ``dtype``: of A.
-    Returns ``solved``: for :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which fills
-    the probe.
-    """
+    """A probe that conjugate gradients find in their first two iterations, and solve for in the others."""
+    # ``rows`` and ``sizes``, shape (n, 1): scales of the rows of A, and norms of its columns. ``dtype``: of
+    # A. Returns ``solved``: for :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which
+    # fills the probe.
     right = 1 / rows
     nothing = right[:, :0].to(dtype)
 

@@ -14,12 +14,24 @@ import torch
 
 from neula.engines import FORMATS, FP64, Arithmetic
 from neula.engines.formats import FP16_COR
-from neula.pipeline.chain import Answer, Declined, Link, run_chain
+from neula.pipeline.chain import (
+    CORE,
+    HOST,
+    LAUNCHED,
+    Answer,
+    Case,
+    Chain,
+    Declined,
+    Link,
+    Row,
+    Rule,
+    Table,
+    ruled,
+    run_chain,
+    way,
+)
 from neula.pipeline.solutions import host_for
-from neula.pipeline.table import CORE, HOST, LAUNCHED, Case, Chain, Row, Rule, Table, ruled, way
 from neula.problems.systems import ways
-from neula.problems.systems.by_core import by_core, is_for_core
-from neula.problems.systems.factor_source import SOURCES
 from neula.problems.systems.problem import (
     DirectTuning,
     QueuedTuning,
@@ -28,7 +40,8 @@ from neula.problems.systems.problem import (
     SystemsSolutions,
 )
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
-from neula.problems.systems.together import solve_together
+from neula.problems.systems.together import SOURCES, solve_together
+from neula.problems.systems.ways import by_core, is_for_core
 
 TogetherLink = Link[Systems, SystemsSolutions]
 SingleLink = Link[EquilibratedSystem, SystemsSolutions]
@@ -95,8 +108,6 @@ def chain_alone(n: int, options: SystemsOptions, count: int = 1) -> Sequence[Sin
     return Chain(TABLE, SystemsCase(count, n, options, False))
 
 
-# ---------------------------------------------------------------- conditions
-
 _when = Rule[SystemsCase, bool]
 _together = _when("whole batch", lambda case: case.together)
 _one_left = _when("each problem by itself", lambda case: not case.together)
@@ -146,8 +157,6 @@ _is_general_or_new = _when(
 )
 
 
-# ---------------------------------------------------------------- arithmetics that depend on the case
-
 _formats = Rule[SystemsCase, Sequence[str]]
 
 _low = _formats(
@@ -195,9 +204,6 @@ def _library(case: SystemsCase) -> Sequence[str]:
     options, tuning = case.options, case.tuning
     enough = options.target is not FP64 and case.n >= tuning[DirectTuning].direct_single
     return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]
-
-
-# ---------------------------------------------------------------- links
 
 
 def _steps(case: SystemsCase, label: str, name: str) -> TogetherLink:

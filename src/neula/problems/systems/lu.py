@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack, overload
+from time import perf_counter
+from typing import Any, NamedTuple, NoReturn, Unpack, overload
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ import torch
 from neula.algorithms.elimination.butterfly import TwoSided
 from neula.algorithms.elimination.factorization import growth_of
 from neula.algorithms.elimination.lu import (
+    SMALL,
     VARIANTS,
     InnerPanel,
     PackedLU,
@@ -23,19 +25,200 @@ from neula.algorithms.elimination.lu import (
     lu_factorize,
     panel_widths,
 )
+from neula.algorithms.elimination.lu_panels import Interchanges
 from neula.algorithms.krylov.iterative_refinement import KeptMatrix
-from neula.engines import Engine, Format
+from neula.engines import FP16, Engine, Format, format_named, format_of
 from neula.engines.formats import matching_dtype
 from neula.errors import check_name
 from neula.pipeline.call import Call
 from neula.pipeline.factors import LUMethods
-from neula.pipeline.inputs import check_finite
+from neula.pipeline.inputs import Taken, check_finite, check_matrix, take
 from neula.pipeline.operators import eager
-from neula.pipeline.plans import Plans, for_each_shape
+from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.signatures import ArrayLike, Kind, LUKeywords
-from neula.problems.systems.lu_plan import check_factors, check_range, check_square, choose_formats, plan_of
+
+
+def check_square(a: torch.Tensor) -> None:
+    """Refuse what is neither a square matrix nor a batch of such; (0, 0) is one."""
+    if a.shape[-2:] != (0, 0):
+        check_matrix(a, "A")
+    if a.shape[-2] != a.shape[-1]:
+        raise ValueError(
+            f"A must be square, got shape {tuple(a.shape)}: for least squares use neula.lstsq, for other "
+            "shapes neula.qr"
+        )
+
+
+def choose_formats(
+    variant: str, compute: str | None, storage: str | None, engine: Engine, dtype: torch.dtype
+) -> tuple[Engine, Format]:
+    """The engine in the format of the products, and the format of the matrix."""
+    if compute is None and storage is None and engine.tuning.lapack:  # half the precision gains nothing there
+        compute = format_of(torch.promote_types(dtype, torch.float32)).name
+    kept = None if storage is None else format_named(storage)
+    if engine.is_complex:
+        return _choose_complex(compute, kept, engine)
+    if variant != "3.1":
+        chosen = engine.using(next(x for x in (compute, storage, engine.format) if x is not None))
+        if kept not in (None, chosen.format):
+            raise ValueError(
+                f"variant {variant!r} keeps the matrix in the format of its products: "
+                f"got compute={compute!r} and storage={storage!r}; leave one out, or pass variant='3.1'"
+            )
+        return chosen, chosen.format
+    wide = kept is not None and kept == format_of(kept.storage)
+    chosen = engine.using(compute if compute is not None else engine.format if wide or kept is None else kept)
+    kept = kept or format_of(chosen.storage)
+    if kept not in (chosen.format, format_of(chosen.storage)):
+        raise ValueError(
+            f"variant '3.1' with products in {chosen.format.name} keeps the matrix in "
+            f"{chosen.format.name!r} or {format_of(chosen.storage).name!r}, got storage={storage!r}"
+        )
+    return chosen, kept
+
+
+def _choose_complex(compute: str | None, kept: Format | None, engine: Engine) -> tuple[Engine, Format]:
+    """Products round the parts of their operands; the factors stay in the precision of sums."""
+    chosen = engine if compute is None else engine.using(compute)
+    stored = format_of(chosen.storage)
+    if kept not in (None, stored):
+        raise ValueError(
+            f"factors of complex matrices with products in {chosen.format.name} are kept in {stored.name!r}, "
+            f"got storage={kept.name!r}: leave it out"  # type: ignore[union-attr]
+        )
+    return chosen, stored
+
+
+def check_range(a: torch.Tensor, largest: float, kept: Format) -> None:
+    # Numbers up to half a unit in the last place above the largest one are rounded down to it.
+    if largest < kept.largest * (1 + kept.u / 2):
+        return
+    row, column = divmod(int(a.abs().argmax()), a.shape[1])
+    _refuse_overflow(f"A[{row}, {column}] is {a[row, column].item():.4g}, which", kept)
+
+
+def check_factors(packed: PackedLU, engine: Engine, pivot: str) -> None:
+    """Refuse factors that are singular or not finite: the only wait for the device."""
+    lu, kept = packed.lu, packed.storage
+    diagonal = lu.diagonal()
+    if bool(diagonal.all() & (largest_of(lu) < torch.inf)):
+        return
+    unusable, infinite = (diagonal == 0) | ~diagonal.isfinite(), ~engine.column_max(lu).isfinite()
+    first = int(unusable.int().argmax())
+    if diagonal[first].item() != 0.0:
+        column = int(infinite.int().argmax())
+        # A float32 matrix overflows where its elements become operands.
+        _refuse_overflow(f"column {column} of L and U", min(kept, engine.format, key=lambda f: f.largest))
+    where = f"pivot {first} is exactly zero in {kept.name}"
+    if pivot != "partial":
+        raise np.linalg.LinAlgError(f"{where}, and there was no pivoting: pass pivot='partial'")
+    raise np.linalg.LinAlgError(
+        f"A is singular: {where}, also after interchanges; if A is not singular, its elements are too small "
+        f"or too close to each other for {kept.name}: scale A, or pass a wider compute format"
+    )
+
+
+def _refuse_overflow(what: str, kept: Format) -> NoReturn:
+    wider = ", or pass compute='bf16', which has the range of float32" if kept is FP16 else ""
+    raise OverflowError(
+        f"{what} overflows {kept.name}, whose largest number is {kept.largest:.6g}: scale A down{wider}"
+    )
+
+
+class LUPlanOptions(NamedTuple):
+    engine: Engine  # in the format of the factors
+    storage: Format  # that of A
+    keep_a: bool
+
+
+class LUPlan:
+    """Factorizes single matrices of order n."""
+
+    def __init__(self, options: LUPlanOptions) -> None:
+        self.options = options
+
+    def __call__(self, given: Given) -> LUFactors[Any] | None:
+        """The factors; None for what is not finite, singular, or so small that LAPACK needs it scaled."""
+        engine, storage, keep_a = self.options
+        a = torch.from_numpy(given.arrays[0])
+        top = float(largest := largest_of(a))
+        if not 2.0 ** (-SMALL * storage.max_exponent) < top < torch.inf:
+            return None
+        kept = KeptMatrix.from_matrix(a, top, engine) if keep_a else None
+        lu, pivots, info = torch.linalg.lu_factor_ex(a)
+        if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
+            return None
+        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else lambda x: x
+        return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
+
+
+def factors_of(a: np.ndarray, lu: np.ndarray, pivots: np.ndarray, image: np.ndarray) -> LUFactors[Any] | None:
+    """LAPACK's factors of A as :func:`neula.lu_factor` has them; None where it has none."""
+    # ``a``, shape (n, n): float64 or float32, with numbers near 1, in the memory of the user. ``lu`` and
+    # ``pivots``: as of SciPy. ``image``, shape (n, 1): ``A v`` when it was factorized, for the fixed v of
+    # :class:`KeptMatrix`.
+    begun, plan = perf_counter(), plan_of(a, compute={4: "fp32", 8: "fp64"}[a.real.itemsize])
+    if plan is None:
+        return None
+    tensor, options, wrap = take(a, "A").tensor, plan.options, torch.Tensor.numpy
+    kept = KeptMatrix(tensor, options.engine, 1.0, torch.from_numpy(image))
+    packed, where = torch.from_numpy(lu), torch.from_numpy(pivots).long()
+    return _factors(packed, where, largest_of(tensor), options, kept, wrap, begun)
+
+
+def _factors(
+    lu: torch.Tensor,
+    pivots: torch.Tensor,
+    largest: torch.Tensor,
+    options: LUPlanOptions,
+    kept: KeptMatrix | None,
+    wrap: Callable[[torch.Tensor], Any],
+    begun: float,
+) -> LUFactors[Any]:
+    engine, storage, _ = options
+    interchanges, nothing = Interchanges(pivots), lu.new_empty(0)
+    packed = PackedLU(lu, interchanges.permutation(), storage, interchanges)
+    like = Taken(nothing, wrap, nothing)
+    return LUFactors(
+        packed=packed,
+        variant="lapack",
+        panel=None,
+        inner_panel=None,
+        compute=engine.format.name,
+        storage=storage.name,
+        engine=str(engine),
+        dtype=lu.dtype,
+        _measure_growth=partial(growth_of, lu, largest, engine),
+        _give_back=like.give_back,
+        _factors=None if kept is None else LUMethods(kept.a, packed, False, like, (kept,)),
+        kept=kept,
+        seconds=perf_counter() - begun,
+    )
+
+
+def plan_of(
+    A: Any,
+    variant: str = "5.2/5.1",
+    *,
+    engine: str | Engine = "auto",
+    compute: str | None = None,
+    storage: str | None = None,
+    keep_a: bool = True,
+    pivot: str = "partial",
+    **others: Any,
+) -> LUPlan | None:
+    """Plan for one matrix that LAPACK factorizes in its own precision."""
+    call = Call.begin({"A": A}, engine=engine)
+    a = call.first.tensor
+    check_square(a)
+    check_name("variant", variant, VARIANTS)
+    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
+    by_lapack = pivot == "partial" and is_lapacks(chosen, kept, *others.values())
+    single = a.ndim == 2 and a.numel() > 0 and kept.dtype == a.dtype.to_real()
+    return LUPlan(LUPlanOptions(chosen, kept, keep_a)) if by_lapack and single else None
+
 
 PIVOTING = ("partial", "none", "rbt")
 
@@ -44,7 +227,7 @@ PIVOTING = ("partial", "none", "rbt")
 def lu_factor(A: Kind, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Kind]: ...
 @overload
 def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUFactors[Any]: ...
-@partial(eager, plans=Plans(for_each_shape(plan_of), operands=1, fetches=False))
+@partial(eager, plans=Plans(plan_of, operands=1, fetches=False))
 def lu_factor(
     A: ArrayLike,
     variant: str = "5.2/5.1",
@@ -280,11 +463,9 @@ def naming(index: Sequence[int]) -> Iterator[None]:
 def stacked(
     factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, like: torch.Tensor
 ) -> PackedLU:
-    """Factors of the matrices of a batch in one piece of memory, each column-major as it was.
-
-    ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
-    factors, and a tensor where they are, also for a batch of none.
-    """
+    """Factors of the matrices of a batch in one piece of memory, each column-major as it was."""
+    # ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
+    # factors, and a tensor where they are, also for a batch of none.
     if not factors:
         none = torch.empty(*batch, n, n, dtype=matching_dtype(storage.dtype, like.dtype), device=like.device)
         return PackedLU(none, none.new_empty(*batch, n, dtype=torch.int64), storage)

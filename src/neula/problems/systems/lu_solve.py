@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, Self, Unpack, overload
 
 import numpy as np
 import torch
@@ -15,20 +15,34 @@ from neula.algorithms.elimination.lu_panels import Interchanges
 from neula.algorithms.krylov.iterative_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
+from neula.certificates.bounds import solve_bound
+from neula.certificates.forward_error import SURE
+from neula.certificates.orthogonality import PROBES, gaussian_probes
+from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP32, FP64, Format, format_of, select_engine
 from neula.engines.formats import double_of, in_double, matching_dtype
+from neula.kernels import scipy_linalg
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
 from neula.pipeline.inputs import check_finite, is_variable
 from neula.pipeline.operators import eager
+from neula.pipeline.plans import host_arrays
 from neula.pipeline.result import LUFactors
 from neula.pipeline.result.factorizations import KeptSolvers
 from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import complex_columns, real_columns
 from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords
 from neula.problems.systems.lu import naming
-from neula.problems.systems.lu_plan import MeasuredSubstitution, evidence_of, limits_of, report_solutions
+
+RefinedSolutions = dict[tuple[int, ...], RefinedSolution]
+"""Refined solutions by the index of the matrix in the batch."""
+
+SINGLE = 40_000
+"""Elements of right-hand sides below which OpenBLAS substitutes in one thread, and leaves torch its cores."""
+
+SUBSTITUTE = {"d": "dgetrs", "f": "sgetrs", "D": "zgetrs", "F": "cgetrs"}
+"""LAPACK's substitution, by the characters of NumPy's dtypes."""
 
 
 @overload
@@ -182,9 +196,7 @@ def _check_solution(x: torch.Tensor) -> None:
 
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
-    """Refine with b scaled to near 1 if b or A is not; x is then multiplied by a power of two, unless it
-    underflows.
-    """
+    """Refine, b scaled if it or A is far from 1; x is then unscaled, unless it underflows."""
     assert F.kept is not None
     exponents = binary_exponents(b.abs().amax(0))
     given = F.kept.scale == 1.0 and not bool((exponents.abs() > FAR).any())
@@ -243,3 +255,117 @@ def solver_of(F: LUFactors, dtype: torch.dtype) -> Substitution:
     """The factors to solve with, made once: of two threads that make them, one is heard by both."""
     kept = F._solvers.substitutions
     return kept.get(dtype) or kept.setdefault(dtype, Substitution.prepared(F.packed, dtype))
+
+
+def limits_of(target: Format, n: int) -> Limits:
+    return Limits.for_shape((n, n), solve_bound(target, n), SURE)
+
+
+def evidence_of(solution: RefinedSolution, target: Format) -> Evidence[float]:
+    """The forward error is what the condition number makes of the backward error, or of rounding b."""
+    forward = solution.condition * max(target.u, solution.backward_error)
+    return Evidence.from_errors(solution.backward_error, forward, float(not solution.known))
+
+
+def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Format, call: Call) -> None:
+    """Warn of solutions that are not what was requested, or of which a small backward error says nothing."""
+    limits = limits_of(target, F.shape[-1])
+    inaccurate, singular, unknown = RefinedSolutions(), RefinedSolutions(), RefinedSolutions()
+    for index, solution in found.items():
+        evidence = evidence_of(solution, target)
+        if limits.accept(evidence):
+            continue
+        certain = evidence._replace(doubtful=0.0)
+        kind = unknown if limits.accept(certain) else singular if limits.accurate(evidence) else inaccurate
+        kind[index] = solution
+    if inaccurate:
+        worst = max(e.backward_error for e in inaccurate.values())
+        call.report_missed(
+            f"the solution is not refined to {target.name} accuracy",
+            f"backward error {worst:.1e}, asked for {limits.backward_error:.1e}, and factors in fp64 do not "
+            "reach it: use neula.solve, or neula.lstsq if A is singular",
+            x,
+            list(inaccurate),
+        )
+    if singular:
+        condition = max(e.condition for e in singular.values())
+        call.report_missed(
+            "no digit of the solution is guaranteed",
+            f"A is singular to {target.name} accuracy, its condition number about {condition:.1e}; "
+            "use neula.lstsq with rcond= for the minimum-norm solution",
+            x,
+            list(singular),
+            unsure=True,
+        )
+    if unknown:
+        condition = max(e.condition for e in unknown.values())
+        call.report_missed(
+            "the number of correct digits of the solution is unknown",
+            f"the condition number of A is at least {condition:.1e}, and these factors do not tell how much "
+            "larger it is: use neula.solve, or neula.lstsq if A is singular",
+            x,
+            list(unknown),
+            unsure=True,
+        )
+
+
+class MeasuredSubstitution:
+    """Solves with LAPACK's factors of A, and measures solutions along random vectors."""
+
+    # With Gaussian vectors G and ``G^T A``, which is made once, ``G^T b - (G^T A) x`` estimates the norm of
+    # the residual in a few operations a row. The backward error is that for perturbations of A measured in
+    # the Frobenius norm.
+    # ``factors``: of a matrix that is kept, and whose condition number is known.
+
+    def __init__(self, factors: LUFactors[Any]) -> None:
+        kept = factors.kept
+        assert kept is not None
+        assert kept.conditioning is not None
+        a = in_double(kept.a).numpy()
+        self._lu = factors.packed.lu.numpy()
+        self._pivots = factors.packed.pivots.numpy().astype(np.int32)
+        self._probes = np.ascontiguousarray(gaussian_probes(len(a), kept.a.device, kept.a.dtype).numpy().T)
+        self._images, self._norm = self._probes @ a, float(np.linalg.norm(a))
+        self._target, self._condition = format_of(factors.dtype), kept.conditioning.condition
+        self._limits = limits_of(self._target, len(a))
+
+    @classmethod
+    def from_used(cls, factors: LUFactors[Any]) -> Self | None:
+        """For factors that have solved once; None where they are not LAPACK's, or A has to be scaled."""
+        kept = factors.kept
+        if factors.variant != "lapack" or kept is None or factors._solvers.better is not None:
+            return None
+        if not kept.a.is_cpu or kept.a.is_neg() or kept.a.is_conj():
+            return None
+        known, same = kept.conditioning, factors.storage == format_of(factors.dtype).name
+        if known is None or not known.known or len(known.scalings) > 1 or kept.scale != 1.0 or not same:
+            return None
+        return cls(factors)
+
+    def __call__(self, b: Any) -> Any | None:
+        """X in the library of b; None where it is not accepted, or is for the whole chain."""
+        given = host_arrays((b,), 0.0)
+        if given is None:
+            return None
+        (b,) = given.arrays
+        if (
+            b.dtype != self._lu.dtype
+            or b.ndim not in (1, 2)
+            or len(b) != len(self._lu)
+            or not 0 < b.size < SINGLE
+        ):
+            return None
+        x, _ = getattr(scipy_linalg.lapack, SUBSTITUTE[b.dtype.char])(self._lu, self._pivots, b)
+        with np.errstate(all="ignore"):  # NaN is not accepted
+            residual = self._probes @ b - self._images @ x
+            size_x, size_b = self._norm * _lengths(x), _lengths(b)
+            estimates = _lengths(residual) / PROBES**0.5
+            error, condition = float((estimates / (size_x + size_b)).max()), float((size_x / size_b).max())
+        found = RefinedSolution(x, error, max(self._condition, condition), known=True)
+        return given.wrap(x) if self._limits.accept(evidence_of(found, self._target)) else None
+
+
+def _lengths(x: np.ndarray) -> np.ndarray:
+    """Norms of the columns, or of a vector."""
+    squares: np.ndarray = x * x if x.dtype.kind == "f" else x.real * x.real + x.imag * x.imag
+    return np.sqrt(squares.sum(0))

@@ -31,7 +31,6 @@ class DirectTuning:
     direct_pivoted: int
     direct_definite: int
     direct_single: float  # from which on its LU in single precision comes first where that is enough
-    lu_in_blocks: int  # up to which the compiled core's LU is faster
     swaps: bool  # whether interchanging rows costs little compared with the products
 
 
@@ -78,9 +77,7 @@ class SystemsOptions(solutions.SolutionOptions):
         return list(self.engine.tuning.definite)
 
     def doubled(self, n: int, k: int) -> bool:
-        """Whether residuals of systems of order n with k right-hand sides are in twice the working precision:
-        where that costs little compared with the factors, or more is requested.
-        """
+        """Whether residuals are in twice the working precision: where it costs little, or is asked for."""
         most = self.engine.tuning[DoubledTuning]
         return self.forward or (n <= most.doubled_order and k <= most.doubled_columns)
 

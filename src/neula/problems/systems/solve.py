@@ -10,22 +10,32 @@ from typing import Any, Unpack, overload
 import numpy as np
 import torch
 
+from neula.algorithms.elimination import compiled
 from neula.certificates.bounds import Accuracy, solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence
-from neula.engines import Engine, format_named
-from neula.errors import check_name, whole_number
+from neula.engines import FP64, Engine, format_named
+from neula.errors import check_name, of_batch, whole_number
+from neula.kernels.core import core
 from neula.kernels.magnitudes import two_norms
+from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.gradients import attach_system
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.operators import engine_for, with_operator
-from neula.pipeline.plans import Plan, Planner, Plans, tensors_of
+from neula.pipeline.plans import (
+    Extremes,
+    Given,
+    LaunchedPlan,
+    Plan,
+    Plans,
+    accepted_solution,
+)
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
-from neula.pipeline.shapes import BatchedProblem, broadcast_system, shape_of_one
+from neula.pipeline.shapes import BatchedProblem, broadcast_system
 from neula.pipeline.solutions import (
     Report,
     attached,
@@ -38,11 +48,114 @@ from neula.pipeline.solutions import (
 )
 from neula.problems.operators.solutions import traced_solve
 from neula.problems.signatures import ArrayLike, Kind, SolveKeywords
-from neula.problems.systems.by_core import suits
-from neula.problems.systems.links import chain_alone, chain_together
-from neula.problems.systems.plan import core_plan, plan_for, solved_by_plan
-from neula.problems.systems.problem import QueuedTuning, Systems, SystemsOptions, SystemsSolutions, asymmetry
+from neula.problems.systems.links import CHOLESKY, PIVOTED, chain_alone, chain_together
+from neula.problems.systems.problem import (
+    QueuedTuning,
+    Systems,
+    SystemsOptions,
+    SystemsSolutions,
+    asymmetry,
+    in_words,
+)
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
+from neula.problems.systems.together import SOURCES
+from neula.problems.systems.ways import is_for_core, is_small, suits, takes
+
+UPDATES = len(SystemsSolutions.names)  # where the core says how many updates there were; the history follows
+
+
+class SystemsPlan:
+    def __init__(self, n: int, k: int, options: SystemsOptions) -> None:
+        kernels = core()
+        assert kernels is not None
+        self._parts = (
+            2 if options.dtype.is_complex else 1
+        )  # of a number, in the real system that the core solves
+        self.options, self._n, self._k = options, self._parts * n, k
+        self._solve, self._count = kernels.solve_systems, compiled.count_of(kernels)
+        self._asked = options.positive, options.dtype.to_real() == torch.float32, 1
+        self._setting = compiled.setting_for(kernels, self._n, options.digits)
+        self._places = compiled.places_of(kernels)
+        self._limits = options.limits(n)
+        self._label = (CHOLESKY if options.positive else PIVOTED).format(FP64.name)
+
+    def __call__(self, given: Given) -> SolveResult[Any] | None:
+        (a, b), k, limits = given.arrays, self._k, self._limits
+        x, errors, numbers = np.empty((self._n, k)), np.empty((1, k)), np.empty((self._count, 1))
+        b = b[:, None] if b.ndim == 1 else b
+        if self._parts > 1:
+            a, b = embedded(a), stacked_parts(b)
+        if not self._solve(a, b, self._setting, x, errors, numbers, *self._asked):
+            return None
+        if self._parts > 1:
+            compiled.double_errors_of_parts(numbers, self._places)
+            x = of_stacked_parts(x)
+        of = numbers.ravel().tolist()
+        _, _, refined, backward, forward, _, condition, largest, growth = of[:UPDATES]
+        if not (limits.accept(Evidence.from_numbers(of)) and math.isfinite(largest)):
+            return None
+        updates, bound = int(of[UPDATES]), limits.backward_error
+        fields = {
+            "backward_error": backward,
+            "forward_error": forward,
+            "condition": condition,
+            "iterations": updates,
+            "tolerance": bound,
+            "history": (*of[UPDATES + 1 : UPDATES + 1 + updates], refined),
+            "growth": growth,
+            "method": self._label,
+        }
+        told = self._label, lambda: in_words(refined, bound, forward, updates, growth)
+        return accepted_solution(SolveResult, given, self.options, told, fields, x, errors[0].tolist())
+
+
+class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
+    result = SolveResult
+
+    judge: SystemsJudge
+    options: SystemsOptions
+
+    def problems(self, a: torch.Tensor, b: torch.Tensor) -> Systems:
+        return Systems(a, b, self.options)
+
+    def reason(self, found: Answer[Any], of: Extremes) -> str:
+        error, forward, growth = (of[name][1] for name in ("refined_error", "forward_error", "growth"))
+        words = in_words(error, self.judge.limits.backward_error, forward, found.iterations, growth)
+        return of_batch(words, 0, len(found.values), "systems")
+
+    def fields(
+        self, given: Given, shapes: BatchedProblem, found: Answer[SystemsSolutions], of: Extremes
+    ) -> dict[str, Any]:
+        bound, growth = self.judge.limits.backward_error, of["growth"][1]
+        return {"tolerance": bound, "growth": growth, "method": found.label}
+
+
+def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
+    """One small system on the host where the core takes it, or one that is launched on a device."""
+    a, b = shapes.a, shapes.b
+    n = a.shape[-1]
+    if shapes.batch:
+        return None
+    if takes(a, b, options) and is_for_core(n, options) and is_small(n, options):
+        return SystemsPlan(n, b.shape[-1], options)
+    if 0 in (a.numel(), b.numel()) or options.progress is not None:
+        return None
+    links = chain_together(len(shapes.matrices), n, options)
+    if not links or (source := SOURCES.get(links[0].label)) is None or source.synchronizes:
+        return None
+    return LaunchedSystemsPlan(links[0], SystemsJudge.for_shape(n, options, improves=False), options)
+
+
+def solved_by_plan(
+    call: Call, shapes: BatchedProblem, options: SystemsOptions
+) -> SolveResult[Any] | Answer[SystemsSolutions] | None:
+    """The result where all systems are accepted, else what the first link of a device has found, if any."""
+    plan = plan_for(shapes, options)
+    if not isinstance(plan, SystemsPlan):
+        return None if plan is None else plan.solved(Given.of_call(call), shapes)
+    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
+    return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))
+
 
 STRUCTURES = ("gen", "pos")
 PIVOTING = ("none", "rbt", "partial")
@@ -56,7 +169,7 @@ def solve(A: Any, b: Any, **keywords: Unpack[SolveKeywords]) -> SolveResult[Any]
 @with_operator(
     traced_solve,
     Plans(
-        lambda A, b, **keywords: _planner(A, b, **keywords),
+        lambda A, b, **keywords: _plan(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _finished(*_asked(*args, **keywords), begun),
     ),
 )
@@ -243,26 +356,16 @@ def _asked(
     return call, shapes, options
 
 
-def _planner(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Planner:
-    call, _, options = _asked(A, b, wait=wait, **keywords)
-    parts = has_parts(call.first.tensor, options.dtype)
-
-    def plan(*arrays: Any) -> Plan | None:
-        if parts:
-            return None
-        if (one := shape_of_one(*arrays)) and (alone := core_plan(*one, options)):
-            return alone
-        a, b = tensors_of(arrays)
-        _check_square(a)
-        launches = wait and not options.dtype.is_complex
-        return plan_for(broadcast_system(a, b), options) if launches else None
-
-    return plan
+def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
+    _, shapes, options = _asked(A, b, wait=wait, **keywords)
+    plan = None if has_parts(shapes.a, options.dtype) else plan_for(shapes, options)
+    launches = wait and not options.dtype.is_complex
+    return plan if launches or isinstance(plan, SystemsPlan) else None
 
 
 def _by_host(call: Call, engine: str | Engine, *, positive: bool) -> Call:
     (a, b), tuning = call.tensors, call.engine.tuning
-    orders, most = tuning[QueuedTuning], tuning[HostTuning].by_host_system
+    orders, most = tuning[QueuedTuning], 3 * tuning[HostTuning].by_host_kernel  # of a third of the operations
     queued = orders.queued_definite if positive else orders.queued  # which takes less time than LAPACK
 
     def has_kernel(m: int, n: int) -> bool:
@@ -281,13 +384,10 @@ def _begun(call: Call, shapes: BatchedProblem, options: SystemsOptions) -> Solve
     with call.computing():
         systems = Systems(matrices, columns, replace(options, may_wait=False))
         begun = first_answer(chain_together(len(matrices), n, systems.options), systems)
-        if begun is None or begun.measured is None:
+        if begun is None:
             return None
-        of = dict(zip(SystemsSolutions.names, begun.measured, strict=True))
-        fits = of["largest"] <= torch.finfo(options.dtype).max
-        accepted = options.limits(n).accept(Evidence.from_numbers(begun.measured)) & fits
     result: SolveResult[Any] = SolveResult(
-        **unread(call, shapes, begun.values, accepted, options),
+        **unread(call, shapes, begun, options.limits(n), options),
         growth=math.nan,
         method=begun.label,
         _pending=lambda: _finished(call, shapes, options, begun),

@@ -125,10 +125,8 @@ class ScaledSystems(ScaledUnknowns):
         return shift(torch.ones_like(self.norms), self.rows - self.rows.amax(1, keepdim=True))
 
     def backward_error(self, y: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """The larger normwise backward error of A as given and with rows and columns scaled.
-
-        In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
-        """
+        """The larger normwise backward error of A as given and with rows and columns scaled."""
+        # In the infinity norm: ``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (batch, k).
         scaled = self._sizes.backward_error(y, residual)
         if self.trivial:
             return scaled
@@ -159,10 +157,8 @@ class ScaledSystems(ScaledUnknowns):
         return over(*(two_norms(x, 1) for x in pair))
 
     def symmetric(self) -> torch.Tensor:
-        """Exponents with which rows and columns of a positive definite A are scaled.
-
-        Its diagonal comes near 1, and then no element is larger.
-        """
+        """Exponents with which rows and columns of a positive definite A are scaled."""
+        # Its diagonal comes near 1, and then no element is larger.
         diagonal = self.a.diagonal(dim1=1, dim2=2).real
         exponents = binary_exponents(diagonal)[..., None] + self.rows + self.columns.mT
         return exponents.div(2, rounding_mode="floor")
@@ -174,12 +170,9 @@ def _no_exponents(count: int, m: int, n: int, device: torch.device) -> torch.Ten
 
 
 def near_one(ends: list[float]) -> bool:
-    """Whether rows and columns are of one size, none of them zero, and b is neither huge nor tiny.
-
-    Some matrices and right-hand sides are for :func:`_alike` to tell.
-
-    ``ends``: the smallest rows and columns, the largest ones, the smallest and the largest column of b.
-    """
+    """Whether rows and columns are of one size, none of them zero, and b is neither huge nor tiny."""
+    # Some matrices and right-hand sides are for :func:`_alike` to tell.
+    # ``ends``: the smallest rows and columns, the largest ones, the smallest and the largest column of b.
     smallest, least, row, column, of_b, most_of_b = ends
     return (
         min(smallest, least) >= 2.0**-NEAR
@@ -198,11 +191,10 @@ def _alike(exponents: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class InfinityNorms:
-    """Norms of systems in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k).
+    """Norms of systems in the infinity norm: of A, shape (batch, 1), and of b, shape (batch, k)."""
 
-    Of complex residuals it is the largest magnitude, of b and x in the denominator the largest part: backward
-    errors are not underestimated.
-    """
+    # Of complex residuals it is the largest magnitude, of b and x in the denominator the largest part:
+    # backward errors are not underestimated.
 
     a: torch.Tensor
     b: torch.Tensor
@@ -267,11 +259,9 @@ class EquilibratedSystem(SingleProblem):
         options: SystemsOptions,
         check: Callable[[], object] = lambda: None,
     ) -> EquilibratedSystem:
-        """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy.
-
-        Shapes: a (n, n), b (n, k). ``check``: called where norms are not finite: raises an error if A or b is
-        not.
-        """
+        """Choose the scales, measure the norms; numbers near the ends of the range are scaled in a copy."""
+        # Shapes: a (n, n), b (n, k). ``check``: called where norms are not finite: raises an error if A or b
+        # is not.
         a, b = in_double(a), in_double(b)
         found, b_max = magnitudes(a[None]), options.engine.column_max(b)
         row_norms, sizes, largest = found.sums[0], found.norms[0, :, 0], found.columns[0, 0]
@@ -318,9 +308,7 @@ class EquilibratedSystem(SingleProblem):
 
 
 def _symmetric_again(scaled: ScaledSystems) -> Equilibration:
-    """Scales that undo what makes rows and columns of a symmetric matrix differ, its diagonal near
-    ``2^TOP``.
-    """
+    """Scales that make rows and columns of a symmetric matrix equal again, its diagonal near ``2^TOP``."""
     exponents = scaled.symmetric()[0, :, 0]
     rows, columns = scaled.rows[0, :, 0] - exponents, scaled.columns[0, 0] - exponents
     common = rows.amax()

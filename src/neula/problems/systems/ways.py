@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from neula.algorithms.elimination.cholesky import (
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor, NotPositiveDefiniteError
+from neula.algorithms.elimination.compiled import CompiledSolutions, available, solved
 from neula.algorithms.elimination.equilibrate import Equilibrated
+from neula.algorithms.elimination.factored import solved_by_factors
 from neula.algorithms.elimination.factorization import (
     Factorization,
     Recorded,
@@ -37,16 +40,18 @@ from neula.algorithms.krylov.iterative_refinement import (
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.certificates.residuals import SLOW, STAGNATION
-from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of
+from neula.certificates.verdict import Limits
+from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of, select_engine
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
+from neula.kernels.core import DTYPES
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.polar.svd import converged_eigvalsh
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Declined
 from neula.pipeline.progress import digits_done, stage
 from neula.problems.systems.evidence import COSTLY, InverseProbe, SystemEvidence, probe_on_the_way
-from neula.problems.systems.problem import Systems, SystemsSolutions
+from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import HARMLESS, EquilibratedSystem
 
 SINGULAR = 0.01
@@ -58,8 +63,7 @@ TOO_POOR = 3.0
 which factors are too poor for GMRES: a few directions that E enlarges take as many vectors, but here it
 enlarges nearly all of them. With fp16 factors of normal matrices it is 0.4 at order 16384 (17 iterations) and
 1 at 32768 (27 to 31), of geometric spectra of order 16384 0.2 at condition 1e3, and 7 at 1e4, where 40
-iterations do not suffice.
-"""
+iterations do not suffice."""
 
 MIXED = "rbt + lu fp64"
 Solution = Answer[SystemsSolutions]
@@ -97,10 +101,8 @@ def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) ->
 
 
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
-    """GMRES with the butterflied factors of one large system, if these are too inaccurate for refinement.
-
-    A few small singular values of A add as many directions.
-    """
+    """GMRES with the butterflied factors of one large system, if these are too inaccurate for refinement."""
+    # A few small singular values of A add as many directions.
     factors = None if before is None else before.factors
     if factors is None or not math.isfinite(factors.growth):
         raise Declined
@@ -109,10 +111,8 @@ def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
 
 
 def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> Solution:
-    """Butterflied LU in double precision, if the library's LU does not solve the system.
-
-    Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
-    """
+    """Butterflied LU in double precision, if the library's LU does not solve the system."""
+    # Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
     if before is not None and bool(before.values.refined_error <= system.bound):
         raise Declined
     return _mixed(system, Arithmetic(FP64))
@@ -354,3 +354,100 @@ def _hidden(system: EquilibratedSystem, x: torch.Tensor) -> torch.Tensor:
     rows = max(1, (1 << 22) // system.a.shape[1])
     image = torch.cat([block.abs() @ x.abs() for block in system.a.split(rows)])
     return FP64.u * two_norms(system.units * image, 0)
+
+
+FORWARD = SystemsSolutions.names.index("forward_error")
+
+
+@dataclass(frozen=True)
+class CoreTuning:
+    """Up to where the compiled core takes less time than a library."""
+
+    core_order: int  # of systems that it factorizes itself; beyond, it uses LAPACK's factors
+    core_numbers: int  # of x, of more than 32 right-hand sides
+
+    def has_room(self, n: int, k: int) -> bool:
+        """Whether k right-hand sides of order n are few enough."""
+        return n * k > 0 and (k <= 32 or n * k <= self.core_numbers)
+
+
+def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
+    """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
+    most, dtypes = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning], tuple(dtypes)
+    n *= 1 + any(dtype.is_complex for dtype in dtypes)
+    small = 0 < n <= most.core_order and most.has_room(n, k)
+    return small and all(dtype.to_real() in DTYPES for dtype in dtypes) and available()
+
+
+def is_for_core(n: int, options: SystemsOptions) -> bool:
+    """Whether systems of order n are for the core: larger ones by their factors in one step, where updates
+    are not asked for until nothing is left.
+    """
+    named = options.pivot is not None or options.compute is not None or options.progress is not None
+    here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
+    usual = here and not (named or options.over_rows.spread) and options.dtype.to_real() in DTYPES and n > 0
+    by_factors = not (options.forward or options.dtype.is_complex)
+    return usual and available() and (is_small(n, options) or by_factors)
+
+
+def is_small(n: int, options: SystemsOptions) -> bool:
+    """Whether the core factorizes systems of order n itself, complex ones as real ones of twice the order."""
+    return n * (1 + options.dtype.is_complex) <= options.engine.tuning[CoreTuning].core_order
+
+
+def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
+    few = options.engine.tuning[CoreTuning].has_room(a.shape[-1], b.shape[-1])
+    alike = a.is_complex() or not options.dtype.is_complex
+    return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= {*DTYPES}
+
+
+def by_core(
+    systems: Systems, before: Answer[SystemsSolutions] | None, *, label: str, format: Format
+) -> Answer[SystemsSolutions]:
+    """Solutions of all systems; those that are not accepted are solved by the next link."""
+    a, b, options = systems.a, systems.b, systems.options
+    found = None
+    if takes(a, b, options):
+        found = (
+            solved(a, b, options.dtype, options.digits, definite=options.positive)
+            if is_small(a.shape[-1], options)
+            else _each_large(systems, format)
+        )
+    if found is None:
+        raise Declined
+    numbers, limits = found.numbers[: len(SystemsSolutions.names)], options.limits(a.shape[-1])
+    rejected = ~limits.accept(found.evidence)
+    if rejected.all():
+        raise Declined
+    # Of what it does not accept the core may not have measured all.
+    numbers[FORWARD, rejected], found.forward_errors[rejected] = math.inf, math.inf
+    values = SystemsSolutions.from_numbers(found.x, numbers, forward_error=found.forward_errors)
+    updates, errors = _history(found, limits)
+    return Answer(values, label, "", updates, errors, measured=numbers, again=True)
+
+
+def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
+    """Larger systems, one after the other; None where one of them has no factors."""
+    found, options = [], systems.options
+    for a, b in zip(systems.a, systems.b, strict=True):
+        one = solved_by_factors(
+            a.contiguous(),
+            b,
+            options.dtype,
+            single=format is FP32,
+            definite=options.positive,
+        )
+        if one is None:
+            return None
+        found.append(one)
+    return CompiledSolutions.joined(found)
+
+
+def _history(found: CompiledSolutions, limits: Limits) -> tuple[int, tuple[float, ...]]:
+    """How many updates accepted systems have needed, and their largest errors before, between and after."""
+    numbers = found.numbers
+    if numbers.shape[1] > 1:
+        accepted = limits.accept(found.evidence)
+        numbers = numbers[:, accepted].max(1, keepdims=True, initial=0.0)
+    updates, *errors = numbers[found.places["updates"] :, 0].tolist()
+    return int(updates), (*errors[: int(updates)], errors[-1])
