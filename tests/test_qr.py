@@ -122,6 +122,22 @@ def test_integers_become_float64(dtype, rng):
     np.testing.assert_allclose(Q @ R, A.astype(float), atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("how", [{}, {"mode": "r"}, {"mode": "complete"}, {"pivoting": True}])
+def test_an_r_that_does_not_fit_is_an_error(how, dtype):
+    """Its first element is the norm of a column, ``sqrt(8)`` times an element."""
+    a = torch.full((8, 2), torch.finfo(dtype).max / 2, dtype=dtype)
+    a[1, 1] = 0
+    with pytest.raises(OverflowError, match="does not fit"):
+        neula.qr(a, **how)
+    if dtype == torch.float32 and not how:
+        for function in (neula.tsqr, neula.orth, lambda a: neula.qr(a, "raw")):
+            with pytest.raises(OverflowError, match=r"R does not fit torch\.float32"):
+                function(a)
+    with pytest.raises(OverflowError, match="the pseudoinverse does not fit"):
+        neula.pinv(torch.eye(2, dtype=dtype) * torch.finfo(dtype).smallest_normal / 16)
+
+
 def test_twice_is_exactly_two_passes():
     """Also where the second one says that it takes a third."""
     A, engine = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from scipy.optimize import minimize
 
 import neula
+from exact_solutions import error_of, exactly, product, solved
 
 SIZES = [(12, 5), (30, 7), (5, 5)]
 
@@ -76,6 +78,30 @@ def test_constraints(rng: np.random.Generator, count: int, scale: float) -> None
         )
         if np.abs(c @ other.x - d).max() <= 1e-8:
             assert np.sum((a @ result.x - b) ** 2) / 2 <= other.fun + 1e-6
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("cond", [1.0, 1e3, 1e6])
+def test_constraints_that_leave_little_or_nothing(rng: np.random.Generator, cond: float, count: int) -> None:
+    """Inside of the bounds: beside the equations with multipliers in rational numbers."""
+    for _ in range(10):
+        a, b = rng.standard_normal((6, 4)), rng.standard_normal(6)
+        u, v = (np.linalg.qr(rng.standard_normal((n, count)))[0] for n in (count, 4))
+        c = (u * np.geomspace(1, 1 / cond, count)) @ v.T
+        d = c @ rng.uniform(0.1, 1.0, 4)
+        result = neula.lsq_linear(a, b, (-1e9, 1e9), constraints=(c, d))
+        x = exact_minimum(a, b, c, d)
+        assert result.converged
+        assert error_of(a, result.x, x) <= result.forward_error <= 1e-11 * cond**2
+
+
+def exact_minimum(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> list[Fraction]:
+    rows, right, (e, f) = exactly(a), [Fraction(x) for x in b.tolist()], (exactly(c), exactly(d[:, None]))
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    gram = [product(columns, column) for column in columns]
+    upper = [row + [line[j] for line in e] for j, row in enumerate(gram)]
+    bordered = upper + [line + [Fraction(0)] * len(e) for line in e]
+    return solved(bordered, product(columns, right) + [x for (x,) in f])[: a.shape[1]]
 
 
 def test_without_bounds_it_is_lstsq(rng: np.random.Generator) -> None:

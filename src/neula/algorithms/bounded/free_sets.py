@@ -120,6 +120,17 @@ class Reduced:
         assert self.equalities is not None
         return self.equalities.right - (self.equalities.of_each(self.owner) @ x[..., None])[..., 0]
 
+    def sizes_of_equalities(self, x: torch.Tensor) -> torch.Tensor:
+        """``|d| + |E| |x|``, shape (C, p)."""
+        assert self.equalities is not None
+        return self.equalities.right.abs() + (self.rows_of_equalities.abs() @ x.abs()[..., None])[..., 0]
+
+    @property
+    def rows_of_equalities(self) -> torch.Tensor:
+        """E of each problem, shape (C, p, n) or (1, p, n)."""
+        assert self.equalities is not None
+        return self.equalities.of_each(self.owner)
+
     def with_multipliers(self, gradient: torch.Tensor, multipliers: torch.Tensor) -> torch.Tensor:
         """``R^T t + E^T y`` for multipliers y, shape (C, p)."""
         assert self.equalities is not None
@@ -308,10 +319,11 @@ def by_householder(problems: Reduced, batch: FreeBatch) -> FreeSetFactors:
 
 @dataclass(frozen=True)
 class EqualityFactors:
-    """Factors of ``E (R_F^T R_F)^-1 E^T``, the system for multipliers of equality constraints ``E x = d``."""
+    """Factors ``R_F^-T E_F^T = W T`` of equality constraints ``E x = d``, W with orthonormal columns."""
 
-    images: torch.Tensor  # (R_F^T R_F)^-1 E_F^T, shape (S, w, p) or (1, w, p)
-    lower: torch.Tensor  # Cholesky factor of the products of E_F with these, shape (S, p, p) or (1, p, p)
+    basis: torch.Tensor  # W, shape (S, w, p) or (1, w, p)
+    images: torch.Tensor  # R_F^-1 W, likewise
+    triangle: torch.Tensor  # T, upper triangular, shape (S, p, p) or (1, p, p)
     singular: torch.Tensor  # bool, shape (S,) or (1,): where constraints on free variables are dependent
 
     @classmethod
@@ -323,28 +335,40 @@ class EqualityFactors:
             count, -1, -1
         )
         rows = rows.gather(2, batch.index[:, None].expand(-1, rows.shape[1], -1))
+        # Zeros below make W and T as large where fewer variables are free than there are constraints.
         images = torch.linalg.solve_triangular(factor.triangle.mT, rows.mT, upper=False)
-        products = images.mT @ images
-        lower, info = torch.linalg.cholesky_ex(products)
-        sizes = products.diagonal(dim1=1, dim2=2).sqrt()
-        singular = (info > 0) | ~(lower.diagonal(dim1=1, dim2=2) > DEPENDENT_GRAM * sizes).all(1)
-        lower = torch.where(
-            singular[:, None, None], torch.eye(rows.shape[1], dtype=lower.dtype, device=lower.device), lower
-        )
-        return cls(torch.linalg.solve_triangular(factor.triangle, images, upper=True), lower, singular)
-
-    def _solve(self, right: torch.Tensor) -> torch.Tensor:
-        if len(self.lower) == 1:
-            return torch.cholesky_solve(right.mT, self.lower[0]).mT
-        return torch.cholesky_solve(right[..., None], self.lower)[..., 0]
+        w = images.shape[1]
+        basis, triangle = torch.linalg.qr(functional.pad(images, (0, 0, 0, max(0, rows.shape[1] - w))))
+        singular = FreeSetFactors(triangle, None if factor.q is None else basis).singular
+        eye = torch.eye(len(triangle[0]), dtype=basis.dtype, device=basis.device)
+        triangle = torch.where(singular[:, None, None], eye, triangle)
+        basis = basis[:, :w]
+        images = torch.linalg.solve_triangular(factor.triangle, basis, upper=True)
+        return cls(basis, images, triangle, singular)
 
     def step(self, left: torch.Tensor) -> torch.Tensor:
         """Free variables' part of the shortest step that leaves nothing of constraints, shape (S, w)."""
-        return (self.images @ self._solve(left)[..., None])[..., 0]
+        part = FreeSetFactors(self.triangle)._substitute(left, transposed=True)
+        return (self.images @ part[..., None])[..., 0]
 
     def multipliers(self, gradient: torch.Tensor) -> torch.Tensor:
         """Lagrange multipliers that make the gradient vanish along free variables, shape (S, p)."""
-        return -self._solve((gradient[:, None] @ self.images)[:, 0])
+        return -FreeSetFactors(self.triangle)._substitute((gradient[:, None] @ self.images)[:, 0])
+
+    def projected(self, factor: FreeSetFactors, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient along free variables with the multipliers, ``R_F^T (I - W W^T) R_F^-T g``."""
+        y = factor._substitute(gradient, transposed=True)[:, None]
+        for _ in range(STEPS):
+            y = y - (y @ self.basis) @ self.basis.mT
+        return (y @ factor.triangle)[:, 0]
+
+    def moved(self, left: torch.Tensor) -> torch.Tensor:
+        """Bound on ``||R_F y||`` of the shortest step y by which constraints change by up to so much, shape
+        (S,).
+        """
+        eye = torch.eye(left.shape[1], dtype=left.dtype, device=left.device)
+        inverse = torch.linalg.solve_triangular(self.triangle, eye.expand_as(self.triangle), upper=True)
+        return torch.linalg.vector_norm((left[:, None] @ inverse.abs())[:, 0], dim=1)
 
 
 def batches(problems: Reduced, free: torch.Tensor) -> Iterator[FreeBatch]:

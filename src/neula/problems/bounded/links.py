@@ -26,6 +26,7 @@ from neula.algorithms.bounded.free_sets import (
 )
 from neula.certificates.forward_error import ESTIMATED
 from neula.certificates.kkt import KKTNorms
+from neula.engines import FP64
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, labelled
@@ -46,7 +47,7 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
     residual, gradient, b = _residuals(problems, x)
     norms = reduced.of_each(reduced.norms)
     free = (side == 0) & (reduced.of_each(torch.linalg.vector_norm(reduced.r, dim=1)) > 0)
-    known = _Known.measure(reduced, free, gradient, factorize)
+    known = _Known.measure(reduced, x, free, gradient, factorize)
     wrong = _wrong(known.gradient, side)
     left = _wrong(known.left, side).masked_fill(free, 0.0)
     pushed = torch.where(left == 0, known.left.abs() / norms, 0.0).masked_fill(free, torch.inf).amin(1)
@@ -61,16 +62,14 @@ def values_of(problems: BoundedProblems, found: ActiveSetSolution, factorize: Fa
     rounding = over(_norm((rounded - x) * norms), kkt.image)
     noise = kkt.noise(whole.a.shape[1:], (x * norms).abs().sum(1))
     violated = torch.zeros_like(noise)
-    if (equalities := reduced.equalities) is not None:
-        rows = equalities.of_each(reduced.owner)
-        sizes = (rows.abs() @ x.abs()[..., None])[..., 0] + equalities.right.abs()
-        violated = over(reduced.left_of_equalities(x).abs(), sizes).amax(1)
+    if reduced.equalities is not None:
+        violated = over(reduced.left_of_equalities(x).abs(), reduced.sizes_of_equalities(x)).amax(1)
         noise = noise + reduced.noise(x, residual[:, None]).amax(1) / SHORTEST  # of the multipliers
     pushed = pushed - noise
     condition = _condition(kkt, known, pushed, reduced)
     corner = ~free.any(1) & (pushed > 0)
     forward_error = kkt.forward_error(ESTIMATED * condition, known.norm, rounding, corner)
-    forward_error = forward_error + ESTIMATED * condition * violated
+    forward_error = forward_error + ESTIMATED * condition * violated + over(known.moved, kkt.image)
     zero = whole.without_b[problems.places] & ~x.any(1)
     # Squares of smaller norms, beside the largest right-hand side of the same matrix, underflow.
     sizable = (zero | (kkt.image + kkt.b >= 1 / SQUARABLE)) & whole.keeps_bounds[reduced.owner]
@@ -125,19 +124,25 @@ class _Known:
     # where they are dependent.
     norm: torch.Tensor
     inverse_norm: torch.Tensor
+    moved: torch.Tensor  # shape (C,): ||D (x - x*)|| by errors of equality constraints alone
 
     @classmethod
     def measure(
-        cls, problems: Reduced, free: torch.Tensor, gradient: torch.Tensor, factorize: Factorize
+        cls,
+        problems: Reduced,
+        x: torch.Tensor,
+        free: torch.Tensor,
+        gradient: torch.Tensor,
+        factorize: Factorize,
     ) -> _Known:
         zero = gradient.new_zeros(len(gradient))
         # Without free variables nothing is projected, and no column can be ill-conditioned.
-        found = cls(zero.clone(), gradient.clone(), gradient.clone(), zero + 1, zero + 1)
+        found = cls(zero.clone(), gradient.clone(), gradient.clone(), zero + 1, zero + 1, zero.clone())
         for batch in batches(problems, free):
-            found._take(problems, batch, factorize(problems, batch))
+            found._take(problems, x, batch, factorize(problems, batch))
         return found
 
-    def _take(self, problems: Reduced, batch: FreeBatch, factor: FreeSetFactors) -> None:
+    def _take(self, problems: Reduced, x: torch.Tensor, batch: FreeBatch, factor: FreeSetFactors) -> None:
         """Note what one batch says."""
         rows, n = batch.rows, problems.n
         # Of more columns than rows a Gram matrix says so only up to its rounding errors.
@@ -146,8 +151,16 @@ class _Known:
         if problems.equalities is not None:
             border = EqualityFactors.of_free(some, batch, factor)
             singular = singular | border.singular
-            gradient = some.with_multipliers(gradient, border.multipliers(batch.take(gradient)))
+            # Along free variables a projection has no rounding errors of E^T y, which are those of E.
+            y, part = border.multipliers(batch.take(gradient)), border.projected(factor, batch.take(gradient))
+            free = batch.spread(torch.ones_like(part), problems.n) > 0
+            gradient = some.with_multipliers(gradient, y)
+            gradient = torch.where(free, batch.spread(part, problems.n), gradient)
             self.gradient[rows], self.left[rows] = gradient, gradient
+            left = some.left_of_equalities(x[rows]).abs() + FP64.u * some.sizes_of_equalities(x[rows])
+            turned = FP64.u * (y.abs()[:, None] @ some.rows_of_equalities.abs())[:, 0]
+            inverse = ESTIMATED * factor.inverse_norm()
+            self.moved[rows] = inverse * (border.moved(left) + inverse * _norm(batch.take(turned)))
         image = factor.image(some, batch, batch.take(gradient))
         self.left[rows] -= some.back(image)
         self.projected[rows] = _norm(image).masked_fill(singular.expand(len(rows)), torch.inf)

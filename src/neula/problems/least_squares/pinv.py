@@ -16,7 +16,7 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
-from neula.pipeline.solutions import does_not_fit, numbers_of, unsure
+from neula.pipeline.solutions import numbers_of, unsure
 from neula.problems.least_squares.by_core import takes, takes_right
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
 from neula.problems.least_squares.run import InversePlan, solve_problems, with_exact_zeros
@@ -120,7 +120,7 @@ def pinv(
         problems = LeastSquaresProblems(matrices.mT if tall else matrices, identity, options)
         run = with_exact_zeros(solve_problems(problems, is_batch=bool(batch)), problems)
     if bool(torch.isinf(run.found.x).any()):
-        raise does_not_fit(options.dtype)
+        raise OverflowError(f"the pseudoinverse does not fit {options.dtype}: scale A up")
     x = (run.found.x.mT if tall else run.found.x).reshape(*batch, a.shape[-1], a.shape[-2])
     answer = call.give_back(x.contiguous())
     if not run.accepted.all():

@@ -497,6 +497,9 @@ def as_result(
         else _methods(call.first.graph, (Q, R), (q, r)),
     )
     if not result.converged:
+        large = q if mode == "raw" else r  # with NaN if the factorization broke down
+        if not batch and bool(large.isinf().any()):  # others of a batch are none the worse
+            raise OverflowError(f"R does not fit {r.dtype}: scale A down, or pass it in a wider dtype")
         call.report_missed(
             f"QR is not certified to {options.target.name} accuracy",
             factors.attempts[-1].reason if batch else str(certificates[0]),
