@@ -5,11 +5,6 @@
 
 NEULA_BEGIN
 
-inline void copy_vector(double *to, const double *, Vec x) { store(to, x); }
-inline void copy_vector(double *to, const float *, Vec x) { store(to, x); }
-inline void copy_vector(float *to, const double *, Vec x) { store_floats(to, x); }
-inline void copy_vector(float *to, const float *from, Vec) { copy_floats(to, from); }
-
 // Copy some rows, and accumulate their magnitudes and those of their columns.
 template <int rows, typename From, typename To>
 ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, Index i, Vec *most)
@@ -26,7 +21,7 @@ ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, I
 #pragma GCC unroll 4
         for (int l = 0; l < rows; l++) {
             Vec x = load(a.row(i + l) + j), size = magnitude(x);
-            copy_vector(copy.row(i + l) + j, a.row(i + l) + j, x);
+            store(copy.row(i + l) + j, x);
             sums[l] += size;
             most[l] = larger(size, most[l]);
             square = plus_product(square, x, x);

@@ -90,11 +90,10 @@ bool find_signs(const QRProblem &problem, Index member, double *signs)
 template <typename RView> ALWAYS_INLINE void reflect_and_probe(Part &p, const RView &r)
 {
     Index n = p.problem->n;
-    for (Index first = p.number * TOGETHER; p.reflects && first < n; first += p.count * TOGETHER)
-        for (Index j = first; j < n && j < first + TOGETHER; j++)
+    for (Index j = p.number; p.reflects && j < n; j += p.count)
 #pragma omp simd
-            for (Index i = 0; i <= j; i++)
-                r(i, j) = p.signs[i] * r(i, j);
+        for (Index i = 0; i <= j; i++)
+            r(i, j) = p.signs[i] * r(i, j);
     probe_r(r, n, p.number, p.count, p.problem->probes, p.shared_columns, p.rows, p.norms);
 }
 

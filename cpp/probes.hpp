@@ -10,7 +10,6 @@ NEULA_BEGIN
 constexpr int A_VECTORS = (PROBES + WIDTH - 1) / WIDTH;  // registers for the products of a row of A
 constexpr int Q_VECTORS = 2 * PROBES / WIDTH;            // and of a row of Q
 constexpr int ROWS = 4;                                  // whose sums do not wait for one another
-constexpr int TOGETHER = 4;                              // columns of R
 constexpr Index BLOCK = 64;                              // rows, and columns, whose sums are added to others
 
 // Factors of the elements of a column of A and of Q, and Q^T times Q times these.
@@ -40,49 +39,29 @@ struct ColumnNorms {
     }
 };
 
-// Find s for some columns, and add their part of R s to sums, one vector after the other.
-template <int count, typename RView>
-ALWAYS_INLINE void probe_columns_of_r(
-    const RView &r, Index first, Index n, const double *g, ProbedColumn *columns, double *sums, ColumnNorms &norms)
-{
-    Index last = first + count;
-    for (int s = 0; s < count; s++) {
-        double square = 0.0;
-#pragma omp simd reduction(+ : square)
-        for (Index i = 0; i < last; i++)
-            square += double(r(i, first + s)) * double(r(i, first + s));
-        double norm = sqrt(square);
-        norms.add({norm, norm});
-        for (int p = 0; p < PROBES; p++) {
-            columns[first + s].for_a[p] = g[(first + s) * PROBES + p] / norm;
-            columns[first + s].for_q[PROBES + p] = g[(first + s) * PROBES + p];
-        }
-    }
-    for (int p = 0; p < PROBES; p++) {
-        double *sum = sums + p * n;
-#pragma omp simd
-        for (Index i = 0; i < last; i++) {
-            double some = 0.0;
-            for (int s = 0; s < count; s++)
-                some += double(r(i, first + s)) * columns[first + s].for_a[p];
-            sum[i] += some;
-        }
-    }
-}
-
-// The same for one of several parts of the columns. R has zeros below its diagonal; sums has room for n PROBES numbers.
+// Find s for one of several parts of the columns, and the sums of their part of R s, one vector after the other. R has zeros
+// below its diagonal; sums has room for n PROBES numbers.
 template <typename RView>
 ALWAYS_INLINE void probe_r(
     const RView &r, Index n, Index part, Index parts, const double *g, ProbedColumn *columns, double *sums, ColumnNorms &norms)
 {
     norms = ColumnNorms();
     memset(sums, 0, n * PROBES * sizeof(double));
-    for (Index first = part * TOGETHER; first < n; first += parts * TOGETHER)
-        if (first + TOGETHER <= n)
-            probe_columns_of_r<TOGETHER>(r, first, n, g, columns, sums, norms);
-        else
-            for (Index j = first; j < n; j++)
-                probe_columns_of_r<1>(r, j, n, g, columns, sums, norms);
+    for (Index j = part; j < n; j += parts) {
+        double square = 0.0;
+#pragma omp simd reduction(+ : square)
+        for (Index i = 0; i <= j; i++)
+            square += double(r(i, j)) * double(r(i, j));
+        double norm = sqrt(square);
+        norms.add({norm, norm});
+        for (int p = 0; p < PROBES; p++) {
+            double factor = columns[j].for_a[p] = g[j * PROBES + p] / norm, *sum = sums + p * n;
+            columns[j].for_q[PROBES + p] = g[j * PROBES + p];
+#pragma omp simd
+            for (Index i = 0; i <= j; i++)
+                sum[i] += double(r(i, j)) * factor;
+        }
+    }
 }
 
 // Add the sums of one part of R s.

@@ -40,24 +40,6 @@ template <typename Lanes> struct Group : LuFactors<Lanes> {
     Index member(Index first, int l) const { return first + l < problem.count ? first + l : problem.count - 1; }
 };
 
-// Transpose contiguous rows of A to columns, WIDTH rows and columns at a time; returns how many of either.
-template <typename T> ALWAYS_INLINE Index read_squares(const T *a, Index apart, Index n, double *to, Index width)
-{
-    Index taken = n / LINE_ROWS * LINE_ROWS;
-    for (Index i = 0; i < taken; i += WIDTH)
-        for (Index j = 0; j < taken; j += WIDTH) {
-            Vec square[WIDTH];
-#pragma GCC unroll 8
-            for (int l = 0; l < WIDTH; l++)
-                square[l] = load(a + (i + l) * apart + j);
-            transpose(square);
-#pragma GCC unroll 8
-            for (int l = 0; l < WIDTH; l++)
-                store(to + (j + l) * width + i, square[l]);
-        }
-    return taken;
-}
-
 template <typename T, typename Lanes> void read_matrices(Group<Lanes> &g, Index first)
 {
     const Matrices &x = g.problem.a;
@@ -65,9 +47,8 @@ template <typename T, typename Lanes> void read_matrices(Group<Lanes> &g, Index 
     for (int l = 0; l < LANES<Lanes>; l++) {
         const T *a = static_cast<const T *>(x.data) + g.member(first, l) * x.member;
         double *to = reinterpret_cast<double *>(g.a) + l;
-        Index taken = ALONE<Lanes> && x.column == 1 ? read_squares(a, x.row, n, to, width) : 0;
         for (Index top = 0; top < n; top += LINE_ROWS)
-            for (Index j = top < taken ? taken : 0; j < n; j++)
+            for (Index j = 0; j < n; j++)
                 for (Index i = top; i < n && i < top + LINE_ROWS; i++)
                     to[j * width + i * LANES<Lanes>] = double(a[i * x.row + j * x.column]);
     }

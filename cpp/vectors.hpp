@@ -66,18 +66,13 @@ inline Vec load(const float *x)
 #endif
 }
 
-inline void store_floats(float *x, Vec a)
+inline void store(float *x, Vec a)
 {
 #if defined(__AVX512F__) && !defined(__clang__)
     _mm256_storeu_ps(x, _mm512_cvtpd_ps(__m512d(a)));
 #else
     *reinterpret_cast<UnalignedNarrow *>(x) = __builtin_convertvector(a, Narrow);
 #endif
-}
-
-inline void copy_floats(float *to, const float *from)
-{
-    *reinterpret_cast<UnalignedNarrow *>(to) = *reinterpret_cast<const UnalignedNarrow *>(from);
 }
 
 // c + a b, with one rounding or with two.
@@ -167,44 +162,20 @@ inline void add_product(Vec a, Vec b, Vec &high, Vec &low)
     low += of_sum + error;
 }
 
-// Lanes of two vectors, by their numbers.
-#ifdef __clang__
-#define NEULA_LANES(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define NEULA_LANES(a, b, ...) __builtin_shuffle(a, b, Mask{__VA_ARGS__})
-#endif
-
 // Groups of `size` lanes with even numbers, or with odd ones, of two vectors by turns.
-template <int size> inline Vec even_lanes(Vec a, Vec b);
-template <int size> inline Vec odd_lanes(Vec a, Vec b);
-#if defined(__AVX512F__)
-template <> inline Vec even_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 8, 2, 10, 4, 12, 6, 14); }
-template <> inline Vec odd_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 1, 9, 3, 11, 5, 13, 7, 15); }
-template <> inline Vec even_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 1, 8, 9, 4, 5, 12, 13); }
-template <> inline Vec odd_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 2, 3, 10, 11, 6, 7, 14, 15); }
-template <> inline Vec even_lanes<4>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 1, 2, 3, 8, 9, 10, 11); }
-template <> inline Vec odd_lanes<4>(Vec a, Vec b) { return NEULA_LANES(a, b, 4, 5, 6, 7, 12, 13, 14, 15); }
-#elif defined(__AVX2__)
-template <> inline Vec even_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 4, 2, 6); }
-template <> inline Vec odd_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 1, 5, 3, 7); }
-template <> inline Vec even_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 1, 4, 5); }
-template <> inline Vec odd_lanes<2>(Vec a, Vec b) { return NEULA_LANES(a, b, 2, 3, 6, 7); }
-#else
-template <> inline Vec even_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 0, 2); }
-template <> inline Vec odd_lanes<1>(Vec a, Vec b) { return NEULA_LANES(a, b, 1, 3); }
-#endif
-
-// Transpose WIDTH rows of WIDTH lanes in place: pairs of lanes, then pairs of these, and so on.
-template <int size = 1> inline void transpose(Vec *x)
+template <int size, bool odd> ALWAYS_INLINE Vec lanes_by_turns(Vec a, Vec b)
 {
-    if constexpr (size < WIDTH) {
-        for (int i = 0; i < WIDTH; i++)
-            if (!(i & size)) {
-                Vec even = even_lanes<size>(x[i], x[i + size]), odd = odd_lanes<size>(x[i], x[i + size]);
-                x[i] = even, x[i + size] = odd;
-            }
-        transpose<2 * size>(x);
-    }
+    Mask place;
+    for (int l = 0; l < WIDTH; l++)
+        place[l] = l & size ? WIDTH + l - (odd ? 0 : size) : l + (odd ? size : 0);
+#ifdef __clang__
+    Vec found;
+    for (int l = 0; l < WIDTH; l++)
+        found[l] = place[l] < WIDTH ? a[place[l]] : b[place[l] - WIDTH];
+    return found;
+#else
+    return __builtin_shuffle(a, b, place);
+#endif
 }
 
 // The sum of the lanes of each of WIDTH vectors.
@@ -215,11 +186,9 @@ template <int size = 1> inline Vec lane_sums(const Vec *x)
     } else {
         Vec sums[WIDTH / size / 2];
         for (int i = 0; i < WIDTH / size / 2; i++)
-            sums[i] = even_lanes<size>(x[2 * i], x[2 * i + 1]) + odd_lanes<size>(x[2 * i], x[2 * i + 1]);
+            sums[i] = lanes_by_turns<size, false>(x[2 * i], x[2 * i + 1]) + lanes_by_turns<size, true>(x[2 * i], x[2 * i + 1]);
         return lane_sums<2 * size>(sums);
     }
 }
-
-#undef NEULA_LANES
 
 NEULA_END

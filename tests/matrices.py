@@ -14,6 +14,10 @@ def normal(*shape: int, seed: int | None = 0, dtype: torch.dtype = torch.float64
     return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
 
 
+def normal_complex(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.complex(normal(*shape, seed=seed), normal(*shape, seed=seed + 1))
+
+
 def normal_array(*shape: int, seed: int | None = 0, dtype: Any = np.float64) -> np.ndarray:
     """The same by NumPy, with other numbers."""
     rng = np.random.default_rng(sum(shape) if seed is None else seed)

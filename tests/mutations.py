@@ -533,7 +533,7 @@ _COMPLEX = [
     Mutation(
         "conjugate forgotten in the transposed system", "problems/systems/lu_solve.py",
         "solution = solution.conj() if trans == 1 else solution", "solution = solution",
-        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_systems.py",
+        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_factorizations.py",
     ),
     Mutation(
         "conjugate forgotten in Householder's T", "kernels/qr/householder.py",
@@ -549,22 +549,22 @@ _COMPLEX = [
         "conjugate forgotten in the gradient of QR", "pipeline/derivatives.py",
         "m = exact_matmul(r, dr.mH) - exact_matmul(dq.mH, q)",
         "m = exact_matmul(r, dr.mT) - exact_matmul(dq.mH, q)",
-        "M = R dR^H - dQ^H Q", "complex/test_derivatives.py",
+        "M = R dR^H - dQ^H Q", "complex/test_operators.py",
     ),
     Mutation(
         "conjugate forgotten in the gradient of a product", "pipeline/derivatives.py",
         "db = for_operand(multiply(a.mH, dc), b)", "db = for_operand(multiply(a.mT, dc), b)",
-        "dB = A^H dC", "complex/test_derivatives.py",
+        "dB = A^H dC", "complex/test_operators.py",
     ),
     Mutation(
         "conjugate forgotten in polar factors", "pipeline/gradients.py",
         'h = exact_matmul(u.mH, a) if side == "right"', 'h = exact_matmul(u.mT, a) if side == "right"',
-        "H = U^H A", "complex/test_polar_factors.py complex/test_derivatives.py",
+        "H = U^H A", "complex/test_polar_factors.py complex/test_operators.py",
     ),
     Mutation(
         "conjugate forgotten below full rank", "algorithms/spectra/rank_revealing.py",
-        "along = over_rows.total(u.mH @ b)", "along = over_rows.total(u.mT @ b)",
-        "components of b along left singular vectors", "complex/test_lstsq.py",
+        "left = over_rows.total(u.mH @ (b", "left = over_rows.total(u.mT @ (b",
+        "components along left singular vectors", "complex/test_lstsq.py",
     ),
     Mutation(
         "sum of three products without the third", "kernels/products/planes.py",

@@ -8,13 +8,10 @@ import torch
 
 import neula
 from neula.certificates.bounds import (
-    lstsq_bound,
     measurement_error,
-    orthogonality_bound,
     residual_bound,
     target_format,
 )
-from neula.certificates.low_rank import low_rank_error
 from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bound
 from neula.certificates.qr import qr_certificate
 from neula.certificates.qr_evidence import QRCertificate
@@ -98,17 +95,6 @@ def test_backward_errors_are_at_most_the_number(error: float) -> None:
     assert solved.backward_error <= solved.tolerance <= error
     certificate = neula.qr(a, accuracy=error).certificate
     assert certificate.residual <= certificate.residual_bound <= error
-
-
-@TARGETS
-def test_bounds_are_small_multiples_of_u(target: Format) -> None:
-    assert residual_bound(target, 1) == 6 * target.u
-    assert residual_bound(target, 1024) == 36 * target.u
-    assert orthogonality_bound(target, 1024) == 72 * target.u
-    assert lstsq_bound(target, 1) == 8 * target.u + 8 * 2.0**-53
-    assert lstsq_bound(target, 10_000) == 8 * target.u + 800 * 2.0**-53
-    for bound in (residual_bound, orthogonality_bound, lstsq_bound):
-        assert bound(target, 100) <= 100 * 8 * target.u, "never above Householder's n u"
 
 
 def test_measurement_error_is_far_below_what_is_measured() -> None:
@@ -249,16 +235,6 @@ def test_a_matrix_in_many_blocks() -> None:
     assert certificate.orthogonality == pytest.approx(true_orthogonality(q), rel=0.9)
 
 
-def test_views_and_inputs_left_alone() -> None:
-    store = random_matrix("normal", 400, 60)
-    a = store[::2, ::3]
-    q, r = torch.linalg.qr(a)
-    kept = [x.clone() for x in (store, q, r)]
-    assert qr_certificate(a, q, r, ones(20), FP64).accepted
-    for given, before in zip((store, q, r), kept, strict=True):
-        assert torch.equal(given, before)
-
-
 def test_a_certificate_with_nan_is_not_accepted() -> None:
     assert QRCertificate(1e-9, 1e-9, 1e-8, 1e-8).accepted
     assert not QRCertificate(math.nan, 1e-9, 1e-8, 1e-8).accepted
@@ -268,25 +244,6 @@ def test_a_certificate_with_nan_is_not_accepted() -> None:
 
 
 # ---------------------------------------------------------------- low rank
-
-
-@pytest.mark.parametrize("rank", [0, 1, 10, 40])
-@pytest.mark.parametrize("kind", ["geometric", "arithmetic"])
-def test_low_rank_error(rank: int, kind: str) -> None:
-    """Arithmetic: many directions are cut off; geometric: few, so the estimate is rough."""
-    a = random_matrix(kind, 200, 40, cond=1e3)
-    u, s, vh = torch.linalg.svd(a, full_matrices=False)
-    estimate = low_rank_error(a, u[:, :rank], s[:rank], vh[:rank])
-    true = float(s[rank:].square().sum().sqrt() / s.square().sum().sqrt())
-    assert estimate == pytest.approx(true, rel=0.9, abs=math.sqrt(200) * 2.0**-52)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_low_rank_error_of_any_dtype_and_of_zero(dtype: torch.dtype) -> None:
-    a = torch.zeros(30, 4, dtype=dtype)
-    u, s, vh = a[:, :1], torch.zeros(1, dtype=dtype), torch.zeros(1, 4, dtype=dtype)
-    assert low_rank_error(a, u, s, vh) == 0.0
-    assert low_rank_error(a + 1, u, s, vh) == pytest.approx(1.0)
 
 
 # ---------------------------------------------------------------- LU

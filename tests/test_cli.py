@@ -113,17 +113,16 @@ def assert_refused(result: Result, says: str, before: set[str], code: int = cli.
 
 
 @pytest.mark.parametrize(
-    ("a", "b"),
+    ("a", "b", "output"),
     [
-        ("A.npy", "b.npy"),
-        ("A.csv", "b.csv"),
-        ("A.mtx", "b.mtx"),
-        ("A.mtx.gz", "b.mtx.gz"),
-        ("problem.npz:A", "problem.npz:b"),
-        ("A.npy", "b.csv"),
+        ("A.npy", "b.npy", "x.npz"),
+        ("A.csv", "b.csv", "x.csv"),
+        ("A.mtx", "b.mtx", "x.mtx"),
+        ("A.mtx.gz", "b.mtx.gz", "x.npy"),
+        ("problem.npz:A", "problem.npz:b", "x.npy"),
+        ("A.npy", "b.csv", "x.npy"),
     ],
 )
-@pytest.mark.parametrize("output", ["x.npy", "x.npz", "x.csv", "x.mtx"])
 def test_lstsq_reads_and_writes_every_format(a: str, b: str, output: str) -> None:
     result = succeed("lstsq", a, b, "-o", output)
     x = read_matrix(output, column_as_vector=True)
@@ -177,50 +176,27 @@ def test_lstsq_summary_holds_the_evidence(monkeypatch: pytest.MonkeyPatch) -> No
         assert part in output
 
 
-def test_lstsq_with_several_right_hand_sides() -> None:
-    several = RNG.normal(size=(60, 3))
-    write_matrix("B.csv", several)
-    succeed("lstsq", "A.npy", "B.csv", "-o", "x.npy")
-    np.testing.assert_allclose(np.load("x.npy"), np.linalg.lstsq(A, several, rcond=None)[0], rtol=1e-11)
-
-
 def test_lstsq_passes_every_option_on(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_lstsq(monkeypatch)
     write_matrix("w.npy", np.ones(60))
     options = ["--accuracy", "fp32", "--engine", "emulated", "--damp", "2", "--rcond", "1e-3"]
-    succeed("lstsq", "A.npy", "b.npy", *options, "--weights", "w.npy")
-    (call,) = calls
+    succeed("lstsq", "A.npy", "b.npy", *options, "--weights", "w.npy", "--certify", "forward")
+    succeed("lstsq", "A.npy", "b.npy")
+    call, plain = calls
     np.testing.assert_array_equal(call["A"], A)
     np.testing.assert_array_equal(call["b"], B)
     np.testing.assert_array_equal(call["weights"], np.ones(60))
     assert (call["accuracy"], call["engine"], call["damp"], call["rcond"]) == ("fp32", "emulated", 2, 1e-3)
     assert callable(call["progress"])
-
-
-def test_lstsq_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = fake_lstsq(monkeypatch)
-    succeed("lstsq", "A.npy", "b.npy")
-    (call,) = calls
-    assert (call["accuracy"], call["engine"], call["damp"]) == (None, "auto", 0)
-    assert call["rcond"] is None
-    assert call["weights"] is None
+    defaults = {"accuracy": None, "engine": "auto", "damp": 0, "rcond": None, "weights": None}
+    assert plain.items() >= defaults.items()
+    assert (call["certify"], plain["certify"]) == ("forward", "backward")
 
 
 # --- solve ------------------------------------------------------------------------------------------------
 
 SQUARE = A.T @ A
 RHS = A.T @ B
-
-
-@pytest.mark.parametrize("extension", ["npy", "csv", "mtx"])
-def test_solve_reads_and_writes_every_format(extension: str) -> None:
-    write_matrix(f"S.{extension}", SQUARE)
-    write_matrix(f"c.{extension}", RHS)
-    result = succeed("solve", f"S.{extension}", f"c.{extension}", "-o", f"x.{extension}")
-    np.testing.assert_allclose(read_matrix(f"x.{extension}", column_as_vector=True), X, rtol=1e-11)
-    for part in ("neula solve: certified", "lu fp64 with pivoting: accepted", "growth", f"x.{extension}"):
-        assert part in result.stderr
-    assert result.stdout == ""
 
 
 @pytest.mark.parametrize(("assume_a", "method"), [("gen", "lu fp64 with pivoting"), ("pos", "cholesky fp64")])
@@ -240,21 +216,10 @@ def test_solve_json(assume_a: str, method: str) -> None:
 def test_solve_prints_a_short_solution_and_takes_every_option() -> None:
     write_matrix("S.npy", SQUARE.astype(np.float32))
     write_matrix("c.npy", RHS.astype(np.float32))
-    lines = succeed(
-        "solve", "S.npy", "c.npy", "--accuracy", "fp16", "--engine", "emulated"
-    ).stdout.splitlines()
-    np.testing.assert_allclose([float(line) for line in lines[-7:]], X, rtol=1e-2, atol=1e-3)
-
-
-def test_solve_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
-    write_matrix("S.npy", SQUARE)
-    result = neula.solve(SQUARE, RHS)
-    bad = dataclasses.replace(result, converged=False, backward_error=3e-9)
-    monkeypatch.setattr(neula, "solve", lambda *_, **__: bad)
-    shown = neula_cli("solve", "S.npy", "b.npy", "-o", "x.npy")
-    assert shown.exit_code == cli.NOT_CERTIFIED
-    np.testing.assert_array_equal(np.load("x.npy"), result.x)
-    assert "the requested accuracy was not reached: backward error 3.0e-09" in shown.stderr
+    result = succeed("solve", "S.npy", "c.npy", "--accuracy", "fp16", "--engine", "emulated")
+    np.testing.assert_allclose([float(x) for x in result.stdout.split()], X, rtol=1e-2, atol=1e-3)
+    for part in ("neula solve: certified", "growth", "accepted"):
+        assert part in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -359,11 +324,6 @@ def test_qr_into_one_file() -> None:
     assert facts["converged"] is True
     assert facts["certificate"]["orthogonality"] <= facts["certificate"]["orthogonality_bound"]
     assert facts["attempts"][-1]["accepted"] is True
-
-
-def test_qr_into_two_files() -> None:
-    succeed("qr", "A.csv", "--q", "q.npy", "--r", "r.mtx")
-    assert_factors(np.load("q.npy"), read_matrix("r.mtx"))
 
 
 def test_qr_of_r_alone() -> None:
@@ -552,24 +512,6 @@ def test_digits_that_are_sure(command: str) -> None:
     assert facts["digits"] == pytest.approx(-np.log10(max(2.0**-53, facts["forward_error"])))
 
 
-@pytest.mark.parametrize("command", ["lstsq", "solve"])
-def test_what_is_certified(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_matrix("S.npy", SQUARE)
-    write_matrix("c.npy", RHS)
-    calls: list[str] = []
-    original = getattr(neula, command)
-
-    def spy(*arguments: Any, certify: str, **options: Any) -> Any:
-        calls.append(certify)
-        return original(*arguments, certify=certify, **options)
-
-    monkeypatch.setattr(neula, command, spy)
-    succeed(command, "S.npy", "c.npy")
-    succeed(command, "S.npy", "c.npy", "--certify", "forward")
-    assert calls == ["backward", "forward"]
-    assert neula_cli(command, "S.npy", "c.npy", "--certify", "sideways").exit_code == cli.BAD_INPUT
-
-
 def test_orth_of_dependent_columns_says_so() -> None:
     write_matrix("twice.npy", np.hstack([A, A]))
     shown = neula_cli("orth", "twice.npy", "-o", "q.npy", "--json")
@@ -630,7 +572,6 @@ def make_bad_files() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ("lstsq missing.npy b.npy", "missing.npy: no such file"),
         ("lstsq . b.npy", "is a directory"),
         ("lstsq A.npy text.npy", "text.npy: not a .npy file"),
         ("lstsq A.npy empty.csv", "empty.csv: the file is empty"),
@@ -660,7 +601,6 @@ def make_bad_files() -> None:
         ("qr A.npy --q a.npy --r a.npy", "a.npy: would replace another output"),
         ("qr A.npy --mode r --q q.npy", "--mode r computes no Q"),
         ("qr nan.npy", "[9, 2] is nan"),
-        ("orth missing.npy -o q.npy", "missing.npy: no such file"),
         ("eigh A.npy", "A must be square, got 60 x 7"),
         ("eigh square.npy --subset 1", "--subset must be two indices, as 0,4 or -5,-1, got '1'"),
         ("eigh square.npy --subset 5,9", "--subset 5,9 is out of range"),
@@ -722,32 +662,10 @@ def test_out_of_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Non
     assert_refused(neula_cli("lstsq", "A.npy", "b.npy", "-o", "x.npy"), "out of memory", before)
 
 
-def test_an_allocation_that_fails_in_torch_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neula, "lstsq", lambda *_, **__: torch.empty(1 << 60, dtype=torch.uint8))
-    result = neula_cli("lstsq", "A.npy", "b.npy")
-    assert_refused(result, "out of memory", set(os.listdir()))
-
-
 def test_messages_of_several_lines_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neula, "lstsq", raising(ValueError("first\n  second")))
     result = neula_cli("lstsq", "A.npy", "b.npy")
     assert result.stderr == "neula: error: first second\n"
-
-
-def test_a_solution_that_overflows_its_dtype_is_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neula, "lstsq", raising(OverflowError("does not fit")))
-    assert_refused(neula_cli("lstsq", "A.npy", "b.npy"), "does not fit", set(os.listdir()))
-
-
-def test_a_failed_write_leaves_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(stream: Any, *_: Any, **__: Any) -> None:
-        stream.write(b"some bytes")
-        raise OSError(28, "No space left on device")
-
-    before = set(os.listdir())
-    monkeypatch.setattr(np, "save", full)
-    result = neula_cli("lstsq", "A.csv", "b.csv", "-o", "x.npy")
-    assert_refused(result, "x.npy: cannot be written: No space left on device", before)
 
 
 # --- interruptions and defects ----------------------------------------------------------------------------
@@ -970,33 +888,6 @@ def test_names_that_look_like_markup_are_shown_as_they_are() -> None:
 
 
 # --- the installed program --------------------------------------------------------------------------------
-
-
-def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "neula", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def test_the_program_solves_and_says_so() -> None:
-    done = run_program("lstsq", "A.mtx", "b.csv", "-o", "x.npy", "--json")
-    assert done.returncode == cli.CERTIFIED
-    # A busy machine may take so long that progress is told.
-    assert all("% after" in line for line in done.stderr.splitlines())
-    assert json.loads(done.stdout)["outputs"] == {"x.npy": ["x"]}
-    np.testing.assert_allclose(np.load("x.npy"), X, rtol=1e-12)
-
-
-def test_the_program_refuses_bad_input_without_a_traceback() -> None:
-    done = run_program("lstsq", "A.npy", "missing.npy", "-o", "x.npy")
-    assert done.returncode == cli.BAD_INPUT
-    assert done.stdout == ""
-    assert done.stderr == "neula: error: missing.npy: no such file\n"
-    assert not Path("x.npy").exists()
 
 
 @pytest.mark.parametrize(

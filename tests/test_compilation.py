@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,7 @@ def test_constraints_are_not_left_out():
     assert float(torch.compile(constrained, backend="eager")(a)[0]) == pytest.approx(7)
 
 
+REAL, COMPLEX = torch.float64, torch.complex128
 OPERATORS = {
     "qr": ((2, 6, 3),),
     "orth": ((2, 3, 5),),
@@ -106,20 +108,30 @@ OPERATORS = {
     "lsq_linear": ((2, 6, 3), (6, 2)),
     "cholesky": ((2, 4, 4),),
 }
+KINDS = [
+    *((name, (REAL, REAL)) for name in OPERATORS),
+    *((name, (COMPLEX, COMPLEX)) for name in OPERATORS if name not in ("eigh", "svd", "lsq_linear")),
+    *((name, (REAL, COMPLEX)) for name in ("lstsq", "solve", "matmul")),
+    ("lstsq", (COMPLEX, REAL)),
+    ("lstsq", (torch.complex64, torch.float32)),
+]
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_operators_keep_what_they_promise(name: str) -> None:
-    """Schema, shapes, strides and derivatives, by torch's own tests."""
+@pytest.mark.parametrize(("name", "dtypes"), KINDS)
+def test_operators_keep_what_they_promise(name: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Schema, shapes, dtypes, strides and derivatives, by torch's own tests; of conjugated views as well."""
     generator = torch.Generator().manual_seed(0)
-    operands = [torch.randn(*s, generator=generator, dtype=torch.float64) for s in OPERATORS[name]]
+    shapes = zip(OPERATORS[name], dtypes, strict=False)
+    operands = [torch.randn(*shape, generator=generator, dtype=dtype) for shape, dtype in shapes]
     if name == "cholesky":
-        operands = [operands[0] @ operands[0].mT + torch.eye(4)]
+        operands = [operands[0] @ operands[0].mH + torch.eye(4)]
     bounds = [torch.zeros(3), torch.ones(3)] if name == "lsq_linear" else []
     tests = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    torch.library.opcheck(
-        getattr(neula.ops, name).default, (*(x.requires_grad_() for x in operands), *bounds), test_utils=tests
-    )
+    operator = getattr(neula.ops, name).default
+    torch.library.opcheck(operator, (*(x.requires_grad_() for x in operands), *bounds), test_utils=tests)
+    if operands[0].is_complex() and name != "cholesky":
+        conjugated = tuple(x.detach().mH.contiguous().mH for x in operands)
+        torch.library.opcheck(operator, conjugated, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_evidence_of_operators() -> None:
@@ -164,8 +176,7 @@ def test_accuracies_have_names(accuracy: Any) -> None:
     assert torch.equal(q, expected.Q)
 
 
-@pytest.mark.parametrize("accuracy", [None, torch.float32])
-def test_results_of_a_graph_say_which_accuracy(accuracy: Any) -> None:
+def test_results_of_a_graph_say_which_accuracy() -> None:
     a = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     b, definite = a[:, 0].exp(), a.mT @ a + torch.eye(3, dtype=torch.float64)
     calls = {
@@ -180,8 +191,8 @@ def test_results_of_a_graph_say_which_accuracy(accuracy: Any) -> None:
         "nnls": lambda **how: neula.nnls(a, b, **how),
         "lsq_linear": lambda **how: neula.lsq_linear(a, b, (0.0, 3.0), **how),
     }
-    for name, call in calls.items():
-        compiled = torch.compile(lambda call=call: call(accuracy=accuracy), backend="eager", fullgraph=True)
+    for accuracy, (name, call) in zip(cycle([None, torch.float32]), calls.items()):
+        compiled = torch.compile(partial(call, accuracy=accuracy), backend="eager", fullgraph=True)
         expected, found = call(accuracy=accuracy), compiled()
         assert (found.accuracy, found.engine) == (expected.accuracy, "auto"), name
         assert getattr(found, "evidence", None) == getattr(expected, "evidence", None), name
@@ -200,6 +211,9 @@ def test_shapes_alone() -> None:
     found = neula.eigh(a.mT @ a, upper=True, subset_by_index=(1, 2))
     assert [x.shape for x in (*found, found.errors)] == [(2, 2), (2, 3, 2), (2, 2)]
     assert neula.svdvals(a).shape == neula.eigvalsh(a.mT @ a).shape == (2, 3)
+    a = torch.empty(2, 6, 3, device="meta", dtype=torch.complex64)
+    assert [x.dtype for x in neula.qr(a)] == [torch.complex64] * 2
+    assert neula.lstsq(a, b).x.dtype == neula.lstsq(a.real, b + 0j).x.dtype == torch.complex64
 
 
 def test_export() -> None:

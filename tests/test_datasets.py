@@ -2,7 +2,6 @@
 
 import csv
 import math
-import re
 from fractions import Fraction
 from importlib.resources import files
 
@@ -101,54 +100,6 @@ def test_all_nonlinear_sets_are_there():
     names = nist_nonlinear_names()
     assert len(names) == 27
     assert {"bennett5", "boxbod", "lanczos1", "mgh17", "nelson", "thurber"} < set(names)
-
-
-@pytest.mark.parametrize("name", nist_nonlinear_names())
-def test_certified_parameters_are_a_minimum(name):
-    """The certified sum, a gradient that vanishes, and the certified deviations, in 40 digits."""
-    mpmath = pytest.importorskip("mpmath")
-    problem = nist_nonlinear(name)
-    m, n = len(problem.y), len(problem.certified)
-    assert problem.starts.shape == (2, n)
-    assert all(len(x) == m for x in problem.predictors.values())
-    with mpmath.workdps(40):
-        exact = np.vectorize(mpmath.mpf, otypes=[object])
-
-        def residuals(b):
-            return evaluated(problem, b, exact, mpmath)
-
-        b = exact(problem.certified)
-        f = residuals(b)
-        steps = [mpmath.mpf(10) ** -15 * abs(x) for x in b]
-        columns = []
-        for k, h in enumerate(steps):
-            ahead, behind = b.copy(), b.copy()
-            ahead[k] += h
-            behind[k] -= h
-            columns.append((residuals(ahead) - residuals(behind)) / (2 * h))
-        total = sum(f**2)
-        if name != "lanczos1":  # of residuals that are rounding errors of y, which is binary here
-            assert float(abs(total / problem.residual_sum_of_squares - 1)) < 2e-10
-        j = mpmath.matrix([[column[i] for column in columns] for i in range(m)])
-        inverse = (j.T * j) ** -1
-        step = inverse * (j.T * mpmath.matrix(list(f)))
-        # The certified parameters are rounded to 11 digits, and errors of one move the others.
-        slack = 1e-8 * problem.standard_deviations if name != "lanczos1" else 1e-8 * problem.certified
-        assert all(abs(step[k]) < 1e-10 * abs(b[k]) + slack[k] for k in range(n))
-        if name != "lanczos1":
-            deviations = [float(mpmath.sqrt(total / (m - n) * inverse[k, k])) for k in range(n)]
-            np.testing.assert_allclose(deviations, problem.standard_deviations, rtol=1e-8)
-
-
-def evaluated(problem, b, exact, mpmath):
-    """The residuals, with a reading of the formula that is not the package's."""
-    known = ("exp", "log", "cos", "sin", "atan")
-    functions = {name: np.vectorize(getattr(mpmath, name), otypes=[object]) for name in known}
-    names = {**functions, "pi": mpmath.pi(), **{k: exact(v) for k, v in problem.predictors.items()}}
-    exactly = re.sub(r"(?<![\w.])(\d+\.?\d*)", r"mpf('\1')", problem.formula.text)
-    code = compile(exactly, problem.name, "eval")
-    values = dict(zip(problem.parameters, b, strict=True))
-    return eval(code, {"mpf": mpmath.mpf, "__builtins__": {}}, {**names, **values}) - exact(problem.y)
 
 
 def test_response_of_nelson_is_a_logarithm():

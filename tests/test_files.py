@@ -9,32 +9,52 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 
 from neula.io import paths
 from neula.io.files import FileError, check_output, read_matrix, split_key, write_files, write_matrix
 
 BINARY = (".npy", ".npz")
 TEXT = (".csv", ".mtx")
-DTYPES = (np.float16, np.float32, np.float64)
+KEEP_DTYPES = (*BINARY, ".h5", ".mat", ".parquet")
 
 
 def awkward(dtype: type, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
-    """Random numbers over the whole range of the dtype, with its extremes among them."""
+    """Random numbers over the whole range of the dtype; its extremes, zeros of both signs, NaN and infinity.
+
+    Of complex numbers in one part at a time.
+    """
     info = np.finfo(dtype)
+    real = info.dtype.type
     rng = np.random.default_rng(seed)
-    exponents = rng.uniform(np.log10(info.smallest_subnormal), np.log10(info.max), shape)
-    values = (rng.choice([-1.0, 1.0], shape) * 10**exponents).astype(dtype)
-    extremes = np.array([info.max, info.tiny, info.smallest_subnormal, info.min, 1 / 3, 0.0], dtype)
-    flat = values.reshape(-1)
-    flat[: extremes.size] = extremes[: flat.size]
-    return values
+    made = np.empty(shape, dtype)
+    extremes = [
+        info.max,
+        info.tiny,
+        info.smallest_subnormal,
+        info.min,
+        1 / 3,
+        0.0,
+        -0.0,
+        np.nan,
+        np.inf,
+        -np.inf,
+    ]
+    for part, some in zip((made.real, made.imag), (extremes, extremes[3:]), strict=True):
+        exponents = rng.uniform(np.log10(info.smallest_subnormal), np.log10(info.max), shape)
+        values = (rng.choice([-1.0, 1.0], shape) * 10**exponents).astype(real)
+        values.flat[: len(some)] = np.array(some, real)[: values.size]
+        part[...] = values
+        if not np.issubdtype(dtype, np.complexfloating):
+            break
+    return made
 
 
-def assert_identical(read: np.ndarray, written: np.ndarray) -> None:
-    assert read.dtype == written.dtype
-    assert read.shape == written.shape
-    assert read.tobytes() == written.tobytes()
+def assert_identical(read: np.ndarray, written: np.ndarray, *, signs: bool = True) -> None:
+    """The same dtype, shape and bits, except those of NaN."""
+    assert (read.dtype, read.shape) == (written.dtype, written.shape)
+    for one, other in ((read.real, written.real), (read.imag, written.imag)):
+        np.testing.assert_array_equal(one, other)
+        assert not signs or np.array_equal(np.signbit(one)[~np.isnan(one)], np.signbit(other)[~np.isnan(one)])
 
 
 def assert_only(folder: Path, *names: str) -> None:
@@ -44,59 +64,28 @@ def assert_only(folder: Path, *names: str) -> None:
 # --- round trips ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 1), (1, 5), (1, 1)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("extension", BINARY)
-def test_binary_formats_return_every_bit_and_the_dtype(
-    tmp_path: Path, extension: str, dtype: type, shape: tuple[int, ...]
-) -> None:
-    matrix = awkward(dtype, shape)
-    write_matrix(tmp_path / f"a{extension}", matrix)
-    assert_identical(read_matrix(tmp_path / f"a{extension}"), matrix)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64, np.complex128])
+@pytest.mark.parametrize("extension", [*KEEP_DTYPES, ".csv", ".tsv", ".txt.gz", ".mtx"])
+def test_every_format_returns_every_bit(tmp_path: Path, extension: str, dtype: type) -> None:
+    """Binary formats return the dtype too, and text double precision."""
+    pytest.importorskip({".parquet": "pyarrow", ".h5": "h5py"}.get(extension, "numpy"))
+    if extension in (".mat", ".parquet") and dtype == np.float16:
+        pytest.skip("the format has no such numbers")
+    if extension == ".parquet" and issubclass(dtype, np.complexfloating):
+        with pytest.raises(FileError, match=r"a\.parquet: a \.parquet file has no complex numbers"):
+            write_matrix(tmp_path / "a.parquet", np.ones((2, 2), dtype))
+        assert_only(tmp_path)
+        return
+    path, written = tmp_path / f"a{extension}", awkward(dtype, (7, 3))
+    double = np.result_type(dtype, np.float64)
+    for matrix in (written, written.conj().T, written[::-2, ::2], written[:, :1], written[:1], written[:, 0]):
+        write_matrix(path, matrix)
+        expected = matrix if extension in KEEP_DTYPES else matrix.astype(double)
+        signs = extension != ".mtx"  # SciPy's reader loses that of a real part
+        missing = "nan" if extension == ".parquet" else "error"
+        read = read_matrix(path, column_as_vector=matrix.ndim == 1, missing=missing)
+        assert_identical(read, expected, signs=signs)
     assert_only(tmp_path, f"a{extension}")
-
-
-@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 1), (1, 5), (1, 1)])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("extension", TEXT)
-def test_text_formats_return_every_bit_as_float64(
-    tmp_path: Path, extension: str, dtype: type, shape: tuple[int, ...]
-) -> None:
-    matrix = awkward(dtype, shape)
-    write_matrix(tmp_path / f"a{extension}", matrix)
-    read = read_matrix(tmp_path / f"a{extension}")
-    assert_identical(read, matrix.astype(np.float64))
-    assert_identical(read.astype(dtype), matrix)
-
-
-@pytest.mark.parametrize("extension", [*BINARY, ".csv"])
-def test_signed_zeros_and_non_finite_numbers_come_back(tmp_path: Path, extension: str) -> None:
-    matrix = np.array([[-0.0, 0.0], [np.inf, -np.inf]])
-    write_matrix(tmp_path / f"a{extension}", matrix)
-    assert_identical(read_matrix(tmp_path / f"a{extension}"), matrix)
-
-
-@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
-def test_nan_is_read_so_that_the_library_can_say_where_it_is(tmp_path: Path, extension: str) -> None:
-    write_matrix(tmp_path / f"a{extension}", np.array([[1.0, np.nan], [np.inf, 4.0]]))
-    np.testing.assert_array_equal(
-        read_matrix(tmp_path / f"a{extension}"), np.array([[1.0, np.nan], [np.inf, 4.0]])
-    )
-
-
-@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
-def test_column_major_and_strided_arrays(tmp_path: Path, extension: str) -> None:
-    whole = awkward(np.float64, (8, 6))
-    for matrix in (np.asfortranarray(whole), whole[::2, ::3], whole.T):
-        write_matrix(tmp_path / f"a{extension}", matrix)
-        np.testing.assert_array_equal(read_matrix(tmp_path / f"a{extension}"), matrix)
-
-
-@pytest.mark.parametrize("extension", [*BINARY, *TEXT])
-def test_vectors_come_back_as_vectors(tmp_path: Path, extension: str) -> None:
-    vector = awkward(np.float64, (6,))
-    write_matrix(tmp_path / f"b{extension}", vector)
-    assert_identical(read_matrix(tmp_path / f"b{extension}", column_as_vector=True), vector)
 
 
 def test_a_column_is_a_matrix_unless_a_vector_was_asked_for(tmp_path: Path) -> None:
@@ -105,12 +94,6 @@ def test_a_column_is_a_matrix_unless_a_vector_was_asked_for(tmp_path: Path) -> N
         assert read_matrix(tmp_path / f"b{extension}").shape == (3, 1)
     write_matrix(tmp_path / "b.npy", np.ones((3, 1)))
     assert read_matrix(tmp_path / "b.npy", column_as_vector=True).shape == (3, 1)
-
-
-def test_scipy_reads_the_matrix_market_files(tmp_path: Path) -> None:
-    matrix = awkward(np.float64, (5, 4))
-    write_matrix(tmp_path / "a.mtx", matrix)
-    assert_identical(scipy.io.mmread(tmp_path / "a.mtx"), matrix)
 
 
 def test_integers_and_booleans_of_npy_files_keep_their_dtype(tmp_path: Path) -> None:
@@ -173,15 +156,6 @@ def test_split_key(argument: str, path: str, key: str | None) -> None:
     assert split_key(argument) == (Path(path), key)
 
 
-def test_key_chooses_the_array(tmp_path: Path) -> None:
-    write_files({tmp_path / "ab.npz": {"A": np.eye(2), "b": np.ones(2)}})
-    assert_identical(read_matrix(tmp_path / "ab.npz", key="b"), np.ones(2))
-    with pytest.raises(FileError, match=r"ab.npz: holds 2 arrays \(A, b\); choose one, as in .*ab.npz:A"):
-        read_matrix(tmp_path / "ab.npz")
-    with pytest.raises(FileError, match=r"ab.npz: no array is named 'x'; it holds A, b"):
-        read_matrix(tmp_path / "ab.npz", key="x")
-
-
 def test_compressed_npz(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", A=np.eye(3))
     assert_identical(read_matrix(tmp_path / "a.npz"), np.eye(3))
@@ -200,50 +174,6 @@ def test_key_of_another_format(tmp_path: Path) -> None:
 
 
 # --- csv --------------------------------------------------------------------------------------------------
-
-NUMBERS = np.array([[1.0, -2.5], [3e10, 4.0]])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "1,-2.5\n3e10,4\n",
-        "1;-2.5\n3e10;4\n",
-        "1\t-2.5\n3e10\t4\n",
-        "1 -2.5\n  3e10   4",
-        " 1 , -2.5 \n3e10,4\n",
-        '"1","-2.5"\n"3e10","4"\n',
-        "1,-2.5\r\n3e10,4\r\n",
-        "\ufeff1,-2.5\n3e10,4\n",
-        "# from savetxt\n1,-2.5\n\n3e10,4 # last\n\n",
-        "1,-2.5\n   \n3e10,4\n",
-    ],
-)
-def test_csv_dialects(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.csv").write_bytes(text.encode())
-    told: list[str] = []
-    assert_identical(read_matrix(tmp_path / "a.csv", message=told.append), NUMBERS)
-    assert told == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x,y\n1,-2.5\n3e10,4\n",
-        "\n# comment\nx,y\n1,-2.5\n3e10,4\n",
-        '"length; m","mass, kg"\n1,-2.5\n3e10,4\n',
-        "x y\n1 -2.5\n3e10 4\n",
-        "length m;mass (kg)\n1;-2.5\n3e10;4\n",
-        "Größe,µ\n1,-2.5\n3e10,4\n",
-    ],
-)
-def test_csv_header_is_left_out_and_said(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.csv").write_bytes(text.encode())
-    told: list[str] = []
-    assert_identical(read_matrix(tmp_path / "a.csv", message=told.append), NUMBERS)
-    assert len(told) == 1
-    assert "header" in told[0]
-    assert "a.csv" in told[0]
 
 
 def test_csv_of_one_column_with_a_header_of_words(tmp_path: Path) -> None:
@@ -414,16 +344,18 @@ def test_gzip_of_something_else(tmp_path: Path) -> None:
         read_matrix(tmp_path / "a.mtx.gz")
 
 
-@pytest.mark.parametrize("extension", [".npy", ".npz", ".mtx.gz"])
+@pytest.mark.parametrize("extension", [*KEEP_DTYPES, ".mtx.gz", ".csv.gz"])
 def test_truncated_anywhere(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a{extension}"
     if extension == ".mtx.gz":
         write_matrix(tmp_path / "a.mtx", np.eye(3))
         path.write_bytes(gzip.compress((tmp_path / "a.mtx").read_bytes()))
     else:
-        write_matrix(path, np.eye(3))
+        write_matrix(
+            path, np.eye(3) if extension in BINARY else np.random.default_rng(0).normal(size=(40, 3))
+        )
     whole = path.read_bytes()
-    for length in range(len(whole)):
+    for length in np.unique(np.linspace(0, len(whole) - 1, 60).astype(int)):
         path.write_bytes(whole[:length])
         with pytest.raises(FileError, match=rf"a{extension}: "):
             read_matrix(path)

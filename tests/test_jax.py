@@ -1,4 +1,7 @@
-"""``neula.jax`` against finite differences and JAX's own functions, inside jit, vmap and grad."""
+"""``neula.jax`` against finite differences and JAX's own functions, inside jit, vmap and grad.
+
+Gradients are the conjugates of those of torch.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import neula
 
@@ -20,6 +24,8 @@ from jax.test_util import check_grads  # noqa: E402
 import neula.jax  # noqa: E402
 
 SHAPES = [(6, 3), (3, 5), (4, 4), (2, 5, 3)]
+REAL, COMPLEX = ("real", "real"), ("complex", "complex")
+MIXED = [("real", "complex"), ("complex", "real")]
 
 
 @pytest.fixture(autouse=True)
@@ -30,8 +36,13 @@ def double_precision() -> Iterator[None]:
     jax.config.update("jax_enable_x64", before)
 
 
-def random(*shape: int, seed: int = 0) -> Any:
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape))
+def random(*shape: int, seed: int = 0, kind: str = "real") -> Any:
+    parts = np.random.default_rng(seed).standard_normal((2, *shape))
+    return jnp.asarray(parts[0] + 1j * parts[1] if kind == "complex" else parts[0])
+
+
+def adjoint(x: Any) -> Any:
+    return x.mT.conj()
 
 
 def check(function: Callable[..., Any], *operands: Any, order: int = 1) -> None:
@@ -39,18 +50,26 @@ def check(function: Callable[..., Any], *operands: Any, order: int = 1) -> None:
     check_grads(jax.jit(function), operands, order=order, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-def test_derivatives_of_least_squares(shape: tuple[int, ...]) -> None:
-    A, b = random(*shape), random(*shape[:-1], 2, seed=1)
-    check(lambda A, b: neula.jax.lstsq(A, b).x, A, b, order=2 if shape == SHAPES[0] else 1)
-    exact = jnp.linalg.pinv(A) @ b
-    np.testing.assert_allclose(neula.jax.lstsq(A, b).x, exact, rtol=1e-10)
+@pytest.mark.parametrize(
+    ("shape", "kinds"),
+    [(SHAPES[0], REAL), *((shape, COMPLEX) for shape in SHAPES), *((SHAPES[0], x) for x in MIXED)],
+)
+def test_derivatives_of_least_squares(shape: tuple[int, ...], kinds: tuple[str, str]) -> None:
+    A, b = random(*shape, kind=kinds[0]), random(*shape[:-1], 2, seed=1, kind=kinds[1])
+    check(lambda A, b: neula.jax.lstsq(A, b).x, A, b, order=2 if (shape, kinds) == (SHAPES[0], REAL) else 1)
+    found = neula.jax.lstsq(A, b)
+    assert found.accepted.all()
+    assert found.forward_errors.shape == (*shape[:-2], 2)
+    np.testing.assert_allclose(found.x, jnp.linalg.pinv(A) @ b, rtol=1e-10)
+    if len(shape) == 2:
+        np.testing.assert_allclose(neula.jax.lstsq(A, b[:, 0]).x, found.x[:, 0], rtol=1e-10)
 
 
-@pytest.mark.parametrize("imaginary", [0, 1j])
-@pytest.mark.parametrize("shape", [*SHAPES, (1, 1)])
-def test_derivatives_of_qr(shape: tuple[int, ...], imaginary: complex) -> None:
-    A = random(*shape) + imaginary * random(*shape, seed=1)
+@pytest.mark.parametrize(
+    ("shape", "kind"), [((6, 3), "real"), *((shape, "complex") for shape in [*SHAPES, (1, 1)])]
+)
+def test_derivatives_of_qr(shape: tuple[int, ...], kind: str) -> None:
+    A = random(*shape, kind=kind)
     check(lambda A: neula.jax.qr(A)[:2], A)
     Q, R, accepted = jax.jit(neula.jax.qr)(A)
     np.testing.assert_allclose(Q @ R, A, atol=1e-13)
@@ -58,14 +77,20 @@ def test_derivatives_of_qr(shape: tuple[int, ...], imaginary: complex) -> None:
     assert not jnp.diagonal(R, axis1=-2, axis2=-1).imag.any()
 
 
-@pytest.mark.parametrize("batch", [(), (2,)])
-def test_derivatives_of_systems_and_cholesky(batch: tuple[int, ...]) -> None:
-    A, b = random(*batch, 4, 4), random(*batch, 4, 2, seed=1)
+@pytest.mark.parametrize(("batch", "kinds"), [((), REAL), ((2,), COMPLEX), *(((), x) for x in MIXED)])
+def test_derivatives_of_systems_and_cholesky(batch: tuple[int, ...], kinds: tuple[str, str]) -> None:
+    A, b = random(*batch, 4, 4, kind=kinds[0]), random(*batch, 4, 2, seed=1, kind=kinds[1])
     check(lambda A, b: neula.jax.solve(A, b).x, A, b)
     np.testing.assert_allclose(neula.jax.solve(A, b).x, jnp.linalg.solve(A, b), rtol=1e-10)
-    check(lambda A: neula.jax.cholesky(A @ A.mT + jnp.eye(4)).L, A)
+    check(lambda A: neula.jax.cholesky(A @ adjoint(A) + jnp.eye(4)).L, A)
+    check(lambda A, b: neula.jax.solve(A @ adjoint(A) + jnp.eye(4), b, assume_a="pos").x, A, b)
+    definite = A @ adjoint(A) + jnp.eye(4)
+    np.testing.assert_allclose(neula.jax.cholesky(definite).L, jnp.linalg.cholesky(definite), rtol=1e-10)
+
+
+def test_the_gradient_of_a_cholesky_factor_is_symmetric() -> None:
+    A = random(4, 4)
     spd = A @ A.mT + jnp.eye(4)
-    np.testing.assert_allclose(neula.jax.cholesky(spd).L, jnp.linalg.cholesky(spd), rtol=1e-10)
     inner, outer = (jax.grad(lambda S, f=f: f(S)[-1].sum())(spd) for f in (neula_factor, jnp.linalg.cholesky))
     np.testing.assert_allclose(inner, (outer + outer.mT) / 2, rtol=1e-10, atol=1e-12)
 
@@ -119,7 +144,26 @@ def test_dtypes(dtype: str) -> None:
 def test_below_full_rank_there_is_no_gradient() -> None:
     A, b = jnp.ones((4, 2)), jnp.arange(4.0)
     np.testing.assert_allclose(neula.jax.lstsq(A, b).x, [0.75, 0.75], rtol=1e-12)
-    assert jnp.isnan(jax.grad(lambda b: neula.jax.lstsq(A, b).x.sum())(b)).all()
+    for factor in (1, 1j):
+        assert jnp.isnan(jax.grad(lambda b, a=factor * A: abs(neula.jax.lstsq(a, b).x).sum())(b)).all()
+
+
+def test_gradients_are_conjugates_of_those_of_torch() -> None:
+    A, b = random(2, 5, 3, kind="complex"), random(2, 5, seed=1, kind="complex")
+    loss = lambda A, b: abs(jax.vmap(neula.jax.lstsq)(A, b).x).sum() + abs(neula.jax.qr(A).R.sum())  # noqa: E731
+    a, c = (torch.from_numpy(np.array(x)).requires_grad_() for x in (A, b))
+    (neula.lstsq(a, c[..., None]).x.abs().sum() + neula.qr(a).R.sum().abs()).backward()
+    for found, variable in zip(jax.grad(loss, argnums=(0, 1))(A, b), (a, c), strict=True):
+        np.testing.assert_allclose(found, variable.grad.conj().resolve_conj(), rtol=1e-9, atol=1e-12)
+
+
+def test_real_operands_have_real_gradients_and_single_precision_stays() -> None:
+    A, b = random(5, 3), random(5, seed=1, kind="complex")
+    gradient = jax.grad(lambda A: abs(neula.jax.lstsq(A, b).x).sum())(A)
+    assert gradient.dtype == jnp.float64
+    x = neula.jax.lstsq(A.astype(jnp.float32), b.astype(jnp.complex64)).x
+    assert x.dtype == jnp.complex64
+    assert neula.jax.qr(b[:, None].astype(jnp.complex64)).Q.dtype == jnp.complex64
 
 
 def test_what_is_not_certified_is_said_when_the_program_runs() -> None:

@@ -13,7 +13,6 @@ import torch
 from neula.algorithms.elimination.lu import VARIANTS
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP64, CpuEngine, EmulatedEngine
-from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.problems.systems.lu import lu_factor
 from neula.problems.systems.lu_solve import lu_solve
@@ -84,20 +83,6 @@ def test_panels_are_those_of_the_paper_by_default() -> None:
     assert lu_factor(hpl_ai_matrix(30), "4.1", engine="emulated", panel=7).inner_panel is None
 
 
-@pytest.mark.parametrize(
-    ("widths", "row"),
-    [
-        ({}, "lapack, partial pivoting"),
-        ({"inner_panel": 2}, "2"),
-        ({"panel": 8}, "panels of 8 and 4"),
-    ],
-)
-def test_rows_say_who_factorized(widths: dict[str, int], row: str) -> None:
-    F = lu_factor(hpl_ai_matrix(30), engine="cpu", **widths)  # type: ignore[call-overload]
-    assert dict(F._rows())["variant"].endswith(row)
-    assert (F.panel is None) == (not widths)
-
-
 @pytest.mark.parametrize("variant", ["3.1", "5.2/5.1"])
 def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> None:
     A = rng.integers(-50, 50, (12, 12)).astype(float)
@@ -111,42 +96,6 @@ def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> No
 def test_factors_come_back_in_the_dtype_of_a(dtype: torch.dtype) -> None:
     F = lu_factor(hpl_ai_matrix(20).to(dtype), engine="emulated")
     assert F.L.dtype == F.U.dtype == dtype
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("shape", [(40,), (40, 1), (40, 3), (40, 0)])
-@pytest.mark.parametrize("refine", [True, False])
-def test_solutions_come_back_like_b(
-    dtype: str, shape: tuple[int, ...], refine: bool, rng: np.random.Generator
-) -> None:
-    """In its library and shape, in the wider of the dtypes of A and b, as in SciPy."""
-    F = lu_factor(hpl_ai_matrix(40, dtype=torch.float32), engine="emulated", pivot="none")
-    b = rng.standard_normal(shape).astype(dtype)
-    x = lu_solve(F, b, refine=refine)
-    assert type(x) is np.ndarray
-    assert (x.shape, x.dtype) == (shape, np.promote_types(dtype, np.float32))
-
-
-def test_factors_are_prepared_once_for_all_solves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_engine, "why_no_bf16", lambda: "")
-    A = hpl_ai_matrix(70, dtype=torch.float32)
-    F = lu_factor(A, engine="cpu", compute="bf16")
-    b = A.double().sum(1)
-    x, y = lu_solve(F, b, refine=False), lu_solve(F, b.float(), refine=False)
-    # Both with the errors of bf16 factors, which are the same.
-    torch.testing.assert_close(x.float(), y, rtol=0, atol=70 * 2.0**-22)
-    solvers = dict(F._solvers.substitutions)
-    assert solvers.keys() == {torch.float32, torch.float64}
-    assert torch.equal(lu_solve(F, b, refine=False), x)
-    assert all(F._solvers.substitutions[dtype] is solver for dtype, solver in solvers.items())
-
-
-def test_solving_in_float64_adds_no_error_of_float32() -> None:
-    """With factors in fp64 the solution is as good as double precision makes it."""
-    A, b = random_matrix("geometric", 80, 80, cond=100.0), torch.ones(80, dtype=torch.float64)
-    F = lu_factor(A, engine="emulated", compute="fp64", keep_a=False)
-    assert backward_error(A, lu_solve(F, b), b) <= 80 * 2.0**-53
-    assert lu_solve(F, b.float()).dtype == torch.float64
 
 
 @EACH
@@ -187,7 +136,7 @@ def test_growth(pivot: str) -> None:
     assert lu_factor(np.zeros((3, 3)) + np.eye(3)).growth == 1
 
 
-@EACH
+@pytest.mark.parametrize("variant", ["2.1", "3.1", "5.2/5.1"])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_integers_and_memory_layout(variant: str, order: str) -> None:
     A = np.array([[0, 2, 1], [4, 1, 0], [2, 2, 8]], order=order)

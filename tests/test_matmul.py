@@ -66,13 +66,6 @@ def test_the_correction_is_what_makes_it_accurate(mode):
 
 
 @EACH_MODE
-def test_sixteen_decades(mode):
-    a, b = wide(30, 100), wide(100, 20, seed=1)
-    c = neula.matmul(a, b, compute=mode, engine="emulated")
-    check(c, a, b, "fp32" if mode == "fp64" else mode)
-
-
-@EACH_MODE
 def test_units_of_rows_and_columns(mode):
     a = uniform(30, 100) * 10 ** (18 * uniform(30, 1, seed=2))
     b = uniform(100, 20, seed=1) * 10 ** (18 * uniform(1, 20, seed=3))
@@ -283,20 +276,6 @@ def test_shapes_and_dtypes_are_those_of_numpy(m, k, n, dtype):
                 c = neula.matmul(x.numpy(), y.numpy(), compute=compute, engine=engine)
                 assert (c.shape, c.dtype) == (expected.shape, expected.dtype)
                 np.testing.assert_allclose(c, expected, rtol=0, atol=100 * U * max(k, 1))
-
-
-@EACH_MODE
-@pytest.mark.parametrize(("left", "right"), [((2, 1), (3,)), ((3,), (2, 1)), ((), (2, 2)), ((2, 3), ())])
-def test_broadcast_products_are_those_of_a_loop(left, right, mode):
-    a, b = uniform(*left, 4, 90), uniform(*right, 90, 5, seed=1)
-    c = neula.matmul(a, b, compute=mode, engine="emulated")
-    batch = c.shape[:-2]
-    assert batch == np.broadcast_shapes(left, right)
-    for index in np.ndindex(*batch):
-        x, y = a.expand(*batch, 4, 90)[index], b.expand(*batch, 90, 5)[index]
-        one = neula.matmul(x, y, compute=mode, engine="emulated")
-        # Operands are rounded alike, so that only sums may differ.
-        assert ((c[index] - one).abs() <= 2 * 90 * U * (x.abs() @ y.abs())).all()
 
 
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])

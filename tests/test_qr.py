@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -123,20 +122,6 @@ def test_integers_become_float64(dtype, rng):
     np.testing.assert_allclose(Q @ R, A.astype(float), atol=1e-13)
 
 
-@pytest.mark.parametrize("shape", [(10, 4), (4, 10), (6, 6)])
-def test_modes(shape, rng):
-    m, n = shape
-    A = rng.standard_normal(shape)
-    r_only = neula.qr(A, "r")
-    assert r_only.Q is None
-    np.testing.assert_allclose(r_only.R, neula.qr(A).R, atol=1e-13)
-    Q, R = neula.qr(A, "complete")
-    assert Q.shape == (m, m)
-    assert R.shape == (m, n)
-    np.testing.assert_allclose(Q @ R, A, atol=1e-13)
-    np.testing.assert_allclose(Q.T @ Q, np.eye(m), atol=1e-13)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("how", [{}, {"mode": "r"}, {"mode": "complete"}, {"pivoting": True}])
 def test_an_r_that_does_not_fit_is_an_error(how, dtype):
@@ -151,16 +136,6 @@ def test_an_r_that_does_not_fit_is_an_error(how, dtype):
                 function(a)
     with pytest.raises(OverflowError, match="the pseudoinverse does not fit"):
         neula.pinv(torch.eye(2, dtype=dtype) * torch.finfo(dtype).smallest_normal / 16)
-
-
-def test_batch_dimensions(rng):
-    A = rng.standard_normal((2, 3, 20, 5))
-    result = neula.qr(A)
-    assert result.Q.shape == (2, 3, 20, 5)
-    assert result.R.shape == (2, 3, 5, 5)
-    assert len(result.certificate) == 6
-    np.testing.assert_allclose(result.Q @ result.R, A, atol=1e-13)
-    np.testing.assert_allclose(result.Q[1, 2], neula.qr(A[1, 2]).Q, atol=1e-15)
 
 
 def test_twice_is_exactly_two_passes():
@@ -218,13 +193,6 @@ def test_engine_instance_with_its_own_accumulation(rng):
     assert "v100" in result.engine
 
 
-def test_torch_tensors_come_back_as_torch_tensors():
-    A = torch.randn(100, 8, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(0))
-    Q, R = neula.qr(A)
-    assert isinstance(Q, torch.Tensor)
-    assert Q.dtype == R.dtype == torch.bfloat16
-
-
 def test_progress_counts_up_to_one(rng):
     seen = []
     neula.qr(rng.standard_normal((500, 300)).astype(np.float32), progress=lambda *step: seen.append(step))
@@ -249,15 +217,6 @@ def test_progress_counts_up_to_one(rng):
 def test_unknown_names_list_the_known_ones(kwargs, message, rng):
     with pytest.raises(ValueError, match=message):
         neula.qr(rng.standard_normal((10, 3)), **kwargs)
-
-
-@pytest.mark.parametrize("engine", ["cpu", "emulated"])
-@pytest.mark.parametrize("function", [neula.qr, neula.orth])
-def test_strict_says_where_nan_is_in_a_batch(engine, function, rng):
-    A = rng.standard_normal((3, 10, 4))
-    A[2, 5, 1] = np.inf
-    with pytest.raises(ValueError, match=r"A\[2, 5, 1\] is inf"):
-        function(A, engine=engine, strict=True)
 
 
 # ---------------------------------------------------------------- batches
@@ -294,8 +253,8 @@ def test_good_matrices_do_not_depend_on_bad_ones(chain, rng):
         assert result.certificate[i] == clean.certificate[i]
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 10, 4), (2, 3, 4, 10), (1, 2, 6, 6)])
-def test_modes_of_a_batch(shape, chain, rng):
+@pytest.mark.parametrize("shape", [(10, 4), (4, 10), (2, 3, 10, 4), (2, 3, 4, 10), (1, 2, 6, 6)])
+def test_modes_of_matrices_and_batches(shape, chain, rng):
     *batch, m, n = shape
     A = rng.standard_normal(shape)
     r_only = neula.qr(A, "r", **chain)
@@ -350,28 +309,6 @@ def test_many_bad_matrices_are_counted(rng):
     A = np.full((9, 5, 2), np.nan)
     with pytest.warns(neula.AccuracyWarning, match=r"A\[3\], A\[4\], 4 more: 9 of 9 matrices"):
         neula.qr(A)
-
-
-def test_progress_of_a_batch(chain, rng):
-    seen = []
-    neula.qr(rng.standard_normal((3, 20, 4)), progress=lambda *step: seen.append(step), **chain)
-    assert seen[-1][1] == 1.0
-
-
-@pytest.mark.parametrize("shape", [(3, 40, 6), (2, 2, 6, 6), (3, 6, 40)])
-def test_orth_of_a_batch(shape, chain, rng):
-    A = rng.standard_normal(shape).astype(np.float32)
-    A[1, ..., 2] = A[1, ..., 0]
-    k = min(shape[-2:])
-    dependent = pytest.warns(neula.AccuracyWarning, match="full rank") if k == shape[-1] else nullcontext()
-    with dependent:
-        Q = neula.orth(A, engine=chain["engine"])
-    assert Q.shape == (*shape[:-1], k)
-    np.testing.assert_allclose(
-        Q.swapaxes(-1, -2) @ Q, np.broadcast_to(np.eye(k), (*shape[:-2], k, k)), atol=1e-5
-    )
-    # The columns of A lie in the span of Q.
-    np.testing.assert_allclose(Q @ (Q.swapaxes(-1, -2) @ A), A, atol=1e-5)
 
 
 @pytest.mark.gpu
@@ -447,26 +384,19 @@ class Looking(Queueing):
     tuning = replace(Queueing.tuning, partly_corrected=1)
 
 
-@pytest.mark.parametrize(
-    ("kind", "cond", "columns"),
-    [("normal", 1.0, [WHOLE]), ("geometric", 30.0, [WHOLE]), ("geometric", 1e4, [WHOLE, 250])],
-)
-@pytest.mark.parametrize("m", [250, 301])
-def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, cond, columns, m):
+@pytest.mark.parametrize(("kind", "cond", "columns"), [("normal", 1.0, []), ("geometric", 1e4, [250])])
+def test_only_columns_that_lost_orthogonality_are_corrected(monkeypatch, kind, cond, columns):
     corrected = []
 
-    def last(q, r, engine, columns):
+    def last(q, r, engine, columns, **options):
         corrected.append(columns)
-        return correct_last(q, r, engine, columns)
+        return correct_last(q, r, engine, columns, **options)
 
     monkeypatch.setattr(ways, "correct_last", last)
-    a = random_matrix(kind, m, 250, cond=cond, seed=1, dtype=torch.float32)
+    a = random_matrix(kind, 301, 250, cond=cond, seed=1, dtype=torch.float32)
     result = neula.qr(a, engine=Looking("cpu"))
-    assert corrected == columns
+    assert corrected == [WHOLE, *columns]
     assert result.converged
-    q, r = result.Q.double(), result.R.double()
-    assert torch.linalg.matrix_norm(q.T @ q - torch.eye(250)) <= 1e-5 * 250**0.5
-    assert torch.linalg.matrix_norm(q @ r - a) <= 1e-5 * torch.linalg.matrix_norm(a)
 
 
 @pytest.mark.parametrize("accuracy", ["fp16", "fp32"])
@@ -514,13 +444,6 @@ def test_a_correction_that_leaves_a_residual_is_forgotten(monkeypatch):
     methods = [attempt.method for attempt in result.attempts]
     assert methods[:2] == ["rgsqrf fp32 + correction", "rgsqrf fp32"]
     assert result.converged
-
-
-def test_blocks_that_could_be_played_back_change_nothing():
-    a = torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
-    blocked = rgsqrf(a, Queueing("cpu"), cutoff=8)
-    whole = rgsqrf(a, Queueing("cpu"), cutoff=8, on_columns=lambda columns: None)
-    assert all(torch.equal(x, y) for x, y in zip(blocked, whole, strict=True))
 
 
 # ---------------------------------------------------------------- first links on a GPU

@@ -68,32 +68,6 @@ def factorized(a: torch.Tensor, chain: list[QRLink], **options: Any) -> QRFactor
     return factorize_together(a, chain, QROptions(**{"target": FP32, "engine": ENGINE} | options))
 
 
-def test_each_link_gets_what_the_one_before_missed() -> None:
-    a = normal(4, 30, 5)
-    first, second = Recorded(1e-3, bad=(1, 3)), Recorded(1e-3, bad=(0,))
-    third, never = Recorded(), Recorded()
-    chain = [method.link(str(i)) for i, method in enumerate((first, second, third, never))]
-    seen: list[tuple[str, float]] = []
-    factors = factorized(a, chain, progress=lambda *step: seen.append(step))
-    assert [len(method.given[0]) for method in (first, second, third)] == [4, 2, 1]
-    assert not never.given
-    assert [(x.method, x.accepted) for x in factors.attempts] == [("0", False), ("1", False), ("2", True)]
-    assert factors.attempts[1].reason.startswith("1 of 2 matrices rejected; the worst: residual")
-    assert seen == [("0", 1.0), ("1", 1.0), ("2", 1.0)]
-    assert all(c.accepted for c in factors.certificates)
-    torch.testing.assert_close(factors.q @ factors.r, a)
-
-
-def test_the_better_of_two_that_miss_is_kept() -> None:
-    a = normal(2, 30, 5)
-    chain = [Recorded(1e-3, bad=(0, 1)).link("bad"), Recorded(1e-2, bad=(0, 1)).link("worse")]
-    factors = factorized(a, chain)
-    assert not factors.attempts[-1].accepted
-    for x, certificate in zip(factors.q @ factors.r / a, factors.certificates, strict=True):
-        assert abs(float(x.median()) - 1.001) < 1e-4
-        assert 1e-4 < certificate.residual < 3e-3
-
-
 def test_columns_are_scaled_for_those_who_need_it() -> None:
     scales = 2.0 ** torch.tensor([-90.0, 0, 90])
     a = normal(2, 20, 3) * scales
@@ -117,41 +91,6 @@ def test_norms_out_of_range_are_not_trusted(dtype: torch.dtype) -> None:
     link = together("exact", dtype, exact, scaled=False)
     found = factorized(a, [link], target=target).certificates
     assert [c.accepted for c in found] == [False, True, True, True, False]
-
-
-def test_what_is_not_finite_is_not_tried_again() -> None:
-    a = normal(3, 20, 3)
-    a[1, 7, 2] = math.nan
-    first, second = Recorded(), Recorded()
-    factors = factorized(a, [first.link("0"), second.link("1")])
-    assert not second.given
-    assert factors.attempts[-1].reason == "1 of 3 matrices hold NaN or Inf"
-    assert factors.q[1].isnan().all()
-    assert factors.r[1].isnan().all()
-    assert [c.accepted for c in factors.certificates] == [True, False, True]
-
-
-def test_a_method_that_returns_nan_is_tried_again() -> None:
-    a = normal(2, 20, 3)
-    failing, second = Recorded(math.nan, bad=(0,)), Recorded()
-    factors = factorized(a, [failing.link("0"), second.link("1")])
-    assert len(second.given[0]) == 1
-    assert factors.attempts[-1].accepted
-    torch.testing.assert_close(factors.q @ factors.r, a)
-
-
-def test_the_input_is_not_overwritten() -> None:
-    a = normal(2, 20, 3)
-    before = a.clone()
-
-    def greedy(x: torch.Tensor) -> Factors:
-        q, r = exact(x)
-        x.fill_(math.nan)
-        return q, r
-
-    factors = factorized(a, [together("greedy", torch.float32, greedy)])
-    assert torch.equal(a, before)
-    assert factors.attempts[-1].accepted
 
 
 def test_scales_of_a_batch() -> None:

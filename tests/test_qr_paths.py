@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.matrices import normal
+from tests.matrices import normal, normal_complex
 from tests.qr_bounds import check
 
 import neula
@@ -47,7 +47,10 @@ PATHS: dict[str, dict[str, Any]] = {
     "corrected in part": {
         "engine": tuned(EmulatedEngine, replace(QUEUED, partly_corrected=1), replayed_bytes=1 << 20)
     },
-    **{f"panels by {name}": {"panel": name, "cutoff": 8} for name in ("caqr", "cholesky", "cholesky2")},
+    **{
+        f"panels by {name}": {"panel": name, "cutoff": 8}
+        for name in ("caqr", "cholesky", "cholesky2", "cholesky32")
+    },
     "panels by householder": {"panel": "householder", "cutoff": 40},
     "householder": {"algorithm": "householder"},
     "in place": {"engine": "cpu", "overwrite_a": True},
@@ -60,15 +63,22 @@ PATHS: dict[str, dict[str, Any]] = {
 Matrix = Callable[[], torch.Tensor]
 
 
-def changed(m: int, n: int, change: Callable[[torch.Tensor], Any]) -> Matrix:
+def changed(
+    m: int, n: int, change: Callable[[torch.Tensor], Any], made: Callable[..., Any] = normal
+) -> Matrix:
     """Normal numbers, of which something is changed in place."""
 
     def make() -> torch.Tensor:
-        a = normal(m, n)
+        a = made(m, n)
         change(a)
         return a
 
     return make
+
+
+def with_condition(m: int, n: int, cond: float) -> torch.Tensor:
+    u, v = (torch.linalg.qr(normal_complex(size, n, seed=size))[0] for size in (m, n))
+    return (u * torch.logspace(0, -math.log10(cond), n, dtype=torch.float64)) @ v.mH
 
 
 def repeated(a: torch.Tensor) -> None:
@@ -97,16 +107,43 @@ CASES: dict[str, Matrix] = {
     "in units": lambda: normal(120, 15) * 10.0 ** torch.linspace(-30, 30, 15).double(),
     "triangle": lambda: normal(90, 60).triu(),
 }
+COMPLEX: dict[str, Matrix] = {
+    **{f"{m} x {n}": lambda m=m, n=n: normal_complex(m, n) for m, n in [(1, 1), (1, 5), (60, 90)]},
+    "square": lambda: normal_complex(130, 130),
+    "tall": lambda: normal_complex(390, 130),
+    "few columns": lambda: normal_complex(300, 40),
+    "one phase": lambda: torch.polar(normal(120, 60).abs(), 0.1 * normal(120, 60, seed=1)),
+    "imaginary": lambda: 1j * normal(120, 60),
+    "nearly dependent": lambda: with_condition(390, 130, 1e12),
+    "few nearly dependent": lambda: with_condition(60, 9, 1e15),
+    "zero columns": changed(120, 60, lambda a: a[:, ::29].zero_(), normal_complex),
+    "one dependent": changed(390, 130, lambda a: a[:, 7].copy_(1j * a[:, 3] - a[:, 5]), normal_complex),
+    "rank one": lambda: normal_complex(120, 1) @ normal_complex(1, 60),
+    "fourier": lambda: torch.fft.fft(torch.eye(64, dtype=torch.complex128))[:, :60],
+    "in units": lambda: normal_complex(120, 15) * 10.0 ** torch.linspace(-30, 30, 15).double(),
+    "triangle": lambda: normal_complex(90, 60).triu(),
+    "conjugated": lambda: normal_complex(60, 90).mH,
+    "strided": lambda: normal_complex(240, 120)[::2, ::2],
+}
+CASES |= {f"complex, {name}": made for name, made in COMPLEX.items()}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("path", PATHS)
+PAIRS = [
+    (path, case)
+    for i, path in enumerate(PATHS)
+    for j, case in enumerate(CASES)
+    if (i + j) % 2 == 0 or path in ("cpu", "Gram matrices")
+]
+"""All matrices on two paths; every other one on others, in turns."""
+
+
+@pytest.mark.parametrize(("path", "case"), PAIRS)
 def test_every_path_for_every_matrix(path: str, case: str) -> None:
     options, whole = PATHS[path], CASES[case]()
-    dtypes = [torch.float32]
-    if not {"accuracy", "panel"} & options.keys():
-        dtypes.append(torch.float64)
-    if options == {"engine": "cpu"} and case != "in units":
+    dtypes = [torch.complex64, torch.complex128] if whole.is_complex() else [torch.float32, torch.float64]
+    if {"accuracy", "panel"} & options.keys():
+        dtypes = dtypes[:1]
+    elif options == {"engine": "cpu"} and not whole.is_complex() and case != "in units":
         dtypes.append(torch.float16)
     for dtype in dtypes:
         a = whole.to(dtype)
@@ -119,7 +156,7 @@ def test_every_path_for_every_matrix(path: str, case: str) -> None:
         assert result.Q.dtype == result.R.dtype == dtype
         if "overwrite_a" in options:
             large = len(a) >= a.shape[1] >= 16 and case not in ("few columns", "triangle")
-            assert result.Q.data_ptr() == given.data_ptr() or not large
+            assert result.Q.data_ptr() == given.data_ptr() or not large or whole.is_complex()
         else:
             assert torch.equal(given, batch.reshape(given.shape))
         format = options.get("accuracy")

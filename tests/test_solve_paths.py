@@ -99,7 +99,7 @@ CASES: dict[str, Callable[[], Made]] = {
     **{kind: lambda kind=kind: (random_matrix(kind, N, N, cond=1e4).numpy(), normal(N)[1]) for kind in KINDS},
     "dominant": dominant,
     **{f"condition {c:.0e}": partial(in_the_range, c) for c in (1e2, 1e6, 1e10, 5e12)},
-    "order 150": partial(in_the_range, 1e5, 150),
+    "order 130": partial(in_the_range, 1e5, 130),
     "rows reversed": lambda: (np.eye(N)[::-1].copy(), normal(N)[1]),
     "growing": growing,
     "graded rows": partial(scaled, 100, 0),
@@ -114,7 +114,7 @@ DEFINITE: dict[str, Callable[[], Made]] = {
     **{
         f"definite {c:.0e}": lambda c=c: (definite(rng(), N, c), normal(N)[1]) for c in (10.0, 1e4, 1e8, 1e12)
     },
-    "definite of order 150": lambda: (definite(rng(), 150, 1e4), normal(150)[1]),
+    "definite of order 130": lambda: (definite(rng(), 130, 1e4), normal(130)[1]),
     "definite of order 1": lambda: (np.array([[3.0]]), np.array([[2.0, 0.0]])),
     "definite in units": lambda: units_of(definite(rng(), N, 10.0)),
     **{
@@ -151,9 +151,17 @@ def check(a: np.ndarray, b: np.ndarray, found: Any, u: float) -> None:
         assert (residual <= (solve_bound(FORMATS["fp64"], len(a)) + 4 * u) * size).all()
 
 
+PAIRS = [
+    (path, case)
+    for i, path in enumerate(PATHS)
+    for j, case in enumerate([*CASES, *DEFINITE])
+    if (i + j) % 2 == 0 or path == "cpu" or (path, case) in UNSOLVED
+]
+"""All systems on the first path; every other one on others, in turns."""
+
+
 @pytest.mark.filterwarnings("ignore::neula.IllConditionedWarning")
-@pytest.mark.parametrize("case", [*CASES, *DEFINITE])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "case"), PAIRS)
 def test_every_path_for_every_system(path: str, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if path == "without the core":
         without_core(monkeypatch)

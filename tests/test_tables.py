@@ -68,6 +68,11 @@ def table_of(path: Path, content: str, **options: Any) -> Table:
         ('"","x","y"\n"a, b",1,-2.5\n"c",3e10,4\n', ("x", "y")),
         (",x,y\n2026-01-01,1,-2.5\n2026-01-02,3e10,4\n", ("x", "y")),
         ('"a\nb",y\n1,-2.5\n3e10,4\n', ("a b", "y")),
+        ("1,-2.5\n   \n3e10,4\n", None),
+        ("\n# comment\nx,y\n1,-2.5\n\n3e10,4 # last\n\n", ("x", "y")),
+        ("x y\n1 -2.5\n3e10 4\n", ("x", "y")),
+        ("length m;mass (kg)\n1;-2.5\n3e10;4\n", ("length m", "mass (kg)")),
+        ("Größe,µ\n1,-2.5\n3e10,4\n", ("Größe", "µ")),
     ],
 )
 def test_dialects(tmp_path: Path, parser: str, content: str, columns: tuple[str, ...] | None) -> None:
@@ -383,31 +388,7 @@ def test_what_is_said_of_a_file(tmp_path: Path) -> None:
     assert told == []
 
 
-@pytest.mark.parametrize("length", [5, 12, 30, -3])
-def test_damaged_compressed_text(tmp_path: Path, length: int) -> None:
-    whole = gzip.compress("\n".join(f"{i},{i * i}" for i in range(500)).encode())
-    (tmp_path / "t.csv.gz").write_bytes(whole[:length])
-    with pytest.raises(FileError, match=r"t\.csv\.gz: (truncated or damaged|holds no numbers)"):
-        read_matrix(tmp_path / "t.csv.gz")
-
-
 # --- Parquet, HDF5, MATLAB --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("extension", [".parquet", ".h5", ".hdf5", ".mat"])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32])
-def test_binary_kinds_keep_numbers_and_dtype(tmp_path: Path, extension: str, dtype: type) -> None:
-    pytest.importorskip({".parquet": "pyarrow", ".mat": "scipy"}.get(extension, "h5py"))
-    matrix = (
-        np.arange(6).reshape(3, 2).astype(dtype) / np.array(3, dtype) if dtype != np.int32 else np.eye(3, 2)
-    )
-    matrix = matrix.astype(dtype)
-    write_matrix(tmp_path / f"a{extension}", matrix)
-    write_matrix(tmp_path / f"b{extension}", matrix[:, 0])
-    for name, written in (("a", matrix), ("b", matrix[:, 0])):
-        read = read_matrix(tmp_path / f"{name}{extension}", column_as_vector=True)
-        assert read.dtype == written.dtype
-        np.testing.assert_array_equal(read, written)
 
 
 @pytest.mark.parametrize("extension", [".npz", ".h5", ".mat"])
@@ -416,8 +397,10 @@ def test_several_arrays_in_one_file(tmp_path: Path, extension: str) -> None:
         pytest.importorskip("h5py")
     path = tmp_path / f"qr{extension}"
     check_output(path, arrays=2)
-    write_files({path: {"Q": NUMBERS, "R": np.eye(2)}})
+    write_files({path: {"Q": NUMBERS + 1j, "R": np.eye(2)}})
+    np.testing.assert_array_equal(read_matrix(path, key="Q"), NUMBERS + 1j)
     np.testing.assert_array_equal(read_matrix(path, key="R"), np.eye(2))
+    assert read_matrix(path, key="R").dtype == np.float64
     with pytest.raises(FileError, match=r"holds 2 arrays \(/?Q, /?R\); choose one, as in .*:/?Q"):
         read_matrix(path)
     with pytest.raises(FileError, match=r"no array is named '/?S'; it holds /?Q, /?R"):
@@ -494,19 +477,6 @@ def test_parquet_leaves_the_index_of_a_frame_out(tmp_path: Path) -> None:
     for index in (frame.set_index("site"), frame[["x", "y"]], frame[["x", "y"]].iloc[[1, 0]]):
         index.to_parquet(tmp_path / "t.parquet")
         assert read_table(InputFile.from_path(tmp_path / "t.parquet")).columns == ("x", "y")
-
-
-@pytest.mark.parametrize("extension", [".parquet", ".h5", ".mat"])
-def test_damaged_files(tmp_path: Path, extension: str) -> None:
-    pytest.importorskip("pyarrow")
-    pytest.importorskip("h5py")
-    path = tmp_path / f"a{extension}"
-    write_matrix(path, np.random.default_rng(0).normal(size=(40, 3)))
-    whole = path.read_bytes()
-    for length in np.linspace(1, len(whole) - 1, 20).astype(int):
-        path.write_bytes(whole[:length])
-        with pytest.raises(FileError, match=rf"a{extension}: "):
-            read_matrix(path)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from neula.algorithms.elimination.cholesky import (
     FallingPivotsError,
     cholesky,
     library_cholesky,
+    recursion_pays,
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
@@ -290,6 +291,13 @@ def test_reads_the_lower_triangle_only() -> None:
     garbage = a.tril() + torch.full_like(a, math.nan).triu(1)
     expected, found = (factorized(x, engine, 16).lower.tril() for x in (a, garbage))
     assert torch.equal(expected, found)
+
+
+def test_where_the_library_is_as_good() -> None:
+    assert not recursion_pays(10_000, CpuEngine("cpu", "fp32"))
+    assert not recursion_pays(10_000, EmulatedEngine(format="fp64"))
+    assert recursion_pays(10, EmulatedEngine(format="fp32"))
+    assert recursion_pays(10, EmulatedEngine(format="fp16"))
 
 
 @pytest.mark.gpu

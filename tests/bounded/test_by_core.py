@@ -14,7 +14,6 @@ from tests.bounded.kkt import U, violation
 from tests.bounded.test_bounded import bound, problem
 
 import neula
-from neula.problems.bounded import run
 
 
 def is_alone(result) -> bool:
@@ -146,10 +145,3 @@ def test_who_else_is_left_to_the_chain() -> None:
     assert not is_alone(neula.nnls(torch.from_numpy(A).bfloat16(), torch.from_numpy(b).bfloat16()))
     with pytest.warns(neula.AccuracyWarning):
         assert not is_alone(neula.nnls(*problem(60, 40), maxiter=1))
-
-
-def test_large_problems_are_left_to_the_chain(monkeypatch: pytest.MonkeyPatch) -> None:
-    A, b = problem(30, 6)
-    monkeypatch.setattr(run, "LARGEST", A.size * 6)
-    assert is_alone(neula.nnls(A, b))
-    assert not is_alone(neula.nnls(*problem(31, 6)))

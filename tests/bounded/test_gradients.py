@@ -42,10 +42,8 @@ def test_bounds_hold_some_unknowns() -> None:
     ],
 )
 def test_beside_differences(solve, a, b) -> None:
-    """First derivatives one by one, second ones and those of forward mode in one direction."""
     inputs = (a.detach().requires_grad_(), b.detach().requires_grad_())
-    assert gradcheck(solve, inputs)
-    assert gradcheck(solve, inputs, check_forward_ad=True, check_backward_ad=False, fast_mode=True)
+    assert gradcheck(solve, inputs, check_forward_ad=True, fast_mode=True)
     assert gradgradcheck(solve, inputs, fast_mode=True)
 
 

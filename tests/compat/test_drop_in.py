@@ -21,7 +21,6 @@ from tests.peers import of_new_peers
 
 import neula
 import neula.compat
-from neula.algorithms.elimination.compiled import available
 from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
@@ -131,21 +130,6 @@ class TestNeulaAnswers:
         assert close(found, x, a)
         assert told == ["solve"]
 
-    @pytest.mark.parametrize("structure", [None, "gen", "sym", "her", "pos"])
-    @pytest.mark.parametrize("lower", [False, True])
-    @pytest.mark.parametrize("transposed", [False, True])
-    def test_structures(self, structure: str | None, lower: bool, transposed: bool, dtype: type) -> None:
-        rng = np.random.default_rng(2)
-        a = rng.standard_normal((7, 7))
-        a = {"gen": a, "pos": a @ a.T + np.eye(7)}.get(structure or "", a + a.T).astype(dtype)
-        b = rng.standard_normal(7).astype(dtype)
-        exact = np.linalg.inv((a.T if transposed else a).astype(float)) @ b
-        given = a.copy()
-        if structure in ("sym", "her", "pos"):  # the other triangle is not read
-            given[(np.triu_indices if lower else np.tril_indices)(7, 1 if lower else -1)] = np.nan
-        found = sp_compat.solve(given, b, lower=lower, assume_a=structure, transposed=transposed)
-        assert close(found, exact, a)
-
     @pytest.mark.parametrize("shape", [(40, 5), (5, 5), (5, 12)])
     @pytest.mark.parametrize("k", [(), (3,)])
     @pytest.mark.parametrize("compat", [np_compat, sp_compat])
@@ -191,47 +175,6 @@ class TestNeulaAnswers:
         assert R.shape[-2:] == (m, n)
         assert set(told) == {"qr"}
 
-    @pytest.mark.parametrize(("m", "rank"), [(9, 2), (9, 4), (1100, 4)])
-    def test_orth(self, m: int, rank: int, dtype: type, told: list[str]) -> None:
-        rng = np.random.default_rng(5)
-        a = (rng.standard_normal((m, rank)) @ rng.standard_normal((rank, 4))).astype(dtype)
-        Q = sp_compat.orth(a)
-        assert (Q.shape, Q.dtype) == ((m, rank), dtype)
-        assert np.abs(Q @ (Q.T @ a) - a).max() < 1e3 * np.finfo(dtype).eps
-        assert told == ["orth"] * (4 * m > SMALL)  # small ones are SciPy's
-
-    def test_lu(self, dtype: type, told: list[str]) -> None:
-        rng = np.random.default_rng(6)
-        a, x = rng.standard_normal((30, 30)).astype(dtype), rng.standard_normal((30, 2))
-        pair = lu, piv = sp_compat.lu_factor(a)
-        assert (lu.dtype, piv.dtype, isinstance(pair, tuple)) == (dtype, np.int32, True)
-        permuted = a.copy()
-        for i, j in enumerate(piv):
-            permuted[[i, j]] = permuted[[j, i]]
-        assert (
-            np.abs(np.tril(lu, -1) @ np.triu(lu) + np.triu(lu) - permuted).max() < 100 * np.finfo(dtype).eps
-        )
-        for _ in range(2):  # the first one is the core's, where there is one
-            found = sp_compat.lu_solve(pair, (a @ x).astype(dtype))
-            assert found.dtype == dtype
-            assert close(found, x, a)
-        assert told == [*["solve"] * available(), *["lu_solve"] * (1 if available() else 2)]
-
-    @pytest.mark.parametrize("shape", [(9, 4), (4, 4), (4, 9), (2, 9, 4)])
-    def test_pinv(self, shape: tuple[int, ...], dtype: type, told: list[str]) -> None:
-        a = np.random.default_rng(14).standard_normal(shape).astype(dtype)
-        exact = np.linalg.pinv(a.astype(float))
-        tolerance = 1e3 * np.finfo(dtype).eps * np.linalg.norm(exact)
-        found = [np_compat.pinv(a), torch_compat.pinv(torch.from_numpy(a)).numpy()]
-        if len(shape) == 2:
-            inverse, rank = sp_compat.pinv(a, return_rank=True)
-            assert rank == 4
-            found += [inverse, sp_compat.pinv(a, atol=1e-5), np_compat.pinv(a, rtol=None)]
-        for inverse in found:
-            assert inverse.dtype == dtype
-            assert np.linalg.norm(inverse - exact) < tolerance
-        assert told == []
-
     @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
     def test_torch_solve(self, batch: tuple[int, ...], dtype: type, told: list[str]) -> None:
         rng = np.random.default_rng(7)
@@ -266,27 +209,6 @@ class TestNeulaAnswers:
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestCholesky:
     """Of the library, unless numbers are so large or so small that it loses digits."""
-
-    @pytest.mark.parametrize("shape", [(6, 6), (2, 6, 6)])
-    @pytest.mark.parametrize("lower", [True, False])
-    def test_of_safe_numbers(self, shape: tuple[int, ...], lower: bool, dtype: type, told: list[str]) -> None:
-        root = np.random.default_rng(13).standard_normal(shape)
-        a = (root @ root.swapaxes(-1, -2) + np.eye(6)).astype(dtype)
-        read = np.tril(a) if lower else np.triu(a)
-        factor, which = sp_compat.cho_factor(read, lower=lower)
-        assert np.array_equal(which, np.full(shape[:-2], lower))
-        assert isinstance(which, np.ndarray if shape[:-2] else bool)
-        for found in (
-            np_compat.cholesky(read, upper=not lower),
-            sp_compat.cholesky(read, lower),
-            torch_compat.cholesky(torch.from_numpy(read), upper=not lower).numpy(),
-            factor,
-        ):
-            assert found.dtype == dtype
-            assert np.array_equal(found, np.tril(found) if lower else np.triu(found))
-            L = found if lower else found.swapaxes(-1, -2)
-            assert np.abs(L @ L.swapaxes(-1, -2) - a).max() < 100 * np.finfo(dtype).eps * np.abs(a).max()
-        assert told == []
 
     def test_badly_scaled(self, dtype: type, told: list[str]) -> None:
         """Elements that are subnormal, of which LAPACK's factor has a few digits."""

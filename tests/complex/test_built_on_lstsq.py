@@ -445,20 +445,6 @@ def test_formulas_of_complex_columns() -> None:
     np.testing.assert_allclose(result.predict(table), design @ exact, rtol=1e-13)
 
 
-GRADIENTS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    "covariance": lambda a, b: neula.lstsq(a, b, covariance=torch.from_numpy(V)).x,
-    "constraints": lambda a, b: neula.lstsq(a, b, constraints=(C, D), weights=WEIGHTS, damp=0.3).x,
-    "pinv": lambda a, b: neula.pinv(a) @ b,
-    "pinv, wide": lambda a, b: neula.pinv(a.mH).mH @ b,
-}
-
-
-@pytest.mark.parametrize("way", GRADIENTS)
-def test_gradients(way: str) -> None:
-    a, b = (torch.from_numpy(x).requires_grad_() for x in (A, B))
-    assert torch.autograd.gradcheck(GRADIENTS[way], (a, b), fast_mode=True)
-
-
 def test_arrays_in_files(tmp_path: Any) -> None:
     exact = least_squares(A.astype(np.complex64), B)
     for kind in ("<c8", ">c8"):

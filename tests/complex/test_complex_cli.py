@@ -96,31 +96,6 @@ def test_least_squares_of_every_kind_of_file(files: str) -> None:
     assert np.linalg.norm(found - X) <= 1000 * U * np.linalg.norm(X)
 
 
-def test_real_a_and_complex_b() -> None:
-    succeed("lstsq R.npy b.npy -o x.npy")
-    expected = np.linalg.lstsq(A.real, B, rcond=None)[0]
-    assert np.linalg.norm(np.load("x.npy") - expected) <= 1000 * U * np.linalg.norm(expected)
-    succeed("lstsq A.npy R.npy -o x.npy")
-    expected = np.linalg.lstsq(A, A.real, rcond=None)[0]
-    assert np.linalg.norm(np.load("x.npy") - expected) <= 1000 * U * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize(
-    ("command", "a", "b"), [("S.csv c.mtx", S, np.ones(7)), ("H.mtx d.npy", H, 1j * np.ones(5))]
-)
-@pytest.mark.parametrize("single", [False, True])
-def test_linear_systems(command: str, a: np.ndarray, b: np.ndarray, single: bool) -> None:
-    if single:
-        command, given = "a.npy c.npy", (a @ b).astype(np.complex64)
-        write_files({Path("a.npy"): {"a": a.astype(np.complex64)}, Path("c.npy"): {"c": given}})
-    result = succeed(f"solve {command} -o x.npy{' --assume-a pos' if a is H else ''}")
-    assert "certified" in result.stderr
-    found = np.load("x.npy")
-    assert found.dtype == (np.complex64 if single else np.complex128)
-    unit = 2.0**-23 if single else U
-    assert np.linalg.norm(found - b) <= 20 * unit * np.linalg.cond(a) * np.linalg.norm(b)
-
-
 @pytest.mark.parametrize("command", ["qr", "tsqr"])
 def test_qr(command: str) -> None:
     succeed(f"{command} A.mtx -o qr.npz --q q.csv --r r.csv")
@@ -134,39 +109,6 @@ def test_qr(command: str) -> None:
     alone = succeed(f"{command} A.mtx --mode r -o r2.csv")
     assert "certified" in alone.stderr
     assert np.linalg.norm(read_matrix("r2.csv") - r) <= 1000 * U * np.linalg.norm(r)
-
-
-def test_other_factorizations() -> None:
-    succeed("cholesky H.csv -o l.mtx")
-    low = read_matrix("l.mtx")
-    assert np.linalg.norm(low @ low.conj().T - H) <= 100 * U * np.linalg.norm(H)
-    succeed("cholesky H.csv --upper -o u.npy")
-    np.testing.assert_allclose(np.load("u.npy"), low.conj().T, rtol=0, atol=100 * U * np.linalg.norm(low))
-    succeed("orth A.csv -o q.npy")
-    q = np.load("q.npy")
-    assert np.linalg.norm(q.conj().T @ q - np.eye(5)) <= 100 * U
-    assert np.linalg.norm(A - q @ (q.conj().T @ A)) <= 100 * U * np.linalg.norm(A)
-    report = succeed("lu S.npy -o lu.npz")
-    lu = saved("lu.npz")
-    assert np.linalg.norm(S[lu["permutation"]] - lu["L"] @ lu["U"]) <= 1e-2 * np.linalg.norm(S)  # fp16
-    assert "residual" in report.stderr
-
-
-def test_low_rank() -> None:
-    low = A[:, :2] @ gaussian(2, 9)
-    write_matrix("low.npy", low)
-    result = succeed("svd low.npy --rank 2 -o svd.npz")
-    found = saved("svd.npz")
-    assert found["s"].dtype == np.float64
-    rebuilt = found["U"] * found["s"] @ found["Vh"]
-    assert np.linalg.norm(rebuilt - low) <= 1000 * U * np.linalg.norm(low)
-    assert "singular values" in result.stderr
-
-
-def test_products() -> None:
-    result = succeed("matmul S.npy S.csv -o p.npy")
-    assert "complex128" in result.stderr
-    assert np.linalg.norm(np.load("p.npy") - S @ S) <= 100 * U * np.linalg.norm(S) ** 2
 
 
 # --- how they are shown -----------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ import pytest
 import scipy.io
 import scipy.sparse
 import torch
+from tests.test_files import assert_identical, awkward
 
-from neula.io.files import FileError, read_matrix, read_table, write_files, write_matrix
+from neula.io.files import FileError, read_matrix, read_table, write_matrix
 from neula.io.integers import InexactIntegerError
 from neula.io.matrices import definite_matrix, fourier_matrix, random_matrix, singular_values
 from neula.io.paths import InputFile
@@ -19,54 +20,6 @@ from neula.io.sources import row_blocks
 
 RNG = np.random.default_rng(46)
 MM = "%%MatrixMarket matrix "
-NAMED = (".npz", ".h5", ".mat")
-
-
-def awkward(dtype: type, shape: tuple[int, ...] = (7, 3)) -> np.ndarray:
-    """Numbers of all sizes, zeros of both signs in each part, NaN and infinities in one part only."""
-    parts = [RNG.standard_normal(shape) * 10.0 ** RNG.integers(-30, 30, shape) for _ in range(2)]
-    for values, strange in zip(parts, ([0.0, -0.0, np.nan, 1.0], [-0.0, 0.0, 1.0, -np.inf]), strict=True):
-        values.flat[: len(strange)] = strange
-    made = np.empty(shape, dtype)
-    made.real, made.imag = parts
-    return made
-
-
-def assert_identical(read: np.ndarray, written: np.ndarray, *, signs: bool = True) -> None:
-    """The same dtype, shape and bits, except those of NaN; and of zeros the same signs."""
-    assert (read.dtype, read.shape) == (written.dtype, written.shape)
-    for one, other in ((read.real, written.real), (read.imag, written.imag)):
-        np.testing.assert_array_equal(one, other)
-        assert not signs or np.array_equal(np.signbit(one), np.signbit(other))
-
-
-@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
-@pytest.mark.parametrize("extension", [".npy", ".npz", ".h5", ".mat", ".csv", ".tsv", ".txt.gz", ".mtx"])
-def test_every_format_returns_every_bit(tmp_path: Path, extension: str, dtype: type) -> None:
-    path, written = tmp_path / f"a{extension}", awkward(dtype)
-    write_matrix(path, written)
-    as_text = extension not in (".npy", *NAMED)
-    signs = extension != ".mtx"  # SciPy's reader loses that of a real part
-    assert_identical(read_matrix(path), written.astype(np.complex128) if as_text else written, signs=signs)
-    for other in (written.conj().T, written[::-2, ::2], written[:, 0]):
-        write_matrix(path, other)
-        wanted = other.astype(np.complex128) if as_text else other
-        assert_identical(read_matrix(path, column_as_vector=True), wanted, signs=signs)
-
-
-def test_pairs_of_arrays_real_and_complex(tmp_path: Path) -> None:
-    content = {"A": awkward(np.complex64), "b": np.arange(3.0)}
-    for extension in NAMED:
-        write_files({tmp_path / f"a{extension}": content})
-        assert_identical(read_matrix(tmp_path / f"a{extension}", key="A"), content["A"])
-        assert read_matrix(tmp_path / f"a{extension}", key="b").dtype == np.float64
-
-
-def test_parquet_has_no_complex_numbers(tmp_path: Path) -> None:
-    pytest.importorskip("pyarrow")
-    with pytest.raises(FileError, match=r"a\.parquet: a \.parquet file has no complex numbers"):
-        write_matrix(tmp_path / "a.parquet", np.ones((2, 2), np.complex64))
-    assert not list(tmp_path.iterdir())
 
 
 # --- as others write them ---------------------------------------------------------------------------------
@@ -95,7 +48,7 @@ def test_text(tmp_path: Path, text: str, gz: bool) -> None:
 
 
 def test_text_of_savetxt(tmp_path: Path) -> None:
-    written = awkward(np.complex128)
+    written = awkward(np.complex128, (7, 3))
     for delimiter in (" ", ","):
         np.savetxt(tmp_path / "a.txt", written, fmt="%.17g", delimiter=delimiter)
         assert_identical(read_matrix(tmp_path / "a.txt"), written)
@@ -185,7 +138,7 @@ def test_matrix_market_with_one_part(tmp_path: Path, body: str) -> None:
 
 
 def test_matlab(tmp_path: Path) -> None:
-    whole = awkward(np.complex128)[3:]
+    whole = awkward(np.complex128, (7, 3))[3:]
     sparse = scipy.sparse.random(6, 5, 0.4, rng=1) * (1 + 2j)
     scipy.io.savemat(tmp_path / "a.mat", {"A": whole, "S": sparse, "n": np.complex64(1 + 2j)})
     assert_identical(read_matrix(tmp_path / "a.mat", key="A"), whole)
@@ -197,7 +150,7 @@ def test_matlab(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["f4", "f8", ">f8"])
 def test_compound_types(tmp_path: Path, names: tuple[str, str], kind: str) -> None:
     h5py = pytest.importorskip("h5py")
-    whole = awkward(np.complex64 if kind == "f4" else np.complex128)
+    whole = awkward(np.complex64 if kind == "f4" else np.complex128, (7, 3))
     compound = np.empty(whole.shape, [(name, kind) for name in names])
     compound[names[0]], compound[names[1]] = whole.real, whole.imag
     np.save(tmp_path / "a.npy", compound)

@@ -141,14 +141,6 @@ def test_batches_views_and_nan(engine):
         )
 
 
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_lists_and_pending_results(dtype):
-    a = [torch.from_numpy(normal(5, 3, seed=s).astype(dtype)) for s in range(3)]
-    for x, found in zip(a, neula.polar(a), strict=True):
-        torch.testing.assert_close(found.U, neula.polar(x).U)
-    assert neula.finish(neula.polar(a[0], wait=False, engine="emulated")).converged
-
-
 def measured(a: torch.Tensor, u: torch.Tensor) -> bool:
     engine = over(EmulatedEngine(format="fp32"), a.dtype)
     wide, factor = (engine.parts(x[None]) for x in (a, u))

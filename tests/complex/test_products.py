@@ -11,7 +11,6 @@ import torch
 
 import neula
 from neula.engines import UNITS, EmulatedEngine
-from neula.kernels.products import gemm
 from neula.problems.products.matmul import MODES
 
 U = 2.0**-24
@@ -158,55 +157,3 @@ def test_out_overlaps_an_operand_or_is_no_place():
         neula.matmul(start, start, out=torch.ones(6, 6))
     with pytest.raises(ValueError, match=r"out has dtype complex64"):
         neula.matmul(a.real, a.imag, out=np.ones((6, 6), np.complex64))
-
-
-def test_a_real_operand_stays_real(monkeypatch):
-    """Of a real and a complex matrix no complex product is computed, and no three."""
-    asked = []
-    monkeypatch.setattr(
-        torch,
-        "addmm",
-        lambda *x, **_: pytest.fail("complex product") if x[0].is_complex() else asked.append(1),
-    )
-    monkeypatch.setattr(
-        "neula.problems.products.matmul.three_products", lambda *_, **__: pytest.fail("three products")
-    )
-    a, b = matrix("real", 7, 9), matrix("complex", 9, 5, seed=1)
-    for mode in ("fp32", "fp16_cor", "fp64"):
-        neula.matmul(a, b, compute=mode, engine="emulated")
-        neula.matmul(b.mT, a.mT, compute=mode, engine="emulated")
-
-
-def test_nan_and_inf_stay_in_their_row():
-    a, b = matrix("complex", 4, 5), matrix("complex", 5, 3, seed=1)
-    a[1, 2] = complex(0, torch.nan)
-    a[3, 0] = complex(torch.inf, 0)
-    for mode in MODES:
-        c = neula.matmul(a, b, compute=mode, engine="emulated")
-        assert c.isfinite().all(1).tolist() == [True, False, True, False]
-
-
-def test_the_plain_definition_of_a_corrected_product():
-    """Three corrected products by their definition, which kernels compute on a GPU, meet the error bound."""
-    a, b = matrix("complex", 9, 200), matrix("complex", 200, 7, seed=1)
-    from neula.engines.complex import three_products
-
-    c = three_products(lambda x, y, z: gemm.corrected_gemm(x, y, c=z), a, b, torch.empty(9, 7, dtype=a.dtype))
-    assert excess(c, a, b, "fp16_cor", 2.0) <= 1
-
-
-@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
-@pytest.mark.filterwarnings("error:Casting complex")
-def test_gradients(kinds):
-    shapes = [((2, 2, 3), (3, 2)), ((3,), (2, 3, 1))]
-    for left, right in shapes:
-        a, b = (
-            matrix(kind, *shape, seed=s, dtype=torch.complex128).requires_grad_()
-            for s, (kind, shape) in enumerate(zip(kinds, (left, right), strict=True))
-        )
-
-        def multiply(a, b):
-            return neula.matmul(a, b, alpha=0.5)
-
-        assert torch.autograd.gradcheck(multiply, (a, b), check_forward_ad=True)
-        assert torch.autograd.gradgradcheck(multiply, (a, b))

@@ -1,137 +1,28 @@
-"""QR of complex matrices on every path, for every kind of matrix, beside bounds and real embeddings."""
+"""QR of complex matrices beside bounds and real embeddings; tests/test_qr_paths.py has every path."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from tests.matrices import normal
+from tests.matrices import normal, normal_complex
 from tests.qr_bounds import check
 
 import neula
-from half_engine import HalfEngine
-from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_qr_in_double, batched_reorthogonalize
-from neula.algorithms.orthogonal.pivots import greedy_orders, sketched_pivots
+from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
 from neula.algorithms.orthogonal.strong_rrqr import strong_order
 from neula.certificates.qr import qr_certificate
-from neula.engines import FORMATS, CpuEngine, EmulatedEngine, Engine, cublas, select_engine
+from neula.engines import FORMATS, EmulatedEngine, cublas, select_engine
 from neula.engines.complex import over
-from neula.engines.shipped import EMULATED, cuda_tuning
-from neula.engines.tuning import Recursion
+from neula.engines.shipped import cuda_tuning
 from neula.problems.orthogonal.certified import certified_qr, certified_triangle
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together
 from neula.problems.orthogonal.problem import QROptions
 
-GRAM = replace(cuda_tuning((9, 0), replayed_bytes=1 << 22, corrected=False), by_host=0)
-TOGETHER = cuda_tuning((9, 0))
-QUEUED = replace(EMULATED, single=Recursion("cholesky32", 16), double=Recursion("cholesky", 16))
 DTYPES = (torch.complex64, torch.complex128)
-
-
-def tuned(kind: type[Engine], tuning: Any, **others: Any) -> Engine:
-    """A CPU that takes the steps of another machine."""
-    return type("Tuned", (kind,), {"tuning": tuning, **others})("cpu")
-
-
-def queued(**others: Any) -> Engine:
-    """An emulated unit whose first links are launched as a whole."""
-    return tuned(EmulatedEngine, replace(QUEUED, replayed_bytes=1 << 20, **others), replayed_bytes=1 << 20)
-
-
-PATHS: dict[str, dict[str, Any]] = {
-    "cpu": {"engine": "cpu"},
-    "emulated": {"engine": "emulated", "cutoff": 16},
-    "emulated fp16": {"engine": "emulated", "accuracy": "fp16", "cutoff": 16},
-    "emulated bf16": {"engine": "emulated", "accuracy": "bf16", "cutoff": 16},
-    "half": {"engine": HalfEngine("cpu"), "accuracy": "fp16"},
-    "Gram matrices": {"engine": tuned(CpuEngine, GRAM)},
-    "Gram matrices that are looked at": {"engine": tuned(CpuEngine, replace(GRAM, replayed_bytes=1))},
-    "Gram matrices after panels": {"engine": tuned(CpuEngine, replace(GRAM, gram_passes=1 << 24))},
-    "Gram matrices fp16": {"engine": tuned(EmulatedEngine, GRAM), "accuracy": "fp16"},
-    "queued": {"engine": queued()},
-    "queued fp16": {"engine": queued(), "accuracy": "fp16"},
-    "corrected in part": {"engine": queued(partly_corrected=1)},
-    **{f"panels by {name}": {"panel": name, "cutoff": 8} for name in ("caqr", "cholesky", "cholesky2")},
-    "panels by cholesky32": {"panel": "cholesky32", "cutoff": 8},
-    "panels by householder": {"panel": "householder", "cutoff": 40},
-    "householder": {"algorithm": "householder"},
-    "in place": {"engine": "cpu", "overwrite_a": True},
-    "in place, emulated": {"engine": "emulated", "overwrite_a": True, "cutoff": 16},
-    "batch, lapack": {"engine": "cpu"},
-    "batch, Gram matrices": {"engine": tuned(CpuEngine, TOGETHER)},
-}
-
-
-def normal_complex(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.complex(normal(*shape, seed=seed), normal(*shape, seed=seed + 1))
-
-
-def with_condition(m: int, n: int, cond: float) -> torch.Tensor:
-    u, v = (torch.linalg.qr(normal_complex(size, n, seed=size))[0] for size in (m, n))
-    return (u * torch.logspace(0, -math.log10(cond), n, dtype=torch.float64)) @ v.mH
-
-
-def changed(m: int, n: int, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
-    """Normal numbers, of which something is changed in place."""
-    a = normal_complex(m, n)
-    change(a)
-    return a
-
-
-CASES: dict[str, Callable[[], torch.Tensor]] = {
-    **{
-        f"{m} x {n}": lambda m=m, n=n: normal_complex(m, n)
-        for m, n in [(1, 1), (5, 1), (1, 5), (7, 7), (60, 90)]
-    },
-    "square": lambda: normal_complex(130, 130),
-    "tall": lambda: normal_complex(390, 130),
-    "few columns": lambda: normal_complex(300, 40),
-    "one phase": lambda: torch.polar(normal(120, 60).abs(), 0.1 * normal(120, 60, seed=1)),
-    "real": lambda: normal(120, 60).to(torch.complex128),
-    "imaginary": lambda: 1j * normal(120, 60),
-    "ill-conditioned": lambda: with_condition(120, 60, 1e6),
-    "nearly dependent": lambda: with_condition(390, 130, 1e12),
-    "few nearly dependent": lambda: with_condition(60, 9, 1e15),
-    "zero": lambda: torch.zeros(60, 30, dtype=torch.complex128),
-    "zero columns": lambda: changed(120, 60, lambda a: a[:, ::29].zero_()),
-    "columns of zeros": lambda: changed(120, 60, lambda a: a[:, 40:].zero_()),
-    "one dependent": lambda: changed(390, 130, lambda a: a[:, 7].copy_(1j * a[:, 3] - a[:, 5])),
-    "half dependent": lambda: changed(120, 60, lambda a: a[:, 30:].copy_(1j * a[:, :30])),
-    "rank one": lambda: normal_complex(120, 1) @ normal_complex(1, 60),
-    "fourier": lambda: torch.fft.fft(torch.eye(64, dtype=torch.complex128))[:, :60],
-    "in units": lambda: normal_complex(120, 15) * 10.0 ** torch.linspace(-30, 30, 15).double(),
-    "triangle": lambda: normal_complex(90, 60).triu(),
-    "conjugated": lambda: normal_complex(60, 90).mH,
-    "strided": lambda: normal_complex(240, 120)[::2, ::2],
-}
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("path", PATHS)
-def test_every_path_for_every_matrix(path: str, case: str) -> None:
-    options, whole = PATHS[path], CASES[case]()
-    for dtype in DTYPES[: 1 if {"accuracy", "panel"} & options.keys() else 2]:
-        a = whole if whole.dtype == dtype else whole.to(dtype)
-        batch = torch.stack([a, -1j * a.flip(0)]) if path.startswith("batch") else a[None]
-        given = batch if path.startswith("batch") else a.clone()
-        if "overwrite_a" in options:
-            given = given.T.contiguous().T
-        result = neula.qr(given, **options)
-        assert result.converged
-        assert result.Q.dtype == result.R.dtype == dtype
-        if "overwrite_a" not in options:
-            assert torch.equal(given, batch.reshape(given.shape))
-        format = options.get("accuracy")
-        u = max(torch.finfo(dtype).eps / 2, FORMATS[format].u if format else 0.0)
-        factors = (x.reshape(len(batch), *x.shape[-2:]) for x in result)
-        for one, q, r in zip(batch, *factors, strict=True):
-            check(one, q, r, u)
 
 
 @pytest.mark.parametrize("pivoting", [False, True])
@@ -150,14 +41,6 @@ def test_small_integers_of_rank_one(n: int, dtype: torch.dtype, pivoting: bool) 
         assert np.linalg.norm(q.conj().T @ q - np.eye(n)) <= 20 * n * u
         assert np.linalg.norm(q @ r - a[:, order]) <= 20 * n * u * np.linalg.norm(a)
         assert (np.diag(r).real >= 0).all()
-
-
-def test_nan_is_refused_with_its_place() -> None:
-    for options in (PATHS["cpu"], PATHS["emulated"], PATHS["queued"], PATHS["in place"]):
-        a = normal_complex(60, 40)
-        a[17, 5] = complex(0, math.nan)
-        with pytest.raises(ValueError, match=r"A\[17, 5\] is .*nan"):
-            neula.qr(a, **options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -238,34 +121,6 @@ def test_a_hidden_singular_value_is_found() -> None:
     assert torch.linalg.svdvals(r[:-1, :-1])[-1] >= torch.linalg.svdvals(turned)[-2] / (10 * n)
 
 
-def test_orders_of_columns() -> None:
-    a = normal_complex(80, 60) * torch.logspace(0, -8, 60)[torch.randperm(60)].double()
-    exact = scipy.linalg.qr(a.numpy(), pivoting=True)[2].tolist()
-    assert greedy_orders(a[None].clone())[0].tolist() == exact
-    engine = over(EmulatedEngine("cpu", "fp64"), a.dtype)
-    work = engine.empty(80, 60).copy_(a)
-    order, _ = sketched_pivots(work, engine, 16)
-    assert sorted(order.tolist()) == list(range(60))
-    r = torch.linalg.qr(a[:, order])[1].diagonal().abs()
-    best = torch.linalg.qr(a[:, exact])[1].diagonal().abs()
-    assert bool((r[:50] >= best[:50] / 30).all())
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(4, 300, 45), (3, 40, 40), (2, 1200, 20)])
-def test_batches_by_gram_schmidt(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    a, u = normal_complex(*shape).to(dtype), torch.finfo(dtype).eps / 2
-    one = batched_qr(a)
-    for q, r, unit in (
-        (*one, 1e3 * u),
-        (*batched_reorthogonalize(*one), 10 * u),
-        (*batched_qr_in_double(a), 10 * 2.0**-24),
-    ):
-        wide = q.to(torch.complex128)
-        assert (wide @ r.to(wide) - a).norm() <= 20 * unit * a.norm()
-        assert (wide.mH @ wide - torch.eye(shape[2])).norm() <= 20 * unit * shape[2]
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("compute", ["auto", "fp32_notc", "fp16_nocor", "tf32_nocor"])
 def test_trees(compute: str, dtype: torch.dtype) -> None:
@@ -292,15 +147,6 @@ def test_bases(dtype: torch.dtype) -> None:
         neula.orth(a)
     full = neula.orth(a[:, :15].numpy())
     assert np.linalg.norm(full.conj().T @ full - np.eye(15)) <= 30 * u
-
-
-def test_without_waiting_and_lists() -> None:
-    a = normal_complex(40, 30).to(torch.complex64)
-    found = neula.finish(neula.qr(a, wait=False, engine=queued()))
-    assert found.converged
-    check(a, *found, 2.0**-24)
-    for one, result in zip((a, a[:20]), neula.qr([a, a[:20]]), strict=True):
-        check(one, *result, 2.0**-24)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
@@ -411,3 +257,12 @@ def test_factors_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check(a[place].cpu(), q[place].cpu(), r[place].cpu(), torch.finfo(dtype).eps / 2)
     basis = neula.orth(a[..., : shape[-1] // 2])
     assert basis.shape[-1] == shape[-1] // 2
+
+
+def test_batches_by_gram_schmidt() -> None:
+    """Of tiles of rows that are equal, and that zero rows fill up."""
+    for shape in ((4, 300, 45), (2, 1201, 20)):
+        a = normal_complex(*shape)
+        q, r = batched_reorthogonalize(*batched_qr(a))
+        assert (q @ r - a).norm() <= 1e-13 * a.norm()
+        assert (q.mH @ q - torch.eye(shape[2])).norm() <= 1e-13

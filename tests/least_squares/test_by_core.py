@@ -170,3 +170,21 @@ def test_too_little_memory_leaves_it_to_others(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(by_core, "_solved", lambda *_: None)
     assert neula.lstsq(noise(9, 3), noise(9)).converged
     assert neula.lstsq(noise(2, 9, 3), noise(2, 9, 1)).converged
+
+
+@pytest.mark.parametrize("shape", [(10, 4), (60, 30)])
+def test_conditions(shape: tuple[int, int]) -> None:
+    a = np.stack([hard(cond, *shape) for cond in ("1e0", "1e1", "1e3", "1e5")])
+    result = neula.lstsq(a, noise(4, shape[0], 1))
+    true = np.linalg.cond(a / np.linalg.norm(a, axis=1, keepdims=True))
+    assert ((result.conditions >= true / 10) & (result.conditions <= 10 * true)).all()
+
+
+def test_float32_is_rounded_once() -> None:
+    a, b = (x.astype(np.float32) for x in (noise(2, 100, 50), noise(2, 100, 2)))
+    result = neula.lstsq(a, b)
+    assert result.x.dtype == np.float32
+    for i in range(2):
+        exact = LeastSquares(a[i].astype(float), b[i].astype(float), rcond=1e-6)
+        assert (exact.errors(result.x[i].astype(float), 50) <= result.forward_errors[i]).all()
+    assert (result.forward_errors <= 1.2 * 2.0**-24).all()

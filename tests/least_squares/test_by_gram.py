@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from gram_problems import M, N, U, accepted, problem, solved
-from neula.algorithms.krylov.batched_lstsq import Overdetermined
-from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.certificates.bounds import lstsq_bound
 from neula.engines import FP64
-from neula.pipeline.chain import Answer
-from neula.problems.least_squares import refined, together
 from neula.problems.least_squares.problem import LeastSquaresSolutions
-from neula.problems.least_squares.together import solve_together
 
 
 @pytest.mark.parametrize("condition", [1.0, 10.0, 1e3])
@@ -51,40 +44,6 @@ def test_in_half_precision_with_plain_residuals(condition: float) -> None:
     # Residuals err by 2 (m + n)^0.5 u, times norms whose ratios are about 5, and the condition number.
     assert (found.forward_error <= 100 * (M + N) ** 0.5 * U * found.condition).all()
     check(a, b, found)
-
-
-@pytest.mark.parametrize(("plain", "steps"), [(False, 1), (True, 2)])
-def test_when_the_host_reads(monkeypatch: pytest.MonkeyPatch, plain: bool, steps: int) -> None:
-    """With plain residuals R is checked before any step, and then two are launched."""
-    asked: list[dict[str, Any]] = []
-
-    def recorded(*given: Any, **keywords: Any) -> Answer[LeastSquaresSolutions]:
-        asked.append(keywords)
-        return solve_together(*given, **keywords)
-
-    monkeypatch.setattr(refined, "solve_together", recorded)
-    solved(*problem(10.0), compute="fp16", plain_residuals=plain)
-    (keywords,) = asked
-    assert keywords["pace"] == Pace.asynchronous(steps)
-    assert keywords["source"].half_precision
-    assert keywords["source"].checked_first == plain
-
-
-@pytest.mark.parametrize(("size", "plain_starts"), [(1.0, [True]), (1e200, [True, False])])
-def test_plain_steps_are_those_of_problems_as_they_are_given(
-    monkeypatch: pytest.MonkeyPatch, size: float, plain_starts: list[bool]
-) -> None:
-    """A scaled copy is refined with residuals in twice the working precision from the first step on."""
-    asked: list[bool] = []
-
-    def recorded(*given: Any, half_precision: bool, **keywords: Any) -> Overdetermined:
-        asked.append(half_precision)
-        return Overdetermined(*given, half_precision=half_precision, **keywords)
-
-    monkeypatch.setattr(together, "Overdetermined", recorded)
-    a, b = problem(10.0)
-    assert accepted(solved(size * a / torch.linalg.vector_norm(a, dim=0), b).values)
-    assert asked == plain_starts
 
 
 @pytest.mark.parametrize("condition", [1e5, 1e9, 0.0])

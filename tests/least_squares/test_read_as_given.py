@@ -45,18 +45,19 @@ def test_the_solution_is_that_of_the_copy(shape: tuple[int, int], dtypes: list[t
     assert (error <= (found.forward_error + 1e-9) * torch.linalg.vector_norm(sizes * x, dim=0)).all()
 
 
-@pytest.mark.parametrize("given", [{"damp": 0.1}, {"weights": torch.linspace(1, 2, 150)}])
-def test_weights_and_damping_take_a_copy(given: dict[str, Any], dtypes: list[torch.dtype]) -> None:
-    found = neula.lstsq(normal(150, 60), normal(150, 1, seed=1), engine="emulated", algorithm="cgls", **given)
-    assert found.converged
-    assert dtypes == [torch.float64]
-
-
-def test_wide_matrices_take_a_copy(dtypes: list[torch.dtype]) -> None:
-    neula.lstsq(normal(40, 90), normal(40, 1, seed=1), engine="emulated", algorithm="cgls")
-    assert dtypes == [torch.float64]
-
-
-def test_a_cpu_copies(dtypes: list[torch.dtype]) -> None:
-    neula.lstsq(normal(150, 60), normal(150, 1, seed=1), engine="cpu", algorithm="cgls")
+@pytest.mark.parametrize(
+    ("shape", "engine", "given"),
+    [
+        ((150, 60), "emulated", {"damp": 0.1}),
+        ((150, 60), "emulated", {"weights": torch.linspace(1, 2, 150)}),
+        ((40, 90), "emulated", {}),
+        ((150, 60), "cpu", {}),
+    ],
+    ids=["damping", "weights", "wide", "LAPACK"],
+)
+def test_others_take_a_copy(
+    shape: tuple[int, int], engine: str, given: dict[str, Any], dtypes: list[torch.dtype]
+) -> None:
+    b = normal(shape[0], 1, seed=1)
+    assert neula.lstsq(normal(*shape), b, engine=engine, algorithm="cgls", **given).converged
     assert dtypes == [torch.float64]

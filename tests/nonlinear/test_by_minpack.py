@@ -9,7 +9,6 @@ import torch
 
 import neula
 from neula.algorithms.nonlinear.losses import LOSSES, Loss
-from neula.algorithms.nonlinear.minpack import Near, polished
 from neula.algorithms.nonlinear.one_function import EPS, OneFunction, Unusual
 from neula.problems.nonlinear import curve_fit, least_squares
 
@@ -240,33 +239,6 @@ def test_units_do_not_matter(scale):
     plain = neula.least_squares(lambda p: decay(T, *p) - y, [2.0, 1.0, 1.0])
     sized = neula.least_squares(lambda p: decay(T, *(p / scale)) - y, np.array([2.0, 1.0, 1.0]) * scale)
     assert relative_error(plain, sized.x / scale) <= 10**0.5 * (plain.forward_error + sized.forward_error)
-
-
-@pytest.mark.parametrize("scheme", ["2-point", "3-point", "5-point"])
-def test_differences(scheme):
-    function = OneFunction(lambda p: decay(T, *p), None, scheme)
-    exact, found = slopes(T, *TRUE).T, function.slopes(TRUE)
-    norms = np.linalg.norm(exact, axis=1)
-    assert (np.linalg.norm(found - exact, axis=1) <= 10 * function.noise * norms).all()
-    assert function.norms == pytest.approx(norms, rel=10 * function.noise)
-    assert (function.nfev, function.njev) == (1, 1)
-    function.slopes(TRUE)
-    function.residuals(TRUE)
-    assert (function.nfev, function.njev) == (1, 1)
-
-
-def test_corrected_steps_save_jacobians():
-    """Gauss-Newton steps alone, of a fit that leaves much, shrink by the same part each time."""
-    y = stationary(0.5)
-    function = OneFunction(lambda p: decay(T, *p) - y, lambda p: slopes(T, *p), "2-point")
-    x, plain = TRUE + 1e-3, 0
-    near, rate = polished(function, x)
-    corrected = function.njev
-    assert 0 < rate < 0.9
-    assert np.abs(near.x - TRUE).max() <= 1e3 * EPS
-    while np.abs(x - TRUE).max() > 1e3 * EPS:
-        x, plain = x + Near.at(function, x).step, plain + 1
-    assert corrected < plain
 
 
 @pytest.mark.parametrize("spoiled", [np.nan, np.inf, 1e200])

@@ -48,15 +48,6 @@ def test_least_squares(processes: Processes, given: Any, algorithm: str | None, 
     assert found[0].forward_error < 1e-3
 
 
-@pytest.mark.parametrize("algorithm", ["direct", "normal"])
-def test_low_accuracy(processes: Processes, algorithm: str) -> None:
-    (a, b), asked = SMALL, {"algorithm": algorithm, "accuracy": "fp32"}
-    found = processes.check(2, tasks.solution, a.to(torch.complex64), b.to(torch.complex64), None, asked)[0]
-    expected = np.linalg.lstsq(a.numpy(), b.numpy(), rcond=None)[0]
-    assert found.converged
-    assert np.abs(found.x.numpy() - expected).max() <= 1e-5
-
-
 @pytest.mark.parametrize("asked", [{"damp": 0.5}, {"certify": "forward"}])
 def test_least_squares_with_options(processes: Processes, asked: dict[str, Any]) -> None:
     (a, b), weights = SMALL, torch.linspace(0.5, 2.0, 60, dtype=torch.float64)
@@ -77,20 +68,6 @@ def test_statistics(processes: Processes) -> None:
         variance = np.linalg.norm(y.numpy() - x.numpy() @ solution) ** 2 / (m - n)
         expected = variance * np.linalg.inv((x.mH @ x).numpy())
         assert np.abs(found.numpy() - expected).max() <= 1e-13 * np.abs(expected).max()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-@pytest.mark.parametrize("function", ["qr", "tsqr"])
-def test_factors(processes: Processes, function: str, dtype: torch.dtype, size: int) -> None:
-    a = LARGE[0].to(dtype)
-    found = processes.check(size, tasks.factors, function, a, {})[0]
-    u = torch.finfo(dtype).eps
-    assert found.R.diagonal().imag.abs().max() == 0
-    norm = torch.linalg.matrix_norm
-    identity = torch.eye(a.shape[1], dtype=dtype)
-    assert norm(found.Q.mH @ found.Q - identity) <= 100 * u
-    assert norm(found.Q @ found.R - a) <= 30 * u * norm(a)
 
 
 def test_messages(processes: Processes) -> None:

@@ -1,4 +1,4 @@
-"""Complex matrices whose rows are spread over processes: products, polar factors, singular triplets."""
+"""Products of matrices whose rows are spread over processes; polar factors and triplets of complex ones."""
 
 from __future__ import annotations
 
@@ -17,24 +17,29 @@ def normal(m: int, n: int, seed: int = 1) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("size", COUNTS)
-@pytest.mark.parametrize(("left", "right"), [("c", "c"), ("r", "c"), ("c", "r")])
+@pytest.mark.parametrize(("left", "right"), [("c", "c"), ("r", "c"), ("c", "r"), ("r", "r")])
 @pytest.mark.parametrize(
-    ("single", "asked"), [(False, {}), (True, {}), (True, {"compute": "fp16_cor", "engine": "emulated"})]
+    ("single", "asked"),
+    [(False, {}), (True, {}), (True, {"compute": "fp16_cor", "engine": "emulated", "alpha": -2.0})],
 )
 def test_products(
     processes: Processes, size: int, left: str, right: str, single: bool, asked: dict[str, Any]
 ) -> None:
-    """``A^T B``, without a conjugate."""
+    """``A^T B``, without a conjugate: within the bound of a sum of k products, whatever its order."""
     a, b = normal(130, 7), normal(130, 5, seed=2)
     a, b = a if left == "c" else a.real.contiguous(), b if right == "c" else b.real.contiguous()
     if single:
         a, b = (x.to(torch.complex64 if x.is_complex() else torch.float32) for x in (a, b))
     wide = [x.to(torch.complex128) for x in (a, b)]
-    bound = 4 * (130 + 30) * (2.0**-24 if single else 2.0**-53) * (wide[0].abs().T @ wide[1].abs())
-    for product, of_dtensors in processes.check(size, tasks.product, a, b, asked):
+    exact = asked.get("alpha", 1.0) * wide[0].T @ wide[1]
+    factor = abs(asked.get("alpha", 1.0)) * (1 if left == right == "r" else 4)
+    bound = factor * (130 + 30) * (2.0**-24 if single else 2.0**-53) * (wide[0].abs().T @ wide[1].abs())
+    found = processes.check(size, tasks.product, a, b, asked)
+    for product, of_dtensors in found:
+        assert torch.equal(product, found[0][0])
         for x in (product, of_dtensors):
-            assert x.dtype == (torch.complex64 if single else torch.complex128)
-            assert ((x - wide[0].T @ wide[1]).abs() <= bound).all()
+            assert x.dtype == torch.promote_types(a.dtype, b.dtype)
+            assert ((x - exact).abs() <= bound).all()
 
 
 @pytest.mark.parametrize("size", COUNTS)

@@ -50,9 +50,9 @@ def test_badly_scaled_and_nan(processes: Processes) -> None:
     assert all(isinstance(x, Failure) and x.message.startswith("A[39, 1] is nan (row 3 of") for x in found)
 
 
-@pytest.mark.parametrize("size", COUNTS)
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("algorithm", ["iteration", "gram-svd", "qr-svd"])
-@pytest.mark.parametrize("asked", [{}, {"accuracy": "fp32"}, {"accuracy": 1e-2}])
+@pytest.mark.parametrize("asked", [{}, {"accuracy": 1e-2}])
 def test_every_algorithm(processes: Processes, size: int, algorithm: str, asked: dict[str, Any]) -> None:
     """Triplets to the accuracy, the same on all processes; some have fewer rows than columns."""
     left, right = (torch.linalg.qr(matrix(*shape))[0] for shape in ((150, 40), (40, 40)))

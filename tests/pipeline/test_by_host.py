@@ -15,10 +15,8 @@ import neula
 from neula.algorithms.elimination import compiled
 from neula.engines import CpuEngine, EmulatedEngine, select_engine
 from neula.engines.shipped import EMULATED
-from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.small_qr import SmallQR, small_qr
 from neula.pipeline import call
-from neula.pipeline.plans import forget_all
 from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.links import REPEATED
 from neula.problems.systems import ways as of_systems
@@ -96,38 +94,6 @@ OTHERS: list[Callable[[], Any]] = [
 @pytest.mark.parametrize("compute", OTHERS)
 def test_others_stay(compute: Callable[[], Any], launching: None) -> None:
     assert compute().engine == str(Launching("cpu"))
-
-
-@pytest.fixture
-def with_kernel(launching: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=LIMIT, by_host_kernel=400 * 30 * 31))
-
-
-def test_a_kernel_of_the_host_takes_larger_ones(with_kernel: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel takes the problems that it is made for."""
-    here = str(Launching("cpu"))
-    expected = select_engine("cpu", torch.device("cpu")) if seminormal_host.available() else here
-    assert neula.lstsq(normal(400, 30), normal(400)).engine == str(expected)
-    assert neula.lstsq(normal(30, 400), normal(30)).engine == str(expected)
-
-    def lstsq(a: torch.Tensor, b: torch.Tensor, **asked: Any) -> str:
-        forget_all()  # plans of tensors on a CPU do not depend on shapes, as those of a GPU do
-        return neula.lstsq(a, b, **asked).engine
-
-    tall, right = normal(400, 30), normal(400)
-    assert lstsq(normal(401, 30), normal(401)) == here
-    assert lstsq(normal(30, 401), normal(30)) == here
-    for asked in (
-        {"damp": 0.5},
-        {"weights": right.abs()},
-        {"constraints": (normal(1, 30), normal(1))},
-        {"covariance": right.abs()},
-        {"covariance_factor": torch.eye(400).double()},
-        {"wait": False},
-    ):
-        assert lstsq(tall, right, **asked) == here
-    monkeypatch.setattr(seminormal_host, "available", lambda: False)
-    assert lstsq(tall, right) == here
 
 
 @pytest.mark.parametrize("positive", [False, True])

@@ -16,8 +16,6 @@ from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
 from neula.pipeline import plans
 from neula.problems.least_squares import run
-from neula.problems.least_squares import together as least_squares
-from neula.problems.systems import links as systems
 from neula.problems.systems import together
 
 normal = partial(normal_array, seed=None)
@@ -88,49 +86,6 @@ def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch)
                 assert one == other, field
         assert repr(found).splitlines()[:-1] == repr(expected).splitlines()[:-1]
         assert 0 < found.seconds < 10
-
-
-@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
-@pytest.mark.parametrize("engine", [CpuEngine("cpu"), ENGINE])
-def test_statistics_are_the_users_arrays(engine: CpuEngine, wrap: Any) -> None:
-    a, b = wrap(normal(40, 4)), wrap(normal(40))
-    first, _, third = [neula.lstsq(a, b, engine=engine) for _ in range(3)]
-    assert type(third.standard_errors()) is type(first.standard_errors()) is type(a)
-    assert np.array_equal(first.standard_errors(), third.standard_errors())
-
-
-@pytest.mark.parametrize("module", [least_squares, systems])
-def test_the_first_link_is_launched_once(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a plan has launched it, and the chain goes on."""
-    launched: list[str] = []
-    if module is systems:
-        step = systems.solve_together
-        monkeypatch.setattr(
-            systems,
-            "solve_together",
-            lambda *problems, label: launched.append(label) or step(*problems, label=label),
-        )
-        a, function = normal(24, 24), neula.solve
-    else:
-        refined = least_squares._refined
-        monkeypatch.setattr(least_squares, "_refined", lambda *given: launched.append("") or refined(*given))
-        a, function = normal(60, 24), neula.lstsq
-    engine, b = OnAGPU("cpu"), normal(len(a))
-    for _ in range(3):
-        assert function(a, b, engine=engine).converged
-    easy = len(launched) // 3
-    assert easy >= 1
-    u, _, v = np.linalg.svd(a, full_matrices=False)
-    hard = (u * np.geomspace(1, 1e-11, 24)) @ v
-    launched.clear()
-    first = function(hard, b, engine=OnAGPU("cpu"))
-    count = len(launched)
-    launched.clear()
-    again = function(hard, b, engine=engine)
-    assert len(launched) == count
-    assert not first.attempts[0].accepted
-    assert [x.method for x in again.attempts] == [x.method for x in first.attempts]
-    assert np.array_equal(again.x, first.x)
 
 
 @pytest.mark.parametrize("engine", [CpuEngine("cpu"), ENGINE])

@@ -56,6 +56,34 @@ def test_arrays_of_any_library(function: str) -> None:
         assert isinstance(getattr(result, "errors", None), type(given))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128, np.complex64])
+@pytest.mark.parametrize("power", [0.5, -0.5, 0.3, -1, 0])
+@pytest.mark.parametrize("upper", [False, True])
+def test_powers_of_shapes_that_were_seen_before(dtype: Any, power: float, upper: bool) -> None:
+    """A plan computes them, within the bound on their errors; what it does not accept is the chain's."""
+    rng = np.random.default_rng(7)
+    a = rng.standard_normal((9, 9)) + 1j * rng.standard_normal((9, 9)) * (np.dtype(dtype).kind == "c")
+    a = (1e3 * (a @ a.conj().T + np.eye(9))).astype(np.promote_types(dtype, np.float64))
+    given = np.where(np.tri(9, k=-1) > 0 if upper else np.tri(9, k=-1).T > 0, np.nan, a.astype(dtype))
+    whole = a.astype(dtype).astype(a.dtype)
+    whole = np.triu(whole) if upper else np.tril(whole)
+    whole = whole + whole.conj().T - np.diag(whole.diagonal().real)
+    w, v = np.linalg.eigh(whole)
+    expected = (v * w**power) @ v.conj().T
+    for _ in range(3):
+        result = neula.fractional_matrix_power(given.astype(dtype), power, upper=upper)
+        size = np.linalg.norm(result.X - expected) / np.linalg.norm(expected)
+        assert result.converged
+        assert size <= result.error + 1e-14 <= 0.01
+        assert result.X.dtype == dtype
+        assert result.errors == result.error
+        assert result.accepted.shape == ()
+        assert np.allclose(result.eigenvalues, w, rtol=1e-4 if result.accuracy == "fp32" else 1e-12)
+    assert isinstance(neula.fractional_matrix_power(torch.eye(9), power, upper=upper).residuals, torch.Tensor)
+    with pytest.raises(np.linalg.LinAlgError, match="its smallest eigenvalue is"):
+        neula.fractional_matrix_power(-given.astype(dtype), 0.5, upper=upper)
+
+
 @EVERY
 def test_views_of_torch(function: str) -> None:
     a = torch.from_numpy(A + 1j * np.triu(A, 1) - 1j * np.tril(A, -1))

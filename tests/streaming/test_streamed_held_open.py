@@ -183,16 +183,6 @@ def test_evidence_finds_what_is_wrong(rng: np.random.Generator) -> None:
         assert not fit.solve().converged
 
 
-def test_columns_of_different_sizes(rng: np.random.Generator) -> None:
-    a, b = data(rng)
-    sizes = 10.0 ** np.arange(-8, 8, 2)
-    fit = neula.LeastSquares(8, scales=sizes)
-    fit.update(a * sizes, b)
-    result = fit.solve()
-    assert result.converged
-    assert np.allclose(result.x * sizes, np.linalg.lstsq(a, b, rcond=None)[0], rtol=1e-12)
-
-
 def test_below_full_rank(rng: np.random.Generator) -> None:
     a, b = data(rng)
     a[:, 7] = a[:, 0]
@@ -246,14 +236,6 @@ def test_a_full_disk_loses_nothing(
         of_all(a, b).save(path)
     assert neula.LeastSquares.load(path).rows == 400
     assert [x.name for x in tmp_path.iterdir()] == ["fit.npz"]
-
-
-def test_libraries(rng: np.random.Generator) -> None:
-    a, b = data(rng)
-    found = of_all(torch.from_numpy(a).float(), torch.from_numpy(b).float()).solve()
-    assert isinstance(found.x, torch.Tensor)
-    assert found.x.dtype == torch.float64
-    assert isinstance(of_all(a.tolist() and a, list(b)).solve().x, np.ndarray)
 
 
 def test_bad_input(rng: np.random.Generator) -> None:

@@ -15,14 +15,11 @@ import neula
 from campaign.oracle import System
 from capabilities import LEVELS, core_of
 from neula.algorithms.elimination import compiled, factored
-from neula.algorithms.elimination.lu import lu_in_place
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
-from neula.engines import FP32, FP64, CpuEngine, Format
+from neula.engines import FP32, FP64, Format
 from neula.kernels.core import core
-from neula.problems.systems import ways
-from neula.problems.systems.solve import SystemsPlan
 
 normal = partial(normal_array, seed=1)
 
@@ -55,6 +52,15 @@ def growing(n: int) -> np.ndarray:
 HOPELESS = ("a column of zeros", "infinite", "nan", "zero")
 """Matrices for which no solution is accepted."""
 
+EASY = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7")
+OTHERS = ("negative", "permutation", "growth", "singular", "rounded", "indefinite", "not symmetric")
+
+
+def some(matrices: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
+    """All of a small order; of a large one some, as exact solutions take long."""
+    names = matrices if n < 100 else [x for x in matrices if x in (*HOPELESS, *EASY, *OTHERS)]
+    return {name: matrices[name] for name in names}
+
 
 def hard(n: int) -> dict[str, np.ndarray]:
     a = normal(n, n, seed=n)
@@ -76,7 +82,7 @@ def hard(n: int) -> dict[str, np.ndarray]:
     found["a column of zeros"][:, 0] = 0
     found["infinite"][0, -1], found["nan"][-1, 0] = np.inf, np.nan
     found["singular"][-1], found["nearly singular"][-1] = a[0], a[0] * (1 + 1e-14)
-    return found
+    return some(found, n)
 
 
 def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
@@ -119,15 +125,7 @@ def test_hard_systems(n: int, instructions: None) -> None:
     accepted = dict(zip(matrices, accepted_of(found, n).tolist(), strict=True))
     assert not any(accepted[name] for name in HOPELESS)
     assert n == 1 or not accepted["singular"]
-    easy = (
-        "times 1",
-        f"times {2.0**-180}",
-        f"times {2.0**190}",
-        "condition 1e3",
-        "condition 1e7",
-        "negative",
-    )
-    assert all(accepted[name] for name in easy)
+    assert all(accepted[name] for name in (*EASY, "negative"))
 
 
 def definite(n: int) -> dict[str, np.ndarray]:
@@ -149,7 +147,7 @@ def definite(n: int) -> dict[str, np.ndarray]:
         found[name] = good.copy()
     found["not symmetric"][0, -1] += 1e-3 if n > 1 else -10
     found["nan"][-1, 0], found["infinite"][0, -1] = np.nan, np.inf
-    return found
+    return some(found, n)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40, 133])
@@ -170,8 +168,7 @@ def test_hard_definite_systems(n: int, alone: bool, instructions: None) -> None:
         accepted += accepted_of(found, n).tolist()
     known = dict(zip(matrices, accepted, strict=True))
     assert not any(known[name] for name in (*HOPELESS[1:], "negative", "indefinite", "not symmetric"))
-    easy = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7", "rounded")
-    assert all(known[name] for name in easy)
+    assert all(known[name] for name in (*EASY, "rounded"))
 
 
 @pytest.mark.parametrize("shape", [(30,), (5, 7), (5, 30)])
@@ -340,30 +337,6 @@ def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     assert torch.allclose(found.x.double(), exact, rtol=1e-4 if dtype == torch.float32 else 1e-9)
 
 
-@pytest.mark.parametrize("n", [12, 250])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("batch", [(), (4,)])
-def test_without_the_core_the_same_is_found(
-    n: int, dtype: type[np.floating], batch: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    a, b = normal(*batch, n, n).astype(dtype), normal(*batch, n, 1).astype(dtype)
-    by_kernels = neula.solve(a, b)
-    for module in (compiled, factored):
-        monkeypatch.setattr(module, "core", lambda: None)
-    by_numpy = neula.solve(a, b)
-    for found in (by_kernels, by_numpy):
-        assert found.converged
-        assert (
-            np.shape(found.accepted) == np.shape(found.conditions) == np.shape(found.backward_errors) == batch
-        )
-        assert np.shape(found.forward_errors) == (*batch, 1)
-    assert by_kernels.x.dtype == by_numpy.x.dtype == dtype
-    sizes = np.linalg.norm(a, axis=-2)[..., None]
-    apart, size = (np.linalg.norm(sizes * x, axis=-2) for x in (by_kernels.x - by_numpy.x, by_kernels.x))
-    assert (apart <= 1.1 * (by_kernels.forward_errors + by_numpy.forward_errors) * size).all()
-    assert 1 / 30 < by_kernels.condition / by_numpy.condition < 30
-
-
 class WithoutMemory:
     system_evidence = core().system_evidence if core() else {}
 
@@ -380,51 +353,8 @@ def test_where_memory_does_not_suffice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert neula.solve(normal(5, 5), normal(5)).converged
 
 
-@pytest.mark.parametrize(("n", "k"), [(5, 33), (5, 1000), (61, 200), (230, 64)])
-@pytest.mark.parametrize("positive", [False, True])
-def test_many_right_hand_sides(n: int, k: int, positive: bool) -> None:
-    a = normal(n, n)
-    a = a @ a.T + np.eye(n) if positive else a + 9 * np.eye(n)
-    b = normal(n, k)
-    result = neula.solve(a, b, assume_a="pos" if positive else "gen")
-    assert result.converged
-    residuals = np.linalg.norm(b - a @ result.x, axis=0)
-    size = np.linalg.norm(a) * np.linalg.norm(result.x, axis=0) + np.linalg.norm(b, axis=0)
-    assert (residuals <= n * 2.0**-52 * size).all()
-
-
-def test_what_it_is_not_for() -> None:
-    called, core = [], CpuEngine("cpu").tuning[ways.CoreTuning]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ways, "solved", lambda *_, **__: called.append(1))
-        patch.setattr(ways, "solved_by_factors", lambda *_, **__: called.append(1))
-        patch.setattr(SystemsPlan, "__call__", lambda *_: called.append(1))
-        a, b = normal(5, 5) + 9 * np.eye(5), normal(5)
-        neula.solve(a, b, pivot="partial")
-        large = np.eye(core.core_order + 1)
-        neula.solve(large, large[0], assume_a="pos", certify="forward")
-        neula.solve(a.astype(np.float16), b.astype(np.float16))
-        neula.solve(a, normal(5, core.core_numbers // 5 + 1))
-        neula.solve(a[:0, :0], b[:0])
-        assert not called
-        neula.solve(a, b)
-        assert called
-
-
 @pytest.mark.parametrize("n", [40, 250])
 def test_conditions(n: int) -> None:
     for a in (np.linalg.qr(normal(n, n))[0], with_condition(n, 1e6, 3), normal(n, n)):
         true = np.linalg.cond(a / np.linalg.norm(a, axis=0))
         assert true / 15 <= neula.solve(a, normal(n)).condition <= 15 * true
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_factors_take_the_place_of_the_matrix(dtype: torch.dtype) -> None:
-    a = torch.from_numpy(normal(50, 50)).to(dtype)
-    expected, places = torch.linalg.lu_factor(a.mT)
-    factors, pivots = a.clone(), torch.empty(50, dtype=torch.int32)
-    assert lu_in_place(factors.mT, pivots)
-    assert torch.equal(pivots, places - 1)
-    assert torch.allclose(factors.mT, expected, rtol=1e-3, atol=100 * torch.finfo(dtype).eps)
-    factors[:] = 0
-    assert not lu_in_place(factors.mT, pivots)

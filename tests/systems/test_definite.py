@@ -12,16 +12,11 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.elimination.cholesky import cholesky, working_matrices
-from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
-from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu, library_lu
+from neula.algorithms.elimination.factorization import inverted_lu
 from neula.algorithms.krylov import iterative_refinement
 from neula.algorithms.krylov.gmres import cg
-from neula.algorithms.krylov.iterative_refinement import cg_refinement, refine
-from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU, InvertedTuning
-from neula.certificates.backward_error import Scaling
-from neula.engines import EmulatedEngine
-from neula.engines.shipped import EMULATED, cuda_tuning
+from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU
+from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.problems.systems import evidence, ways
 
@@ -205,33 +200,7 @@ def test_what_is_not_finite_in_one_triangle_alone_is_found(monkeypatch: pytest.M
         neula.solve(a, np.ones(300), assume_a="pos", engine="emulated")
 
 
-def test_cg_refinement_where_factors_alone_do_not_converge() -> None:
-    a = torch.from_numpy(conditioned(128, 2000.0))
-    engine = EmulatedEngine(format="fp16")
-    work = working_matrices(1, 128, engine).copy_(a)
-    factors = CholeskyFactor.from_factor(
-        cholesky(work, engine, leaf=32, shift=4.0).lower[0], engine.storage, 0
-    )
-    b = torch.ones(128, 1, dtype=torch.float64)
-    found = refine(
-        a,
-        b,
-        cg_refinement(a, factors),
-        scalings=[Scaling(a.abs().sum(1).amax())],
-        tolerance=4 * U64,
-        max_iterations=60,
-    )
-    assert found.backward_error.max() <= 4 * U64
-    assert found.iterations < 60
-
-
 INVERTING = replace(cuda_tuning((9, 0)), queued=0, queued_definite=0)
-
-
-def test_widths_of_inverted_blocks() -> None:
-    found = [INVERTING[InvertedTuning].width(n) for n in (100, 512, 3000, 12000, 30000)]
-    assert found == [0, 256, 1024, 2048, 2048]
-    assert EMULATED[InvertedTuning].width(10_000) == 0
 
 
 @pytest.mark.parametrize("batch", [(), (2,)])
@@ -251,22 +220,6 @@ def test_inverted_blocks_solve_as_substitution_does(
         size = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(found)
         assert (torch.linalg.matrix_norm(b - matrix @ found) <= 100 * n * U64 * size).all()
     assert torch.equal(b, before)
-
-
-def test_library_factors_with_inverted_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = EmulatedEngine(format="fp64")
-    monkeypatch.setattr(EmulatedEngine, "tuning", INVERTING)
-    a = random_matrix("normal", 600, 600, dtype=torch.float64)
-    factors = library_lu(a, engine)
-    assert factors.inverted is not None
-    plain = LibraryLU(factors.lu, factors.pivots, factors.growth)
-    b = torch.ones(600, 2, dtype=torch.float64)
-    for mine, other in (
-        (factors.solve(b), plain.solve(b)),
-        (factors.solve_transposed(b), plain.solve_transposed(b)),
-    ):
-        assert torch.linalg.matrix_norm(mine - other) <= 1e-8 * torch.linalg.matrix_norm(other)
-    assert factors.in_double() is factors
 
 
 def test_blocks_in_two_precisions() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -18,11 +17,10 @@ from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
 from neula.certificates.forward_error import COMPUTED
 from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
-from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, SystemsJudge
-from neula.problems.systems.together import _LU, VECTORS, _worst, solve_together
+from neula.problems.systems.together import _LU, VECTORS, solve_together
 
 noise = partial(normal, seed=3)
 
@@ -187,17 +185,6 @@ def test_without_doubled_residuals(cond: float) -> None:
     assert (found.forward_error <= 2 * U64 * (1 + 12**1.25 * 2 * cond)).all()
 
 
-def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CpuEngine, "tuning", replace(CpuEngine("cpu").tuning, chunk_elements=50))
-    a, b = noise(7, 5, 5), noise(7, 5, 1)
-    whole = solved(a, b)
-    assert OPTIONS.limits(whole.x.shape[1]).accept(whole.evidence).all()
-    a[5, :, 0] = 0
-    with pytest.raises(SingularMember) as caught:
-        solved(a, b)
-    assert caught.value.place == 5
-
-
 def test_history_of_a_batch() -> None:
     """One step more than there were corrections; the worst of all counts, also where parts take fewer."""
     rng = np.random.default_rng(5)
@@ -211,11 +198,6 @@ def test_history_of_a_batch() -> None:
     assert len(together.history) == together.iterations + 1
     # Batched LAPACK may round in another order: the first ones are of the same size, and not more.
     assert together.history[0] == pytest.approx(max(one.history[0] for one in alone), rel=1)
-
-
-def test_histories_of_different_length() -> None:
-    parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
-    assert _worst(parts) == (3.0, 1.5, 1.0)
 
 
 def test_tiny_right_hand_sides_of_a_batch_are_scaled() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -13,14 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import neula
 from neula.algorithms.elimination import cholesky
 from neula.algorithms.elimination.butterfly import TwoSided
-from neula.algorithms.krylov.doubled_refinement import Pace
 from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.problems.systems import together
-from neula.problems.systems.system import ScaledSystems
-from neula.problems.systems.together import DEFINITE, FactorSource
+from neula.problems.systems.together import DEFINITE
 from neula.problems.systems.ways import MIXED
 
 LIBRARY = "lu fp64 with pivoting"
@@ -230,18 +227,6 @@ def test_a_single_system_says_what_a_batch_of_one_says(library: str, k: int | No
         assert np.allclose(mine, other, rtol=1e-6)
 
 
-def test_what_one_link_has_found_is_not_looked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that the first link does not solve goes on from there."""
-    asked: list[str] = []
-    part = together._part
-    monkeypatch.setattr(
-        together, "_part", lambda systems, source: asked.append(source.label) or part(systems, source)
-    )
-    found = neula.solve(unmixed(60), torch.ones(60, dtype=torch.float64), engine=ENGINE)
-    assert [attempt.accepted for attempt in found.attempts] == [False, True]
-    assert asked == [MIXED, LIBRARY]
-
-
 class Emulated(EmulatedEngine):
     """With the thresholds of a GPU, and its formats."""
 
@@ -307,69 +292,3 @@ def test_the_library_goes_on_where_gmres_does_not(noise: float, monkeypatch: pyt
     methods = [attempt.method for attempt in found.attempts]
     # Rounding errors decide whether GMRES does.
     assert methods in ([MIXED, f"{MIXED} + gmres", LIBRARY], [MIXED, f"{MIXED} + gmres"])
-
-
-ORDER = 24
-LARGE = {"bordered": 0, "replayed_bytes": 8 * ORDER**2 - 1}
-"""Of one matrix more than a graph replays."""
-
-
-@pytest.mark.parametrize(
-    ("engine", "count", "asked", "tuning", "paces"),
-    [
-        (OnAGPU, 1, {}, {}, [Pace.prelaunched(3)]),
-        (OnAGPU, 1, {"assume_a": "pos"}, {}, [Pace.prelaunched(2)]),
-        (OnAGPU, 1, {}, {"bordered": 0}, [Pace.prelaunched(3)]),
-        (OnAGPU, 1, {"assume_a": "pos"}, {"bordered": 0}, [Pace.prelaunched(2)]),
-        (OnAGPU, 1, {}, LARGE, [Pace.asynchronous(1)]),
-        (OnAGPU, 1, {"assume_a": "pos"}, LARGE, [Pace.asynchronous(1)]),
-        (ByNormalEquations, 1, {}, LARGE, [Pace.asynchronous(2)]),
-        (OnAGPU, 3, {}, {}, [Pace.prelaunched(3)]),
-        (OnAGPU, 3, {}, LARGE, [Pace.asynchronous(2)]),
-        (OnAGPU, 1, {"wait": False}, {}, [Pace.prelaunched(3)]),
-        (OnAGPU, 1, {"wait": False}, LARGE, [Pace.prelaunched(3)]),
-        (OnAGPU, 1, {"wait": False, "assume_a": "pos"}, LARGE, [Pace.prelaunched(3)]),
-    ],
-)
-def test_when_the_host_reads(
-    monkeypatch: pytest.MonkeyPatch,
-    engine: type[CpuEngine],
-    count: int,
-    asked: dict[str, Any],
-    tuning: dict[str, int],
-    paces: list[Pace],
-) -> None:
-    """The host reads after the steps that most systems take only where systems are too large for a graph."""
-    assert paces_of(monkeypatch, engine, count, asked, tuning) == paces
-
-
-def test_numbers_far_from_one_are_scaled_at_the_second_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert paces_of(monkeypatch, OnAGPU, 1, {}, {}, size=1e200) == 2 * [Pace.prelaunched(3)]
-
-
-def paces_of(
-    monkeypatch: pytest.MonkeyPatch,
-    engine: type[CpuEngine],
-    count: int,
-    asked: dict[str, Any],
-    tuning: dict[str, int],
-    size: float = 1.0,
-) -> list[Pace]:
-    """Paces of the solves of some definite systems, one after the other."""
-    seen: list[Pace] = []
-    solved = together._solved
-
-    def recorded(
-        scaled: ScaledSystems, options: Any, source: FactorSource, pace: Pace
-    ) -> together.SolvedSystems:
-        seen.append(pace)
-        return solved(scaled, options, source, pace)
-
-    monkeypatch.setattr(together, "_solved", recorded)
-    monkeypatch.setattr(engine, "tuning", replace(engine.tuning, **tuning))
-    a = size * (random_matrix("normal", ORDER, ORDER).tril(-1) / ORDER)
-    a = a + a.mT + size * torch.eye(ORDER, dtype=torch.float64)
-    a = a.expand(count, -1, -1).contiguous() if count > 1 else a
-    b = torch.ones(*a.shape[:-1], 1, dtype=torch.float64)
-    assert neula.finish(neula.solve(a, b, engine=engine("cpu"), **asked)).converged
-    return seen

@@ -88,15 +88,6 @@ def _gamma(x: torch.Tensor) -> torch.Tensor:
 class Formula:
     """A formula and the names in it.
 
-    Attributes
-    ----------
-    text : str
-    names : tuple of str
-        Variables, in the order in which they appear first.
-    tree : ast.expr
-
-    Examples
-    --------
     >>> formula = Formula.parse("a*exp(-b*x) + c")
     >>> formula.names
     ('a', 'b', 'x', 'c')
@@ -105,18 +96,12 @@ class Formula:
     """
 
     text: str
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # variables, in the order in which they appear first
     tree: ast.expr
 
     @classmethod
     def parse(cls, text: str) -> Formula:
-        """Read a formula.
-
-        Raises
-        ------
-        ValueError
-            That says what in it is not understood, or not allowed.
-        """
+        """Read a formula; a ValueError says what in it is not understood, or not allowed."""
         if len(text) > LONGEST:
             raise ValueError(f"a formula of {len(text)} characters is too long: {LONGEST} are allowed")
         if "\0" in text:
@@ -135,12 +120,8 @@ class Formula:
     def __call__(self, values: Mapping[str, Any]) -> Any:
         """The value for numbers or arrays, of one library, by name.
 
-        Where arrays overflow, or a function is not defined, it is Inf or NaN, without a warning.
-
-        Raises
-        ------
-        ValueError
-            For a name that has no value.
+        Where arrays overflow, or a function is not defined, it is Inf or NaN, without a warning. A ValueError
+        says if a name has no value.
         """
         missing = [name for name in self.names if name not in values]
         if missing:

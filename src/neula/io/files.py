@@ -50,44 +50,26 @@ def read_matrix(
     header: bool | None = None,
     message: Message | None = None,
 ) -> np.ndarray:
-    """Read one array from a file.
+    """Read one array from a file, whose extension names the format.
 
-    Parameters
-    ----------
-    path : str or path
-        The extension names the format: ``.npy``, ``.npz``, ``.csv``, ``.tsv`` and ``.txt`` (and these with
-        ``.gz`` behind), ``.parquet``, ``.h5`` or ``.hdf5``, ``.mat``, ``.mtx`` or ``.mtx.gz``.
-    key : str, optional
-        Which array of an ``.npz`` or ``.mat`` file, or the path of a dataset of HDF5; not needed when there
-        is only one. Of a table the columns, as in ``"x1,x2"``: their names, or their numbers from 1 where the
-        file names none; all by default. ``"z"`` is also the complex column whose parts are named ``z_re`` and
-        ``z_im`` (or ``z.real`` and ``z.imag``), and ``"u+vj"`` the one with the parts u and v.
-    column_as_vector : bool, optional
-        Return a matrix of one column as a vector of shape ``(m,)`` where the format cannot tell the two
-        apart (tables, ``.mat`` and Matrix Market), as a right-hand side wants it.
-    decimal : {".", ","}, optional
-        Decimal separator in text.
-    missing : {"error", "nan", "needed"}, optional
-        Empty fields of a table, ``NA`` and the like: an error that advises to omit such lines, or NaN.
-    header : bool, optional
-        Whether the first line of a text names the columns; by default the whole table decides.
-    message : callable, optional
-        Gets a line on each change of the file's content by reading it: a header line left
-        out, a sparse matrix made dense.
+    That is ``.npy``, ``.npz``, ``.csv``, ``.tsv`` and ``.txt`` (and these with ``.gz`` behind), ``.parquet``,
+    ``.h5`` or ``.hdf5``, ``.mat``, ``.mtx`` or ``.mtx.gz``. Text and Matrix Market give a float64 or
+    complex128 matrix, other formats keep shape and dtype (in native byte order).
 
-    Returns
-    -------
-    ndarray
-        Text and Matrix Market give a float64 or complex128 matrix, other formats keep shape and dtype (in
-        native byte order).
+    ``key`` says which array of an ``.npz`` or ``.mat`` file, or the path of a dataset of HDF5; not needed
+    when there is only one. Of a table it lists the columns, as in ``"x1,x2"``: their names, or their numbers
+    from 1 where the file names none; all by default. ``"z"`` is also the complex column whose parts are named
+    ``z_re`` and ``z_im`` (or ``z.real`` and ``z.imag``), and ``"u+vj"`` the one with the parts u and v.
+    ``column_as_vector``: return a matrix of one column as a vector of shape ``(m,)`` where the format cannot
+    tell the two apart (tables, ``.mat`` and Matrix Market), as a right-hand side wants it. ``missing``: empty
+    fields of a table, ``NA`` and the like are an error that advises to omit such lines, or NaN. ``header``:
+    whether the first line of a text names the columns; by default the whole table decides. ``message`` gets a
+    line on each change of the file's content by reading it: a header line left out, a sparse matrix made
+    dense.
 
-    Raises
-    ------
-    FileError
-        The file is missing, empty, truncated, not what its extension says, or holds no numbers; its
-        first line may be names or numbers; a package is not installed that reads it.
-    InexactIntegerError
-        An integer in a text, a table or a Matrix Market file is no float64.
+    A FileError says if the file is missing, empty, truncated, not what its extension says, or holds no
+    numbers, if its first line may be names or numbers, or which package is missing; an InexactIntegerError
+    if an integer in a text, a table or a Matrix Market file is no float64.
     """
     return read_table(
         InputFile.from_path(path),
@@ -143,24 +125,13 @@ def _read(
 
 
 def write_matrix(path: str | os.PathLike[str], array: np.ndarray, *, name: str = "array") -> None:
-    """Write one array to a file, completely or not at all.
+    """Write one array to a file, completely or not at all; one that is there is replaced.
 
-    Parameters
-    ----------
-    path : str or path
-        The extension names the format, one of those of :func:`read_matrix` except ``.mtx.gz``. An existing
-        file is replaced once the new one is complete.
-    array : ndarray
-        Text and Matrix Market take vectors (one column) and matrices, and write as many digits as bring back
-        exactly the same float64 or complex128. Other formats keep the dtype, and all except ``.parquet`` and
-        ``.mat`` the shape; ``.parquet`` has no complex numbers.
-    name : str, optional
-        The name of the array inside an ``.npz``, HDF5 or ``.mat`` file.
-
-    Raises
-    ------
-    FileError
-        The file cannot be written, or the format cannot hold the array.
+    The extension names the format, one of those of :func:`read_matrix` except ``.mtx.gz``. Text and Matrix
+    Market take vectors (one column) and matrices, and write as many digits as bring back exactly the same
+    float64 or complex128. Other formats keep the dtype, and all except ``.parquet`` and ``.mat`` the shape;
+    ``.parquet`` has no complex numbers. ``name`` is that of the array inside an ``.npz``, HDF5 or ``.mat``
+    file. A FileError says if the file cannot be written, or the format cannot hold the array.
     """
     write_files({Path(path): {name: array}})
 

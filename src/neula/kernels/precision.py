@@ -19,6 +19,8 @@ import torch
 
 from neula.kernels.dispatch import refuse_capture
 
+ONE_THREAD = 1 << 18  # multiplications of a product up to which OpenBLAS, and so NumPy, takes one thread
+
 
 class _NoTF32(NamedTuple):
     """Constructor and destructor of ATen's guard, and whether one is alive in this thread."""

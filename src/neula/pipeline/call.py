@@ -85,7 +85,7 @@ class Call:
         cls,
         operands: Mapping[str, Any],
         *,
-        engine: str | Engine,
+        engine: str | Engine = "auto",
         accuracy: Accuracy | None = None,
         bound: Callable[[Format, tuple[int, ...]], float] = qr_bound,
         strict: bool = False,

@@ -57,10 +57,8 @@ class RefinedColumns(NamedTuple):
 
 
 def near_one(b: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """``scales * b`` with columns brought near 1, and the exponents of the powers of two that did so.
-
-    Squares of other numbers overflow or underflow.
-    """
+    """``scales * b`` with columns brought near 1, and the exponents of the powers of two that did so."""
+    # Squares of other numbers overflow or underflow.
     if not b.numel():
         return b, torch.zeros_like(b[..., :1, :].real, dtype=torch.int32)
     powers = binary_exponents(largest_magnitude(b, -2, keepdim=True))
@@ -72,10 +70,8 @@ def near_one(b: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
 
 
 def rounded_shift(z: Tensor, exponents: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """``z 2^e`` rounded to a dtype, in double precision, and its rounding errors relative to z.
-
-    OverflowError if it does not fit; errors are larger than u if it underflows.
-    """
+    """``z 2^e`` rounded to a dtype, in double precision, and its rounding errors relative to z."""
+    # OverflowError if it does not fit; errors are larger than u if it underflows.
     x = shift(z, exponents).to(dtype).to(z)
     if bool((x.isinf() & z.isfinite()).any()):
         raise does_not_fit(dtype)
@@ -170,10 +166,8 @@ class FactoredMatrix:
         return FactorErrors(rate, left, right, inverse, logdet, condition)
 
     def _noise(self, g: Tensor, v: Tensor) -> Tensor:
-        """Rounding errors of ``E G`` for ``v = M2^-1 G``, which may be as large as E G itself.
-
-        Those of a product and of substitutions, some u times the products of magnitudes, with random signs.
-        """
+        """Rounding errors of ``E G`` for ``v = M2^-1 G``, which may be as large as E G itself."""
+        # Those of a product and of substitutions, some u times the products of magnitudes, with random signs.
         rows = self.scaled.abs() @ v.abs()
         if self.kind == "orthonormal":
             rows = two_norms(rows, -2, keepdim=True).expand_as(rows)
@@ -215,11 +209,9 @@ class FactoredMatrix:
         return replace(self, left=lu, right=lu.triu(), kind="unit", order=order, swaps=swaps)
 
     def refined(self, b: Tensor, u: float) -> RefinedColumns:
-        """Solve for columns of b, shape (P, n, K), in double precision, until x has an error of a few u.
-
-        With the residual r of x, and ``y = M1^-1 r``, the error of ``x + M2^-1 y`` is ``M2^-1 ((I + E)^-1 -
-        I) y``, and what the rounding errors of r become.
-        """
+        """Solve for columns of b, shape (P, n, K), in double precision, until x has an error of a few u."""
+        # With the residual r of x, and ``y = M1^-1 r``, the error of ``x + M2^-1 y`` is ``M2^-1 ((I + E)^-1 -
+        # I) y``, and what the rounding errors of r become.
         a, norm = self.scaled, torch.linalg.vector_norm
         b, powers = near_one(b, self.scales[0])
         n, rate = b.shape[-2], self.errors.rate
@@ -270,11 +262,9 @@ class FactoredMatrix:
 
     @property
     def logdet(self) -> tuple[Tensor, Tensor]:
-        """``log |det A|``, and a bound on its error, shape (P,).
-
-        A sum of n numbers has an error of ``n u`` times the sum of their magnitudes (Higham 2002, section
-        4.2), and each logarithm one of u.
-        """
+        """``log |det A|``, and a bound on its error, shape (P,)."""
+        # A sum of n numbers has an error of ``n u`` times the sum of their magnitudes (Higham 2002, section
+        # 4.2), and each logarithm one of u.
         logs = self.right.diagonal(dim1=-2, dim2=-1).abs().log()
         scales = torch.cat([x.flatten(1).log() for x in self.scales], -1)
         twice = 2 if self.kind == "lower" else 1
@@ -295,11 +285,9 @@ class FactoredMatrix:
 
     @property
     def phase_error(self) -> float:
-        """Bound on the rounding error of a complex sign, in radians.
-
-        It is a product of n numbers of magnitude 1, each of which errs by a few u; the determinant of Q has
-        the rounding errors of its elimination as well.
-        """
+        """Bound on the rounding error of a complex sign, in radians."""
+        # It is a product of n numbers of magnitude 1, each of which errs by a few u; the determinant of Q has
+        # the rounding errors of its elimination as well.
         n = self.a.shape[-1] if self.a.is_complex() and self.kind != "lower" else 0
         return 8 * n * FP64.u * (n if self.kind == "orthonormal" else 1)
 
@@ -312,10 +300,8 @@ class FactoredMatrix:
         return attach_system(a, eye, x, self.again)
 
     def inverse_quadratic(self, b: Tensor, u: float, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-        """Diagonal of ``b^H A^-1 b``, shape (P, K), in a dtype, bounds on its errors, and ``A^-1 b``.
-
-        ``b^H (x - x*)`` is the inner product of ``M2^-H C b`` and ``M2 C^-1 (x - x*)``.
-        """
+        """Diagonal of ``b^H A^-1 b``, shape (P, K), in a dtype, bounds on its errors, and ``A^-1 b``."""
+        # ``b^H (x - x*)`` is the inner product of ``M2^-H C b`` and ``M2 C^-1 (x - x*)``.
         found, norm = self.refined(b, u), torch.linalg.vector_norm
         sides, powers = near_one(b, self.scales[1].mT)
         side = norm(self.by_right_transposed(sides), dim=-2)

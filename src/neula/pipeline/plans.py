@@ -90,12 +90,12 @@ class Given(NamedTuple):
 
 
 class Plans:
-    """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional.
+    """Plans of one function, by shapes, dtypes and keywords; its operands, so many arrays, are positional."""
 
-    ``make``: from the arguments of a call to its plan; None where the whole chain is asked. ``go_on``: from
-    what a first link has found, and the arguments, to the result. ``fetches``: whether a plan on the host
-    also takes copies, of views, and what is fetched from a device.
-    """
+    # ``make``: from the arguments of a call to its plan; None where the whole chain is asked. ``go_on``: from
+    # what a first link has found, and the arguments, to the result. ``fetches``: whether a plan on the host
+    # also takes copies, of views, and what is fetched from a device. ``then``: names of the arguments after the
+    # operands, which may be positional, too.
 
     def __init__(
         self,
@@ -103,7 +103,9 @@ class Plans:
         operands: int = 2,
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
+        then: Sequence[str] = (),
     ) -> None:
+        self._then = then
         self._make, self._operands, self._fetches = make, operands, fetches
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None] | None] = {}  # None after one call
@@ -112,6 +114,11 @@ class Plans:
     def __call__(self, args: Sequence[Any], keywords: Mapping[str, Any]) -> Any | None:
         """The result of a call; None where the whole chain is asked."""
         begun = perf_counter()
+        if len(args) > self._operands:
+            rest, args = args[self._operands :], args[: self._operands]
+            if len(rest) > len(self._then) or not keywords.keys().isdisjoint(self._then[: len(rest)]):
+                return None
+            keywords = {**dict(zip(self._then, rest, strict=False)), **keywords}
         if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]
@@ -210,6 +217,15 @@ def accepted_result(
     fields["engine"], fields["accuracy"] = str(options.engine), options.target.name
     fields["seconds"] = perf_counter() - given.begun
     return kind._from_fields(fields)
+
+
+def numbers_later(given: Given, numbers: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields with arrays of one number each."""
+
+    def later(number: Any) -> Later:
+        return Later(lambda: given.wrap(np.array(number)))
+
+    return {name: later(number) for name, number in numbers.items()}
 
 
 def accepted_solutions(

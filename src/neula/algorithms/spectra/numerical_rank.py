@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines.formats import double_of, in_double
 from neula.engines.random_vectors import gaussian
+from neula.kernels import scipy_linalg
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
 
@@ -23,6 +27,28 @@ _STEPS = 3
 SAFETY = 4.0
 """After three steps from a random direction the smallest singular value is overestimated by the tenth root of
 n at most, if the direction has the usual component ``1/sqrt(n)`` of its singular vector."""
+
+
+def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
+    """Singular values relative to the largest, with columns of norm 1, up to which nothing is known."""
+    size, dtype = max(m, n), dtype.to_real()
+    if dtype == torch.float64:
+        return size * torch.finfo(torch.float64).eps
+    return max(math.sqrt(size) * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
+
+
+def is_invertible(r: np.ndarray, rcond: float, error: float = 0.0, *, unit: bool = False) -> bool:
+    """Whether the inverse of one triangle R shows that all singular values count, as of
+    :func:`numerical_ranks`; ``unit``: of columns divided by their norms.
+    """
+    invert = scipy_linalg.lapack.ztrtri if r.dtype.kind == "c" else scipy_linalg.lapack.dtrtri
+    inverse, singular = invert(r)
+    size = norms = np.sqrt(np.einsum("ij,ij->j", r, r.conj()).real)
+    if unit:
+        inverse, size = inverse * norms[:, None], np.ones_like(norms)
+    # The reciprocal of the norm is at most the smallest singular value, the other at least the largest.
+    limit = max(rcond * math.sqrt(size @ size), error)
+    return not singular and SAFETY * limit * math.sqrt(np.vdot(inverse, inverse).real) < 1
 
 
 def columns_of_norm_one(r: torch.Tensor) -> torch.Tensor:

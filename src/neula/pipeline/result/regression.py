@@ -107,9 +107,8 @@ class Regression(Named):
         array([[ 0.0063, -0.0027],
                [-0.0027,  0.0018]])
         """
-        if (how := Robust.checked(absolute, robust, groups)) is None:
-            return self._known.covariance(self.x, absolute)
-        return self._of_rows.robust_covariance(how)
+        how = Robust.checked(absolute, robust, groups)
+        return self._fit_for(how).covariance(absolute, how)
 
     def standard_errors(
         self, *, absolute: bool = False, robust: str | None = None, groups: Any = None
@@ -130,9 +129,8 @@ class Regression(Named):
         ValueError
             As :meth:`covariance`.
         """
-        if (how := Robust.checked(absolute, robust, groups)) is None:
-            return self._known.standard_errors(self.x, absolute)
-        return self._of_rows.robust_errors(how)
+        how = Robust.checked(absolute, robust, groups)
+        return self._fit_for(how).standard_errors(absolute, how)
 
     def confidence_intervals(
         self, level: float = 0.95, *, absolute: bool = False, robust: str | None = None, groups: Any = None
@@ -159,9 +157,8 @@ class Regression(Named):
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level}")
-        if (how := Robust.checked(absolute, robust, groups)) is None:
-            return self._known.confidence_intervals(self.x, level, absolute)
-        return self._of_rows.robust_intervals(self.x, level, how)
+        how = Robust.checked(absolute, robust, groups)
+        return self._fit_for(how).confidence_intervals(self.x, level, absolute, how)
 
     def leverage(self, *, samples: int | None = None) -> Any:
         """Diagonal of the matrix that maps b to ``A x``: the influence of each row on its own fit.
@@ -188,7 +185,7 @@ class Regression(Named):
     @property
     def residual_variance(self) -> Any:
         """``||r||^2 / degrees_of_freedom`` of weighted or whitened residuals, shape (...) or (..., k)."""
-        return self._known.residual_variance(self.x)
+        return self._known.residual_variance()
 
     @property
     def degrees_of_freedom(self) -> Any:
@@ -200,10 +197,13 @@ class Regression(Named):
         """The sum of leverages: n, less one for each independent constraint; with damping less than n."""
         return self._known.effective_degrees_of_freedom()
 
+    def _fit_for(self, how: Robust | None) -> Any:
+        return self._known if how is None else self._of_rows
+
     @property
     def _of_rows(self) -> Any:
         """The fit with the rows of A and b, a ``RegressionFit``."""
-        if not hasattr(self._known, "robust_covariance"):
+        if not hasattr(self._known, "residuals"):
             raise ValueError(
                 "residuals, the table of regression and robust covariances need the rows of A and b, which "
                 "this result does not keep: solve with all rows in memory, and ask before it is pickled"

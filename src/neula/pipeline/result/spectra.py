@@ -115,9 +115,9 @@ class PowerResult(CertifiedResult, Generic[ArrayT]):
     residual_bound: float
     converged: bool
     eigenvalues: ArrayT
-    errors: Any
-    residuals: Any
-    accepted: Any
+    errors: Any = Deferrable()  # noqa: RUF009
+    residuals: Any = Deferrable()  # noqa: RUF009
+    accepted: Any = Deferrable()  # noqa: RUF009
 
     def _member(self, place: int) -> PowerResult[Any]:
         names = ("X", "eigenvalues", "errors", "residuals", "accepted")
@@ -250,10 +250,10 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     orthogonality: float
     residual_bound: float = math.nan
     orthogonality_bound: float = math.nan
-    ranks: Any
-    residuals: Any
-    orthogonalities: Any
-    accepted: Any
+    ranks: Any = Deferrable()  # noqa: RUF009
+    residuals: Any = Deferrable()  # noqa: RUF009
+    orthogonalities: Any = Deferrable()  # noqa: RUF009
+    accepted: Any = Deferrable()  # noqa: RUF009
 
     def _member(self, place: int) -> PolarResult[Any]:
         names = ("U", "H", "ranks", "residuals", "orthogonalities", "accepted")

@@ -206,16 +206,11 @@ def checked(
         raise ValueError(f"verbose must be 0, 1 or 2, got {verbose!r}")
     if method == "bvls" and lsq_solver == "lsmr":
         raise ValueError("method='bvls' can't be used with lsq_solver='lsmr'")
-    return _pair(bounds), None if max_iter is None else whole_number("max_iter", max_iter)
-
-
-def _pair(bounds: Any) -> tuple[Any, Any]:
-    """Lower and upper bounds."""
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
-        return np.array(bounds.lb), np.array(bounds.ub)  # SciPy's share memory
-    if not hasattr(bounds, "__len__") or len(bounds) != 2:
+        bounds = np.array(bounds.lb), np.array(bounds.ub)  # SciPy's share memory
+    elif not hasattr(bounds, "__len__") or len(bounds) != 2:
         raise ValueError(f"bounds must be a pair, the lower and the upper ones, got {bounds!r}")
-    return bounds[0], bounds[1]
+    return (bounds[0], bounds[1]), None if max_iter is None else whole_number("max_iter", max_iter)
 
 
 @overload

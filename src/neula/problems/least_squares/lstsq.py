@@ -327,7 +327,12 @@ def _asked(
     if given.is_complex() and not call.operands["b"].tensor.is_complex():
         call = replace(call, operands={**call.operands, "b": call.operands["b"].to(call.dtype)})
     if call.weights is not None and given.ndim > 1:
-        _check_weights(call.weights.tensor, given.shape[-2], call.engine)
+        factors, over_rows, m = call.weights.tensor, call.engine.over_rows, given.shape[-2]
+        if factors.shape != (m,):
+            shape = tuple(factors.shape)
+            raise ValueError(f"weights must have shape ({m},), one for each row of A, got {shape}")
+        if m > 0:
+            check_finite(factors, over_rows.largest(factors.abs().max().reshape(1)), "weights", over_rows)
     if intercept and (general or not has_parts(given, call.dtype)):
         observations = given.shape[-2] if damp and given.ndim > 1 else None
         call, damp = with_intercept(call, damp), 0.0
@@ -408,14 +413,6 @@ def check_damp(damp: Any) -> float:
     """A number that is finite and not negative, without a gradient."""
     refuse_gradient(damp, "damp")
     return number("damp", damp, "finite and not negative", lambda x: 0 <= x < math.inf)
-
-
-def _check_weights(w: torch.Tensor, m: int, engine: Engine) -> None:
-    if w.shape != (m,):
-        raise ValueError(f"weights must have shape ({m},), one for each row of A, got {tuple(w.shape)}")
-    if m > 0:
-        largest = engine.over_rows.largest(w.abs().max().reshape(1))
-        check_finite(w, largest, "weights", engine.over_rows)
 
 
 OF_ROWS = ("weights", "sigma", "sample_weight")

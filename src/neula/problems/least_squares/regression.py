@@ -108,7 +108,7 @@ class LinearFit:
         places = torch.arange(len(x), device=x.device)
         return x[self.shapes.of_members(places)]
 
-    def covariance(self, x: Any, absolute: bool) -> Any:
+    def covariance(self, absolute: bool, how: Robust | None = None) -> Any:
         """Covariance matrices of the parameters."""
         deviation, exponents = self._scale(absolute)
         variance, exponents = (
@@ -118,21 +118,17 @@ class LinearFit:
         found = variance * (found if self.shapes.is_vector else found.unsqueeze(-3))
         return self._given(shift(shift(found, exponents), exponents))
 
-    def standard_errors(self, x: Any, absolute: bool) -> Any:
+    def standard_errors(self, absolute: bool, how: Robust | None = None) -> Any:
         """Roots of the diagonals of the covariance matrices."""
-        return self._given(self._errors(absolute))
+        return self._given(self._errors(absolute, how))
 
-    def _errors(self, absolute: bool) -> torch.Tensor:
+    def _errors(self, absolute: bool, how: Robust | None) -> torch.Tensor:
         lengths = two_norms(self.kept.map, 2)
         deviation, exponents = self._scale(absolute)
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
-    def confidence_intervals(self, x: Any, level: float, absolute: bool) -> Any:
-        """Ends of intervals about x, standard errors times a quantile to either side."""
-        return self._intervals(x, level, self._errors(absolute), None if absolute else self.kept.free)
-
-    def _intervals(self, x: Any, level: float, errors: torch.Tensor, free: torch.Tensor | None) -> Any:
-        """Intervals by Student's distribution for degrees of freedom of each matrix, or by the normal one."""
+    def confidence_intervals(self, x: Any, level: float, absolute: bool, how: Robust | None = None) -> Any:
+        """Ends of intervals about x, by Student's distribution or, if ``absolute``, by the normal one."""
         from scipy.special import ndtri, stdtrit
 
         if self.kept.map.is_complex():
@@ -140,8 +136,10 @@ class LinearFit:
                 "confidence intervals are those of real parameters, and these are complex: use "
                 "standard_errors(), or fit real and imaginary parts as real parameters"
             )
-        tail = 0.5 + level / 2
-        if free is None:
+        tail, errors, free = 0.5 + level / 2, self._errors(absolute, how), self.kept.free
+        if how is not None and how.groups is not None:
+            free = torch.full_like(free, float(how.groups.max()))
+        if absolute:
             quantiles = torch.full_like(self.kept.effective, float(ndtri(tail)))
         else:
             quantiles = torch.from_numpy(stdtrit(free.cpu().numpy(), tail)).to(errors)
@@ -156,7 +154,7 @@ class LinearFit:
             "memory, in one process, and ask before the result is pickled"
         )
 
-    def residual_variance(self, x: Any) -> Any:
+    def residual_variance(self) -> Any:
         """Variance of each right-hand side; of a single one a number."""
         of_b = self.kept.of_b
         return self._number(self.shapes.of_columns(shift(shift(self._variance, of_b), of_b)))
@@ -550,8 +548,10 @@ class RegressionFit(LinearFit):
         scores = sums.new_zeros(*sums.shape[:2], count, q.shape[2]).index_add(2, groups, sums)
         return correction * (scores.mH @ scores)
 
-    def robust_covariance(self, how: Robust) -> Any:
-        """Covariance matrices of the parameters from squared residuals."""
+    def covariance(self, absolute: bool, how: Robust | None = None) -> Any:
+        """Covariance matrices of the parameters, if ``how`` says so from squared residuals."""
+        if how is None:
+            return super().covariance(absolute)
         found, exponents = self._robust(how), self._exponents[..., None, None]
         found = shift(shift(found, exponents), exponents)
         p, k, n, _ = found.shape
@@ -559,18 +559,9 @@ class RegressionFit(LinearFit):
         given = given if self.shapes.is_vector else given.movedim(-1, -2)
         return self._given(given.unflatten(-1, (n, n)))
 
-    def robust_errors(self, how: Robust) -> Any:
-        """Roots of the diagonals of the robust covariance matrices."""
-        return self._given(self._roots(how))
-
-    def robust_intervals(self, x: Any, level: float, how: Robust) -> Any:
-        """Ends of intervals about x."""
-        free = self.kept.free
-        if how.groups is not None:
-            free = torch.full_like(free, float(how.groups.max()))
-        return self._intervals(x, level, self._roots(how), free)
-
-    def _roots(self, how: Robust) -> torch.Tensor:
+    def _errors(self, absolute: bool, how: Robust | None) -> torch.Tensor:
+        if how is None:
+            return super()._errors(absolute, how)
         roots = self._robust(how).diagonal(dim1=2, dim2=3).real.clamp(min=0).sqrt()
         return self.shapes.solutions(shift(roots, self._exponents[..., None]).mT)
 

@@ -288,9 +288,12 @@ def _go_on(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, *, i
     """Each problem that is left alone; no solution of numbers that are not finite is accepted."""
     a, options = problems.a, problems.options
     m, n = options.over_rows.count(a.shape[1]), a.shape[2]
-    unusable = np.empty(0, dtype=np.int64)
+    unusable = run.open[:0]
     if is_batch:
-        unusable = _set_aside(run, problems)
+        where = torch.from_numpy(run.open).to(problems.device)
+        finite = finite_members(_some(a, where)) & finite_members(_some(problems.b, where))
+        usable = finite.cpu().numpy()
+        unusable, run.open = run.open[~usable], run.open[usable]
     else:
         problems.check_finite()
     alone = chain_alone(m, n, options, len(a))
@@ -317,15 +320,6 @@ def _missing(problems: LeastSquaresProblems, count: int) -> LeastSquaresSolution
 def _some(x: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
     """Members at some places, which are in order; no copy of all of them."""
     return x if len(where) == len(x) else x[where]
-
-
-def _set_aside(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems) -> np.ndarray:
-    """Take problems with NaN or Inf from those that are open; returns where they are."""
-    where = torch.from_numpy(run.open).to(problems.device)
-    finite = finite_members(_some(problems.a, where)) & finite_members(_some(problems.b, where))
-    usable = finite.cpu().numpy()
-    unusable, run.open = run.open[~usable], run.open[usable]
-    return unusable
 
 
 def _forget(run: Run[LeastSquaresSolutions], problems: LeastSquaresProblems, places: np.ndarray) -> None:

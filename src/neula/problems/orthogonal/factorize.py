@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from neula.algorithms.spectra.numerical_rank import SAFETY
+from neula.algorithms.spectra.numerical_rank import is_invertible, rank_tolerance
 from neula.certificates.bounds import Accuracy
 from neula.certificates.qr import accepted_by
 from neula.certificates.qr_evidence import QRCertificate, QRCertificates
 from neula.engines import FP32, FP64, Engine
 from neula.engines.formats import in_double
 from neula.errors import part_of_one
-from neula.kernels import scipy_linalg
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Link, Run, answer_of_first, first_answer, run_chain
@@ -196,19 +195,19 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
 class RangePlan:
     """A plan for orthonormal bases of single matrices of one shape, with independent columns."""
 
-    def __init__(self, plan: QRPlan, rcond: float) -> None:
+    def __init__(self, plan: QRPlan, rcond: float | None) -> None:
         self.options, self._plan, self._rcond = plan.options, plan, rcond
 
     def __call__(self, given: Given) -> Any | None:
         """Q; None where it is not accepted, or the inverse of R does not show that the rank is full."""
-        found, certificate = self._plan.first(torch.from_numpy(given.arrays[0]))
+        m, n = given.arrays[0].shape
+        found, certificate = self._plan.first(torch.from_numpy(given.arrays[0])) if m >= n else (None, None)
         if found is None or certificate is None:
             return None
-        r = in_double(found.values.r[0]).numpy()
-        invert = scipy_linalg.lapack.ztrtri if r.dtype.kind == "c" else scipy_linalg.lapack.dtrtri
-        inverse, singular = invert(r.T, lower=1)
-        # The reciprocal of this norm is at most the smallest singular value, the other at least the largest.
-        if singular or not SAFETY * self._rcond * np.linalg.norm(r) * np.linalg.norm(inverse) < 1:
+        r, rcond, error = found.values.r[0], self._rcond, 0.0
+        if rcond is None:
+            rcond, error = rank_tolerance(r.dtype, m, n), n**0.5 * certificate.residual
+        if not is_invertible(in_double(r).resolve_conj().numpy(), rcond, error, unit=self._rcond is None):
             return None
         return given.wrap(found.values.q[0].numpy())
 
@@ -221,8 +220,8 @@ def range_plan_of(
     A: Any, *, rcond: float | None = None, method: str = "qr", wait: bool = True, **asked: Any
 ) -> RangePlan | None:
     rcond = part_of_one("rcond", rcond)
-    plan = _of_core(A, **asked) if rcond is not None and method == "qr" and wait else None
-    return None if plan is None or rcond is None else RangePlan(plan, rcond)
+    plan = _of_core(A, **asked) if method == "qr" and wait else None
+    return None if plan is None else RangePlan(plan, rcond)
 
 
 def _of_core(
@@ -239,9 +238,8 @@ def _of_core(
     a, target = call.first.tensor, call.target
     if a.ndim != 2 or any(others.values()) or not a.is_cpu:
         return None
-    if not is_for_core(a.shape[0], a.shape[1], target):
-        return None
-    return plan_for(a, QROptions(target, call.engine), mode)
+    (m, n), options = a.shape, QROptions(target, call.engine)
+    return plan_for(a, options, mode) if is_for_core(m, n, target) or m < n else None
 
 
 def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:

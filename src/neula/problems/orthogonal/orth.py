@@ -9,7 +9,7 @@ from typing import Any, Unpack, overload
 import torch
 
 from neula.algorithms.scaling import power_of_two_scales
-from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks
+from neula.algorithms.spectra.numerical_rank import columns_of_norm_one, numerical_ranks, rank_tolerance
 from neula.certificates.bounds import Accuracy
 from neula.engines import Engine
 from neula.engines.formats import in_double
@@ -39,7 +39,7 @@ METHODS = ("qr", "polar")
 def orth(A: Kind, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Kind: ...
 @overload
 def orth(A: Any, rcond: float | None = ..., **keywords: Unpack[OrthKeywords]) -> Any: ...
-@with_operator(traced_orth, Plans(range_plan_of, operands=1, fetches=False))
+@with_operator(traced_orth, Plans(range_plan_of, operands=1, fetches=False, then=("rcond",)))
 @OverProcesses(lambda basis, tall, replicated: tall(basis), refused={"wait": (False,)})
 @over_lists(lambda bases, place: bases[place])
 def orth(
@@ -232,14 +232,6 @@ def _check_full_rank(factors: QRFactors, call: Call, result: QRResult) -> torch.
         deficient.reshape(batch).nonzero().tolist(),
     )
     return ranks
-
-
-def rank_tolerance(dtype: torch.dtype, m: int, n: int) -> float:
-    """Singular values relative to the largest, with columns of norm 1, up to which nothing is known."""
-    size, dtype = max(m, n), dtype.to_real()
-    if dtype == torch.float64:
-        return size * torch.finfo(torch.float64).eps
-    return max(math.sqrt(size) * torch.finfo(torch.float32).eps, torch.finfo(dtype).eps)
 
 
 def _range_basis(

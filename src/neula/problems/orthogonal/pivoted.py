@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-import numpy as np
 import torch
 
 from neula.algorithms.orthogonal.pivots import (
@@ -23,26 +22,26 @@ from neula.algorithms.orthogonal.pivots import (
 from neula.algorithms.orthogonal.strong_rrqr import first_weak, strong_order
 from neula.algorithms.scaling import binary_exponents, power_of_two_scales
 from neula.algorithms.spectra.numerical_rank import (
+    is_invertible,
     largest_singular_values,
     numerical_ranks,
+    rank_tolerance,
     smallest_singular_values,
 )
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.bounds import residual_bound
 from neula.engines import FP16, FP32, FP64, Engine
 from neula.engines.formats import double_of, in_double
-from neula.kernels import scipy_linalg
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import run_chain
-from neula.pipeline.inputs import check_finite, finite_members
+from neula.pipeline.inputs import check_finite, finite_members, surely_finite
 from neula.pipeline.result import Attempt
 from neula.pipeline.result.shown import Later
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.links import go_together
-from neula.problems.orthogonal.orth import rank_tolerance
 from neula.problems.orthogonal.problem import (
     QRFactors,
     QRJudge,
@@ -98,14 +97,14 @@ def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[QRFactor
     a, target = call.first.tensor, options.target
     asked = options.named or options.progress is not None or call.differentiable or call.first.places
     here = a.ndim == 2 and a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
-    usual = here and a.dtype == target.dtype and target in (FP32, FP64) and mode in ("reduced", "r")
-    if asked or not usual or not len(a) >= a.shape[1] > 0 or not _few_columns((1, *a.shape), options):
+    usual = here and a.dtype.to_real() == target.dtype and target in (FP32, FP64) and mode in ("reduced", "r")
+    if asked or not usual or a.numel() == 0 or not _few_columns((1, *a.shape), options):
         return None
     with call.computing():
-        if not bool(a.isfinite().all()):
+        if not surely_finite(a):
             return None
         q, r, order = lapack_factors(a[None])
-        measures = measured_on_host(a[:, order[0]], q[0], r[0], target)
+        measures = measured_on_host(a.index_select(1, order[0]), q[0], r[0], target)
         found = QRJudge(a.shape, target).certificate(QRValues(q, r, torch.from_numpy(measures).T))
     attempt = Attempt(LABEL, True, Later(lambda: found.in_words))
     return (QRFactors(q, r, (found,), (attempt,)), order) if found.accepted else None
@@ -113,14 +112,9 @@ def pivoted_on_host(call: Call, mode: str, options: QROptions) -> tuple[QRFactor
 
 def shows_all(found: QRFactors) -> bool:
     """Whether all singular values count, of columns of norm 1: then R has none to hide."""
-    r = found.r[0].numpy()
-    columns = np.sqrt(np.einsum("ij,ij->j", r, r, dtype=np.float64))
-    inverse, singular = scipy_linalg.lapack.dtrtri(r.astype(np.float64, copy=False))
-    if singular:
-        return False
-    inverse *= columns[:, None]
-    tolerance = rank_tolerance(found.r.dtype, *found.q.shape[1:])
-    return float(np.einsum("ij,ij->", inverse, inverse)) ** 0.5 * tolerance * len(r) ** 0.5 < 1
+    (r,), (m, n) = found.r, (found.q.shape[1], found.r.shape[2])
+    leading = in_double(r[:, : len(r)]).resolve_conj().numpy()
+    return is_invertible(leading, rank_tolerance(r.dtype, m, n), unit=True)
 
 
 def in_order(a: torch.Tensor, order: torch.Tensor) -> torch.Tensor:

@@ -279,15 +279,15 @@ def holding_nan(count: int, total: int) -> str:
 
 def measured_on_host(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor, target: Format) -> np.ndarray:
     """Measures as of :func:`neula.certificates.qr.qr_measures`."""
-    # A batch, or one matrix and its factors. Diagonals of R are nonnegative. Returns an array of shape (4,
-    # batch).
-    vectors = probe_vectors(r.shape[-1], r.dtype)
-    if (found := reflected_errors(a, q, r, vectors)) is not None:
+    # A batch, or one matrix and its factors. Diagonals of square R are nonnegative. Returns an array of shape
+    # (4, batch).
+    vectors = [probe_vectors(size, r.dtype) for size in r.shape[:-3:-1]]
+    if r.shape[-2] == r.shape[-1] and (found := reflected_errors(a, q, r, vectors[0])) is not None:
         return trusted(found, target)
     a, q, r = (x if x.ndim == 3 else x[None] for x in (a, q, r))
-    norms, g = two_norms(r, 1).double(), torch.from_numpy(vectors)
-    errors = torch.stack(probe_errors(a, q, r, 1 / norms, g, g))
-    errors = errors * units(len(g), PROBES, g.dtype, g.device)[:, None]
+    norms, (g, h) = two_norms(r, 1).double(), map(torch.from_numpy, vectors)
+    errors = torch.stack(probe_errors(a, q, r, 1 / norms, g, h))
+    errors = errors * units(len(h), PROBES, h.dtype, h.device)[:, None]
     return trusted(torch.cat([errors, torch.stack([norms.amin(1), norms.amax(1)])]).numpy(), target)
 
 

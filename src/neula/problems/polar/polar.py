@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -10,10 +12,13 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
-from neula.certificates.polar import PolarNumbers
+from neula.certificates.polar import PolarNumbers, measures_alone
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, part_of_one
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import MODERATE, largest_magnitude
+from neula.kernels.phases import adjoint
+from neula.kernels.polar.svd import converged_svd
+from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Run, first_answer, run_chain
@@ -21,6 +26,7 @@ from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
 from neula.pipeline.inputs import check_finite, check_matrices, over_lists
 from neula.pipeline.operators import with_operator
+from neula.pipeline.plans import Given, Plans, accepted_result, numbers_later
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PolarResult
 from neula.problems.operators.factorizations import traced_polar
@@ -38,7 +44,7 @@ def give_factors_back(result: PolarResult, tall: Give, replicated: Give) -> Pola
 def polar(A: Kind, **keywords: Unpack[PolarKeywords]) -> PolarResult[Kind]: ...
 @overload
 def polar(A: Any, **keywords: Unpack[PolarKeywords]) -> PolarResult[Any]: ...
-@with_operator(traced_polar)
+@with_operator(traced_polar, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
 @OverProcesses(give_factors_back, refused={"side": ("left",), "wait": (False,)}, wide=lambda asked: True)
 @over_lists(PolarResult._member)
 def polar(
@@ -152,13 +158,72 @@ def polar(
     0
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
-    a = call.first.tensor
-    check_matrices(a, "A")
-    check_name("side", side, SIDES, optional=True)
-    options = PolarOptions(
-        call.target, call.engine, part_of_one("rcond", rcond), completion, progress=progress
-    )
+    options = _options(call, side, rcond, completion, progress)
     return polar_result(call, options, side, wait=wait)
+
+
+def _options(
+    call: Call, side: str | None, rcond: float | None, completion: bool, progress: Progress | None
+) -> PolarOptions:
+    check_matrices(call.first.tensor, "A")
+    check_name("side", side, SIDES, optional=True)
+    return PolarOptions(call.target, call.engine, part_of_one("rcond", rcond), completion, progress=progress)
+
+
+class PolarPlan:
+    """A plan for small matrices of full rank on a CPU, shape (m, n), by their SVD as LAPACK returns it."""
+
+    def __init__(self, given: torch.Tensor, options: PolarOptions, side: str | None) -> None:
+        self.options, self._side, self._label = options, side, f"svd {options.work.name}"
+        self._judge = PolarJudge.for_batch(given[None].to("meta"), options)
+        # Below the errors of the SVD singular values may be zero or not.
+        errors = 8 * options.work.u * max(given.shape) ** 0.5 if options.small_too else 0.0
+        self._least = max(options.cutoff(given.shape), errors)
+
+    def __call__(self, given: Given) -> PolarResult[Any] | None:
+        a, options, judge, bounds = given.arrays[0], self.options, self._judge, self._judge.bounds
+        with plain_arithmetic(options.engine.device), np.errstate(all="ignore"):
+            if not np.isfinite(a).all():
+                return None
+            # As of a batch: MKL's reflectors of subnormal columns in complex64 are NaN.
+            work = a.astype(np.complex128) if a.dtype == np.complex64 else a
+            u, s, vh = (x.numpy() for x in converged_svd(torch.from_numpy(work)))
+            if not self._least * s[0] < s[-1] < MODERATE:
+                return None
+            u, rank = (u @ vh).astype(a.dtype, copy=False), len(s)
+            wide = (a if options.lie_down(a.shape) else adjoint(a)) * 2.0 ** -math.frexp(s[0])[1]
+            factor = u if options.lie_down(a.shape) else adjoint(u)
+            found = PolarNumbers(*measures_alone(wide, factor, within=not options.completion))
+            h = None if self._side is None else adjoint(u) @ a if self._side == "right" else u @ adjoint(a)
+            h = None if h is None else (h + adjoint(h)) / 2
+        if not found.accepted_by(bounds) or not (h is None or np.isfinite(h).all()):
+            return None
+        fields = {"U": given.wrap(u), "H": None if h is None else given.wrap(h), "side": self._side}
+        fields |= {"residual": found.residual, "residual_bound": bounds.residual, "rank": rank}
+        fields |= {"orthogonality": found.orthogonality, "orthogonality_bound": bounds.orthogonality}
+        known = {"ranks": rank, "residuals": found.residual, "orthogonalities": found.orthogonality}
+        fields |= {"converged": True} | numbers_later(given, known | {"accepted": True})
+        reason = partial(judge.reason, PolarNumbers(*([x] for x in found)), 0)
+        return accepted_result(PolarResult, given, options, self._label, reason, fields)
+
+
+def _plan(
+    A: Any,
+    *,
+    side: str | None = None,
+    rcond: float | None = None,
+    completion: bool = False,
+    progress: Progress | None = None,
+    strict: bool = False,
+    wait: bool = True,
+    **asked: Any,
+) -> PolarPlan | None:
+    call = Call.begin({"A": A}, **asked)
+    options, a = _options(call, side, rcond, completion, progress), call.first.tensor
+    alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD and progress is None
+    here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
+    fits = alone and here and a.dtype.to_real() == options.work.dtype
+    return PolarPlan(a, options, side) if fits else None
 
 
 def polar_result(

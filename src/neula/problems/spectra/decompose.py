@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,22 +18,23 @@ from neula.certificates.spectra import (
     SpectralMeasures,
     a_priori_error,
     backward_error,
-    consistency,
+    inconsistency,
     lost_orthogonality,
     measured,
+    measured_alone,
     spectral_errors,
 )
-from neula.engines.formats import in_double, matching_dtype
+from neula.engines.formats import double_of, in_double, matching_dtype
 from neula.engines.graphs import called
 from neula.errors import of_batch
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
-from neula.kernels.precision import plain_arithmetic
+from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite
-from neula.pipeline.plans import Given, accepted_result
+from neula.pipeline.plans import Given, accepted_result, numbers_later
 from neula.pipeline.result import Attempt, EighResult, SVDResult
 from neula.pipeline.result.shown import Later
 from neula.problems.spectra.links import chain
@@ -259,6 +260,18 @@ def completed(u: torch.Tensor) -> torch.Tensor:
     return torch.cat([u, rest], 2)
 
 
+class AcceptedSpectrum(NamedTuple):
+    """An accepted decomposition of A, which is as it was measured, and of a norm."""
+
+    a: torch.Tensor
+    size: float
+    u: torch.Tensor | None
+    s: torch.Tensor
+    v: torch.Tensor | None
+    numbers: tuple[float, float]  # as the judge reads them
+    measures: Callable[[], SpectralMeasures] | None  # None of values alone
+
+
 class SpectralPlan:
     """A plan for single matrices on a CPU, of which LAPACK comes first in their own precision.
 
@@ -269,10 +282,10 @@ class SpectralPlan:
     def __init__(
         self, shape: tuple[int, int], options: SpectralOptions, *, upper: bool = False, full: bool = False
     ) -> None:
-        self.options, self._bounds = options, options.bounds(min(shape))
+        self.options, self.bounds = options, options.bounds(min(shape))
         self._triangle, self._upper, self._full, self._shape = "LU"[upper], upper, full, shape
         self._device, name = torch.device("cpu"), "eigh" if options.symmetric else "svd"
-        self._label = f"{name} {options.work.name}"
+        self.label = f"{name} {options.work.name}"
         double = min(shape) <= options.tuning[SpectralTuning].measured_in_double
         self._wide: Callable[[torch.Tensor], torch.Tensor] = in_double if double else lambda x: x
 
@@ -287,11 +300,13 @@ class SpectralPlan:
 
     def __call__(self, given: Given) -> EighResult[Any] | SVDResult[Any] | None:
         """The result; None where it is not accepted."""
-        a = given.arrays[0]
         with plain_arithmetic(self._device):
-            return self._solved(a if isinstance(a, torch.Tensor) else torch.from_numpy(a), given)
+            found = self.decomposed(given.arrays[0])
+            return None if found is None else self._result(given, found)
 
-    def _solved(self, a: torch.Tensor, given: Given) -> EighResult[Any] | SVDResult[Any] | None:
+    def decomposed(self, given: np.ndarray | torch.Tensor) -> AcceptedSpectrum | None:
+        """Values and vectors with their errors; None where they are not accepted."""
+        a = given if isinstance(given, torch.Tensor) else torch.from_numpy(given)
         options, whole = self.options, a
         if options.symmetric:
             whole = a if torch.equal(a, a.mH) else hermitian_from_lower(a.mH if self._upper else a)
@@ -303,8 +318,9 @@ class SpectralPlan:
         u = v = None
         if not options.vectors:
             s = torch.linalg.eigvalsh(a, self._triangle) if options.symmetric else torch.linalg.svdvals(a)
-            residual = float(consistency(whole[None], s[None], symmetric=options.symmetric))
-            lost, found = 0.0, None
+            trace = float(in_double(whole.diagonal()).real.sum()) if options.symmetric else None
+            total = size * float(inconsistency(in_double(s).numpy(), size, trace))
+            lost, measures = 0.0, None
         else:
             if options.symmetric:
                 s, v = torch.linalg.eigh(a, self._triangle)
@@ -314,38 +330,37 @@ class SpectralPlan:
                 v = vh.mH
                 if self._full:
                     u, v = (x if len(x) == x.shape[1] else completed(x[None])[0] for x in (u, v))
-            found, rest = self._measured(whole, u, s, v, norm)
-            residual, lost = float(found.total) / size, max(float(found.orthogonality), rest)
-        bounds = self._bounds
-        if not (residual <= bounds.residual and lost <= bounds.orthogonality):
+            total, lost, measures = self._measured(whole, u, s, v, norm)
+        if not (total / size <= self.bounds.residual and lost <= self.bounds.orthogonality):
             return None
-        return self._result(given, (u, s, v), (residual, lost), found)
+        return AcceptedSpectrum(whole, size, u, s, v, (total / size, lost), measures)
 
     def _measured(
         self, a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, norm: torch.Tensor
-    ) -> tuple[SpectralMeasures, float]:
-        """Measures of vectors that belong to values, and the orthogonality of all."""
+    ) -> tuple[float, float, Callable[[], SpectralMeasures]]:
+        """Total error and orthogonality of all vectors, and later measures of those that belong to values."""
         m, n = self._shape
-        k, rest = min(m, n), 0.0
+        k, rest, is_tall = min(m, n), 0.0, m >= n
         if max(u.shape[1], v.shape[1]) > k:
             square = u if m > n else v
             rest = float(lost_orthogonality(square[None], a.dtype))
-        if u is v:
-            v = v[None]
-            return measured(a[None], v, s[None], v, norm), rest
-        tall = (a, u[:, :k], v[:, :k]) if m >= n else (a.mH, v[:, :k], u[:, :k])
-        a, left, right = (x[None] for x in tall)
-        return measured(a, left, s[None], right, norm), rest
+        if not is_tall:
+            a, u, v = a.mH, v, u
+        u, v = (v, v) if u is v else (u[:, :k], v[:, :k])
+        if a.numel() * k <= ONE_THREAD and a.dtype == double_of(a.dtype):
+            wide = in_double(v).resolve_conj().numpy()
+            left = wide if u is v else in_double(u).resolve_conj().numpy()
+            found = measured_alone(a.resolve_conj().numpy(), left, in_double(s).numpy(), wide, float(norm))
+        else:
+            right = v[None]
+            of_all = measured(a[None], right if u is v else u[None], s[None], right, norm)
+            found = float(of_all.total), float(of_all.orthogonality), lambda: of_all
+        return found[0], max(found[1], rest), found[2]
 
-    def _result(
-        self,
-        given: Given,
-        triplet: tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None],
-        numbers: tuple[float, float],
-        found: SpectralMeasures | None,
-    ) -> EighResult[Any] | SVDResult[Any]:
-        options, bounds, (u, s, v), give = self.options, self._bounds, triplet, given.give
-        errors = cache(lambda: self._errors(s, found))
+    def _result(self, given: Given, found: AcceptedSpectrum) -> EighResult[Any] | SVDResult[Any]:
+        options, bounds, give = self.options, self.bounds, given.give
+        u, s, v, measures, numbers = found.u, found.s, found.v, found.measures, found.numbers
+        errors = cache(lambda: self._errors(s, measures and measures()))
 
         def later(name: str) -> Later:
             return Later(lambda: give(getattr(errors(), name)[0]))
@@ -355,22 +370,19 @@ class SpectralPlan:
             fields[name] = later(name) if options.vectors else None
         fields["accepted"] = Later(lambda: give(s.isfinite().all()))
 
-        def certificate() -> SVDCertificate:
-            return SVDCertificate(*numbers, 0.0, bounds.residual, bounds.orthogonality)
-
+        certificate = partial(SVDCertificate, *numbers, 0.0, bounds.residual, bounds.orthogonality)
         residual, lost = numbers
         fields |= {"evidence": "measured" if options.vectors else "a priori"}
         if not options.symmetric:
             fields |= {"U": None if u is None else give(u), "s": give(s)}
             fields |= {"Vh": None if v is None else give(v.mH.resolve_conj())}
             fields |= {"relative_error": residual, "certificate": Later(certificate)}
-            return accepted_result(SVDResult, given, options, self._label, lambda: str(certificate()), fields)
+            return accepted_result(SVDResult, given, options, self.label, lambda: str(certificate()), fields)
         fields |= {"eigenvalues": give(s), "eigenvectors": None if v is None else give(v)}
         fields |= {"residual": residual, "orthogonality": lost}
         fields |= {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
-        for name, number in (("residuals", residual), ("orthogonalities", lost)):
-            fields[name] = Later(partial(lambda x: give(s.new_tensor(x, dtype=torch.float64)), number))
-        return accepted_result(EighResult, given, options, self._label, lambda: str(certificate()), fields)
+        fields |= numbers_later(given, {"residuals": residual, "orthogonalities": lost})
+        return accepted_result(EighResult, given, options, self.label, lambda: str(certificate()), fields)
 
     def _errors(self, s: torch.Tensor, found: SpectralMeasures | None) -> SpectralErrors:
         m, n = self._shape

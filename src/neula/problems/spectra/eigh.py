@@ -271,8 +271,8 @@ def _plan(
 def begin(
     operands: Mapping[str, Any],
     *,
-    accuracy: Accuracy | None,
-    engine: str | Engine,
+    accuracy: Accuracy | None = None,
+    engine: str | Engine = "auto",
     strict: bool = False,
     gradients: bool = True,
 ) -> Call:

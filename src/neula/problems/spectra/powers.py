@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Unpack, overload
 
 import numpy as np
@@ -13,21 +15,29 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy, measurement_error
 from neula.certificates.forward_error import SURE
+from neula.certificates.low_rank import SVDCertificate
+from neula.certificates.spectra import changed
 from neula.engines import FP64, Engine
 from neula.engines.formats import in_double
 from neula.errors import number
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
-from neula.kernels.magnitudes import largest_magnitude, two_norms
-from neula.kernels.precision import exact_matmul
+from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
+from neula.kernels.precision import ONE_THREAD, exact_matmul, plain_arithmetic
 from neula.kernels.shift import LIMIT, shift
 from neula.pipeline.call import Call
 from neula.pipeline.gradients import attach_power
 from neula.pipeline.inputs import over_lists
 from neula.pipeline.operators import eager
+from neula.pipeline.plans import Given, Plans, accepted_result, numbers_later
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import PowerResult
 from neula.problems.signatures import ArrayLike, Kind, PowerKeywords
-from neula.problems.spectra.decompose import Decomposed, decompose, worst
+from neula.problems.spectra.decompose import (
+    Decomposed,
+    SpectralPlan,
+    decompose,
+    worst,
+)
 from neula.problems.spectra.eigh import begin
 from neula.problems.spectra.problem import SpectralOptions
 
@@ -37,7 +47,10 @@ def fractional_matrix_power(A: Kind, p: float, **keywords: Unpack[PowerKeywords]
 @overload
 def fractional_matrix_power(A: Any, p: float, **keywords: Unpack[PowerKeywords]) -> PowerResult[Any]: ...
 @over_lists(PowerResult._member)
-@eager
+@partial(
+    eager,
+    plans=Plans(lambda A, **keywords: _plan(A, **keywords), operands=1, then=("p",)),
+)
 def fractional_matrix_power(
     A: ArrayLike,
     p: float,
@@ -215,6 +228,59 @@ def inv_sqrt(
     return fractional_matrix_power(A, -0.5, **asked, strict=strict, progress=progress)
 
 
+class PowerPlan:
+    """A plan for a power of a single small matrix on a CPU."""
+
+    def __init__(self, spectral: SpectralPlan, power: float) -> None:
+        self.options, self._spectral, self._power = spectral.options, spectral, power
+
+    def __call__(self, given: Given) -> PowerResult[Any] | None:
+        spectral, power = self._spectral, self._power
+        with plain_arithmetic(self.options.engine.device), np.errstate(all="ignore"):
+            found = spectral.decomposed(given.arrays[0])
+            if found is None or found.v is None:
+                return None
+            w, (residual, lost) = in_double(found.s).numpy(), found.numbers
+            backward = changed(math.sqrt(w @ w), residual * found.size, lost)
+            if w[0] < -backward or (power < 0 and w[0] <= 0):
+                return None
+            exponent = math.frexp(float(largest_magnitude(found.a, (0, 1))))[1]
+            (whole, factor), v = _in_two(power, exponent), in_double(found.v)
+            near_one = torch.from_numpy(np.ldexp(np.maximum(w, 0.0), -exponent))
+            # As of a batch, to the last bit.
+            x = exact_matmul(v[None] * (near_one**power * factor), v.mH[None])[0].numpy()
+            x = (x + x.conj().T) / 2 * np.ldexp(1.0, whole)
+            kept, a = x.astype(given.arrays[0].dtype, copy=False), in_double(found.a).numpy()
+            size, norm = np.linalg.norm(x), np.linalg.norm
+            rounding = norm(x - kept) / norm(kept.astype(x.dtype, copy=False))
+            error = power_errors(w, lost, backward, power)
+            error = float(error * (1 + rounding) + rounding)
+            if power == 0.5:
+                residual = float(norm(x @ x - a) / size**2)
+            elif power == -0.5:
+                residual = float(norm(x @ a @ x - np.eye(len(x))) / (size**2 * found.size))
+        bound = spectral.bounds.residual
+        if not (1 / SQUARABLE < size < SQUARABLE and residual <= bound and error <= SURE):
+            return None
+        fields = {"X": given.wrap(kept), "power": power, "error": error, "residual": residual}
+        fields |= {"residual_bound": bound, "converged": True}
+        fields |= {"eigenvalues": given.give(found.s.clamp_min(0.0))}
+        fields |= numbers_later(given, {"errors": error, "residuals": residual, "accepted": True})
+        reason = partial(SVDCertificate, *found.numbers, 0.0, bound, spectral.bounds.orthogonality)
+        return accepted_result(
+            PowerResult, given, self.options, spectral.label, lambda: str(reason()), fields
+        )
+
+
+def _plan(
+    A: Any, *, p: float, upper: bool = False, progress: Progress | None = None, **asked: Any
+) -> PowerPlan | None:
+    call, power = begin({"A": A}, **asked), number("p", p, "a finite number", math.isfinite)
+    options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
+    plan = SpectralPlan.for_matrix(call.first.tensor, options, upper=upper)
+    return PowerPlan(plan, power) if plan is not None and len(A) ** 3 <= ONE_THREAD else None
+
+
 def _collect(
     call: Call, found: Decomposed, lower: torch.Tensor, errors: torch.Tensor, power: float, *, upper: bool
 ) -> PowerResult:
@@ -225,7 +291,7 @@ def _collect(
     _refuse_negative(found, power, batch)
     w = w.clamp_min(0.0)
     with call.computing():
-        x = _power(found, v, power)
+        x = _power(in_double(run.found.s), found.exponents.tolist(), v, power)
         if bool((~x.isfinite().flatten(1).all(1) & found.usable).any()):
             raise OverflowError(f"A**{power:g} does not fit torch.float64: scale A")
         a = hermitian_from_lower(in_double(lower))
@@ -290,16 +356,21 @@ def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) ->
     raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
 
 
-def _power(found: Decomposed, v: torch.Tensor, power: float) -> torch.Tensor:
-    """``V diag(w^p) V^H``, Hermitian, by powers of eigenvalues that are near 1."""
-    s = in_double(found.run.found.s).clamp_min(0.0)
-    exact = [divmod(Fraction(power) * exponent, 1) for exponent in found.exponents.tolist()]
-    whole = [min(max(whole, -LIMIT), LIMIT) for whole, _ in exact]
-    exponents = torch.tensor(whole, dtype=torch.int64, device=s.device)
-    rest = torch.tensor([float(rest) for _, rest in exact], dtype=torch.float64, device=s.device)
-    powers = (s**power if power else torch.ones_like(s)) * rest.exp2()[:, None]
+def _power(s: torch.Tensor, exponents: Sequence[int], v: torch.Tensor, power: float) -> torch.Tensor:
+    """``V diag(w^p) V^H``, Hermitian, of eigenvalues ``w = s 2^exponents``, by powers of s, near 1."""
+    s = s.clamp_min(0.0)
+    parts = [_in_two(power, exponent) for exponent in exponents]
+    whole, factors = ([part[i] for part in parts] for i in range(2))
+    factor = torch.tensor(factors, dtype=torch.float64, device=s.device)
+    powers = (s**power if power else torch.ones_like(s)) * factor[:, None]
     x = exact_matmul(v * powers[:, None, :], v.mH)
-    return shift((x + x.mH) / 2, exponents[:, None, None])
+    return shift((x + x.mH) / 2, torch.tensor(whole, dtype=torch.int64, device=s.device)[:, None, None])
+
+
+def _in_two(power: float, exponent: int) -> tuple[int, float]:
+    """``2^(power exponent)`` as a power of two and a number from 1 to 2."""
+    whole, rest = divmod(Fraction(power) * exponent, 1)
+    return min(max(whole, -LIMIT), LIMIT), 2.0 ** float(rest)
 
 
 def _residuals(a: torch.Tensor, x: torch.Tensor, power: float, others: torch.Tensor) -> torch.Tensor:
@@ -318,29 +389,38 @@ def _residuals(a: torch.Tensor, x: torch.Tensor, power: float, others: torch.Ten
 
 
 def _errors(found: Decomposed, power: float) -> torch.Tensor:
-    """Bounds on ``||X - A^p||_F / ||X||_F`` before X is rounded to a dtype, shape (batch,).
+    """:func:`power_errors` of each matrix, shape (batch,)."""
+    run, device = found.run.found, found.usable.device
+    numbers = (in_double(run.s), run.orthogonality, found.backward_errors)
+    w, lost, backward = (x.cpu().numpy() for x in numbers)
+    with np.errstate(all="ignore"):
+        errors = np.where(lost < 1, power_errors(w, lost, backward, power), math.inf)
+    usable = torch.where(run.size > 0, torch.from_numpy(errors).to(device), 0.0)  # A may be zero
+    return torch.where(found.usable, usable, math.nan)
+
+
+def power_errors(w: np.ndarray, lost: Any, backward: Any, power: float) -> Any:
+    """Bounds on ``||X - A^p||_F / ||X||_F`` before X is rounded to a dtype, by eigenvalues w, (..., n).
 
     ``V diag(w^p) V^H`` is off by as much as ``V^H V`` is, where the backward error is that of orthonormal V.
     Eigenvalues are relative to the one with the largest power.
     """
-    w, lost, backward = (in_double(found.run.found.s), found.run.found.orthogonality, found.backward_errors)
-    n = w.shape[1]
+    n = w.shape[-1]
     if not n:
-        return torch.zeros_like(backward)
-    first = (w[:, -1] if power > 0 else w[:, 0]).clamp_min(0.0)
-    first = torch.where(first > 0, first, 1.0)
+        return np.zeros_like(backward)
+    first = np.maximum(w[..., -1 if power > 0 else 0], 0.0)
+    first = np.where(first > 0, first, 1.0)
     backward = backward / first
-    w = (w / first[:, None]).clamp_min(0.0)
-    low, high = (w[:, 0] - backward).clamp_min(0.0), w[:, -1] + backward
-    steepest = torch.maximum(low ** (power - 1), high ** (power - 1))
-    change = torch.where(backward > 0, abs(power) * steepest * backward, 0.0) if power else 0 * backward
+    w = np.maximum(w / first[..., None], 0.0)
+    low, high = np.maximum(w[..., 0] - backward, 0.0), w[..., -1] + backward
+    steepest = np.maximum(low ** (power - 1), high ** (power - 1))
+    change = np.where(backward > 0, abs(power) * steepest * backward, 0.0) if power else 0 * backward
     if 0 < power < 1:
-        change = torch.minimum(change, n**0.5 * backward**power)
-    size = two_norms(w**power if power else torch.ones_like(w), 1)
-    size = torch.where(size > 0, size, 1.0) * (1 - lost)
-    errors = change / size + 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
-    errors = torch.where(found.run.found.size > 0, errors, 0.0)  # A is zero
-    return torch.where(found.usable, torch.where(lost < 1, errors, math.inf), math.nan)
+        change = np.minimum(change, n**0.5 * backward**power)
+    powers = w**power
+    size = np.sqrt((powers * powers).sum(-1))
+    size = np.where(size > 0, size, 1.0) * (1 - lost)
+    return change / size + 4 * measurement_error(n, torch.float64) + lost * (1 + lost)
 
 
 def _rounded(errors: torch.Tensor, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
