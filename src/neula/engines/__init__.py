@@ -56,9 +56,19 @@ __all__ = [
 
 
 def select_engine(engine: str | Engine, device: torch.device) -> Engine:
-    """The engine that was requested, on the device where it works; ``"auto"`` is the one of the device.
+    """The engine that was requested, on the device where it works.
 
-    A ValueError says if the name is unknown, or the engine cannot work on this machine.
+    Parameters
+    ----------
+    engine : str or Engine
+        ``"auto"`` takes the one of the input's device; an :class:`Engine` is used as it is.
+    device : torch.device
+        Where the input lives.
+
+    Raises
+    ------
+    ValueError
+        If the name is unknown, or the engine cannot work on this machine.
     """
     if isinstance(engine, Engine):
         return engine

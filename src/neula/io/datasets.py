@@ -29,7 +29,21 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class NistProblem:
-    """A linear regression with coefficients certified by NIST."""
+    """A linear regression with coefficients certified by NIST.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data set, in lower case.
+    A : ndarray, shape (m, n), float64
+        Design matrix, each entry correctly rounded from the published decimals.
+    b : ndarray, shape (m,), float64
+        Observed response.
+    certified : ndarray, shape (n,), float64
+        Certified coefficients, in the order of the columns of ``A``.
+    residual_std : float
+        Certified residual standard deviation ``||b - A x|| / sqrt(m - n)``.
+    """
 
     name: str  # in lower case
     A: FloatArray  # design matrix, shape (m, n), each entry correctly rounded from the published decimals
@@ -39,8 +53,15 @@ class NistProblem:
 
 
 def nist_names() -> tuple[str, ...]:
-    """Names of the NIST linear-regression data sets that :func:`nist` knows, in alphabetical order.
+    """Names of the NIST linear-regression data sets.
 
+    Returns
+    -------
+    tuple of str
+        Names that :func:`nist` knows, in alphabetical order.
+
+    Examples
+    --------
     >>> len(nist_names())
     11
     """
@@ -48,13 +69,34 @@ def nist_names() -> tuple[str, ...]:
 
 
 def nist(name: str) -> NistProblem:
-    """A data set of the NIST Statistical Reference Datasets for linear regression, one of :func:`nist_names`.
+    """A data set of the NIST Statistical Reference Datasets for linear regression.
 
+    Parameters
+    ----------
+    name : str
+        One of :func:`nist_names`; upper and lower case are the same.
+
+    Returns
+    -------
+    NistProblem
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+
+    Notes
+    -----
     Powers are formed exactly from the decimal digits and rounded once, so ``A`` is the float64 matrix nearest
     to the certified problem. On the worst set (Filip, condition number 1.8e15) the exact solution for the
-    rounded matrix agrees with the certified one to 7.7 digits: more is luck. Upper and lower case are the
-    same. From https://www.itl.nist.gov/div898/strd/lls/lls.shtml.
+    rounded matrix agrees with the certified one to 7.7 digits: more is luck.
 
+    References
+    ----------
+    .. [1] NIST Statistical Reference Datasets, https://www.itl.nist.gov/div898/strd/lls/lls.shtml
+
+    Examples
+    --------
     >>> problem = nist("filip")
     >>> problem.A.shape, problem.certified.shape
     ((82, 11), (11,))
@@ -73,8 +115,30 @@ def nist(name: str) -> NistProblem:
 
 @dataclass(frozen=True)
 class NonlinearProblem:
-    """A non-linear regression with parameters certified by NIST, of the predictors and ``b1``, ``b2``, ...
+    """A non-linear regression with parameters certified by NIST.
 
+    Attributes
+    ----------
+    name : str
+        Name of the data set, in lower case.
+    formula : Formula
+        The model, of the parameters ``b1``, ``b2``, ... and the predictors.
+    predictors : dict of str to ndarray, shape (m,), float64
+    y : ndarray, shape (m,), float64
+        Observed response.
+    starts : ndarray, shape (2, n), float64
+        Parameters to begin with, the second ones nearer.
+    certified : ndarray, shape (n,), float64
+        Certified parameters, to 11 digits.
+    standard_deviations : ndarray, shape (n,), float64
+        Certified ones of the parameters.
+    residual_sum_of_squares, residual_std : float
+        Certified, too.
+    difficulty : {"lower", "average", "higher"}
+        NIST's.
+
+    Examples
+    --------
     >>> problem = nist_nonlinear("misra1a")
     >>> problem.formula.text, problem.parameters
     ('b1*(1-exp(-b2*x))', ('b1', 'b2'))
@@ -114,8 +178,15 @@ class NonlinearProblem:
 
 
 def nist_nonlinear_names() -> tuple[str, ...]:
-    """Names of the NIST non-linear regression data sets, in alphabetical order: see :func:`nist_nonlinear`.
+    """Names of the NIST non-linear regression data sets.
 
+    Returns
+    -------
+    tuple of str
+        Names that :func:`nist_nonlinear` knows, in alphabetical order.
+
+    Examples
+    --------
     >>> len(nist_nonlinear_names())
     27
     """
@@ -125,9 +196,27 @@ def nist_nonlinear_names() -> tuple[str, ...]:
 def nist_nonlinear(name: str) -> NonlinearProblem:
     """A data set of the NIST Statistical Reference Datasets for non-linear regression.
 
-    It is one of :func:`nist_nonlinear_names`; upper and lower case are the same. From
-    https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml.
+    Parameters
+    ----------
+    name : str
+        One of :func:`nist_nonlinear_names`; upper and lower case are the same.
 
+    Returns
+    -------
+    NonlinearProblem
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+
+    References
+    ----------
+    .. [1] NIST Statistical Reference Datasets,
+       https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml
+
+    Examples
+    --------
     >>> problem = nist_nonlinear("MGH09")
     >>> problem.y.shape, problem.starts.shape
     ((11,), (2, 4))
@@ -151,12 +240,30 @@ def nist_nonlinear(name: str) -> NonlinearProblem:
 
 
 def surveying(name: str) -> tuple[FloatArray, FloatArray]:
-    """A surveying problem of Paige and Saunders, as a dense matrix A and b.
+    """A surveying problem of Paige and Saunders, as a dense matrix.
 
-    ``"well1033"`` is well conditioned (condition number 166), ``"illc1033"`` is not (1.9e4). From C. C. Paige
-    and M. A. Saunders, "LSQR: An algorithm for sparse linear equations and sparse least squares", ACM Trans.
-    Math. Software 8 (1982) 43-71.
+    Parameters
+    ----------
+    name : {'well1033', 'illc1033'}
+        The well-conditioned problem (condition number 166) or the ill-conditioned one (1.9e4).
 
+    Returns
+    -------
+    A : ndarray, shape (1033, 320), float64
+    b : ndarray, shape (1033,), float64
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+
+    References
+    ----------
+    .. [1] C. C. Paige and M. A. Saunders, "LSQR: An algorithm for sparse linear equations and sparse least
+       squares", ACM Trans. Math. Software 8 (1982) 43-71.
+
+    Examples
+    --------
     >>> A, b = surveying("well1033")
     >>> A.shape, b.shape
     ((1033, 320), (1033,))
@@ -170,7 +277,12 @@ def surveying(name: str) -> tuple[FloatArray, FloatArray]:
 
 
 def data_names() -> dict[str, tuple[str, ...]]:
-    """Names of all data sets, by kind."""
+    """Names of all data sets, by kind.
+
+    Returns
+    -------
+    dict of str to tuple of str
+    """
     return {
         "surveying": SURVEYING_NAMES,
         "linear regression (NIST)": nist_names(),
@@ -179,10 +291,25 @@ def data_names() -> dict[str, tuple[str, ...]]:
 
 
 def copy_data(name: str, folder: Path) -> list[Path]:
-    """Copy the files of a data set, one of :func:`data_names`, into a folder, which is made if need be.
+    """Copy the files of a data set into a folder, which is made if it does not exist.
 
-    Returns the copies: of a surveying problem A and b, of a regression one table with the response ``y``. A
-    FileExistsError says if the folder has another file of that name. Upper and lower case are the same.
+    Parameters
+    ----------
+    name : str
+        One of :func:`data_names`; upper and lower case are the same.
+    folder : Path
+
+    Returns
+    -------
+    list of Path
+        The copies: of a surveying problem A and b, of a regression one table with the response ``y``.
+
+    Raises
+    ------
+    ValueError
+        If the name is not known.
+    FileExistsError
+        If the folder has another file of that name.
     """
     key = name.lower()
     surveys, linear, _ = data_names().values()
@@ -205,9 +332,23 @@ def copy_data(name: str, folder: Path) -> list[Path]:
 def log_relative_error(x: npt.ArrayLike, certified: npt.ArrayLike) -> float:
     """Correct decimal digits of the worst coefficient: NIST's log relative error (LRE).
 
-    It is ``min(-log10(|x - c| / |c|))``, between 0 (also for NaN) and 15, the digits that are certified.
-    Where a certified coefficient is zero, the absolute error counts.
+    Parameters
+    ----------
+    x, certified : array_like, shape (n,)
+        Computed and certified coefficients. Where a certified one is zero, the absolute error counts.
 
+    Returns
+    -------
+    float
+        ``min(-log10(|x - c| / |c|))``, between 0 (also for NaN) and 15, the digits that are certified.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+
+    Examples
+    --------
     >>> round(log_relative_error([1.001, 2.0], [1.0, 2.0]), 3)
     3.0
     """

@@ -21,11 +21,30 @@ KINDS = (*ENTRIES, *SPECTRA)
 
 
 def singular_values(kind: str, n: int, cond: float) -> torch.Tensor:
-    """Singular values from 1 down to ``1/cond``, in float64; a single one is 1.
+    """Singular values from 1 down to ``1/cond``.
 
-    Kinds are ``"geometric"`` (evenly spaced logarithms), ``"arithmetic"`` (evenly spaced values),
-    ``"cluster_small"`` (all 1 but the smallest) and ``"cluster_large"`` (all ``1/cond`` but the largest).
+    Parameters
+    ----------
+    kind : {"geometric", "arithmetic", "cluster_small", "cluster_large"}
+        Evenly spaced logarithms; evenly spaced values; all 1 but the smallest; all ``1/cond`` but the
+        largest.
+    n : int
+        How many; a single one is 1.
+    cond : float
+        Condition number, at least 1.
 
+    Returns
+    -------
+    Tensor, shape (n,)
+        float64, descending.
+
+    Raises
+    ------
+    ValueError
+        For an unknown kind or a condition number below 1.
+
+    Examples
+    --------
     >>> singular_values("arithmetic", 3, 4.0)
     tensor([1.0000, 0.6250, 0.2500], dtype=torch.float64)
     """
@@ -58,10 +77,28 @@ def random_matrix(
 ) -> torch.Tensor:
     """A random m x n matrix of one of the papers' kinds.
 
-    Kinds are ``"uniform01"`` (0, 1), ``"uniform"`` (-1, 1), ``"normal"``, and spectra of a condition number:
-    see :func:`singular_values`. The intervals are those of real and imaginary parts in a complex dtype, where
-    normal numbers have a mean square of 1. The matrix is made in its dtype: with float32 the condition number
-    is exact up to about 1e6.
+    Parameters
+    ----------
+    kind : str
+        ``"uniform01"`` (0, 1), ``"uniform"`` (-1, 1), ``"normal"``, or a spectrum: see
+        :func:`singular_values`. The intervals are those of real and imaginary parts in a complex dtype, where
+        normal numbers have a mean square of 1.
+    m, n : int
+    cond : float
+        Condition number, for the kinds with a spectrum.
+    dtype : torch.dtype
+        The matrix is made in it: with float32 the condition number is exact up to about 1e6.
+    device : torch.device or str
+    seed : int
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+
+    Raises
+    ------
+    ValueError
+        For an unknown kind, or sizes below 1.
     """
     if kind not in KINDS:
         raise unknown_name("kind of matrix", kind, KINDS)
@@ -103,8 +140,20 @@ def definite_matrix(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> torch.Tensor:
-    """A random positive definite matrix ``U diag(s) U^H``, exactly Hermitian, with chosen eigenvalues: see
-    :func:`singular_values`.
+    """A random positive definite matrix, Hermitian in a complex dtype, with chosen eigenvalues.
+
+    Parameters
+    ----------
+    kind : {"geometric", "arithmetic", "cluster_small", "cluster_large"}
+        The eigenvalues: see :func:`singular_values`.
+    n : int
+    cond, dtype, device, seed
+        As for :func:`random_matrix`.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        ``U diag(s) U^H``, exactly Hermitian.
     """
     u = random_orthonormal(n, n, torch.Generator(device).manual_seed(seed), dtype)
     a = with_spectrum(kind, cond, u, u)
@@ -115,8 +164,21 @@ def fourier_matrix(angles: torch.Tensor, n: int) -> torch.Tensor:
     """Powers ``exp(i k angle)`` for k from 0 to n - 1: a Vandermonde matrix of points on the unit circle.
 
     Its columns are those of the discrete Fourier transform for ``angles = 2 pi j / n``; a row is the response
-    of a uniform array of n antennas to a plane wave. Angles are in radians, float32 or float64.
+    of a uniform array of n antennas to a plane wave.
 
+    Parameters
+    ----------
+    angles : Tensor, shape (m,)
+        In radians; float32 or float64.
+    n : int
+
+    Returns
+    -------
+    Tensor, shape (m, n)
+        complex64 or complex128.
+
+    Examples
+    --------
     >>> fourier_matrix(torch.tensor([0.0, torch.pi / 2]), 3).numpy().round(3) + 0.0
     array([[ 1.+0.j,  1.+0.j,  1.+0.j],
            [ 1.+0.j,  0.+1.j, -1.+0.j]], dtype=complex64)
@@ -129,7 +191,24 @@ def fourier_matrix(angles: torch.Tensor, n: int) -> torch.Tensor:
 def hpl_ai_matrix(
     n: int, *, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu", seed: int = 0
 ) -> torch.Tensor:
-    """The matrix of the HPL-AI benchmark: uniform on [0, 1), with n on the diagonal, which dominates."""
+    """The matrix of the HPL-AI benchmark: uniform on [0, 1), with n on the diagonal.
+
+    Parameters
+    ----------
+    n : int
+    dtype, device, seed
+        As for :func:`random_matrix`.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        Diagonally dominant.
+
+    Raises
+    ------
+    ValueError
+        For n below 1.
+    """
     return random_matrix("uniform01", n, n, dtype=dtype, device=device, seed=seed).fill_diagonal_(n)
 
 
@@ -146,10 +225,30 @@ def no_pivoting_matrix(
     ``A = L U`` with ``-alpha`` everywhere below the unit diagonal of L, and ``-beta`` above that of U:
     partial pivoting interchanges no rows, and the elements do not grow. From M. Fasi and N. J. Higham,
     "Matrices with tunable infinity-norm condition number and no need for pivoting in LU factorization" (SIAM
-    J. Matrix Anal. Appl. 42, 2021). The ``ratio`` ``alpha / beta`` is above 0 and at most 1. A ValueError
-    says if no such matrix has the condition number: below 1 or, where elements of L would exceed 1, too large
-    for n. The matrix is made in float64 and rounded.
+    J. Matrix Anal. Appl. 42, 2021).
 
+    Parameters
+    ----------
+    n : int
+    cond : float
+        ``||A|| ||A^-1||`` in the infinity norm.
+    ratio : float
+        ``alpha / beta``, above 0 and at most 1.
+    dtype, device
+        The matrix is made in float64 and rounded.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+
+    Raises
+    ------
+    ValueError
+        For sizes below 1, a ratio out of range, or a condition number that no such matrix has: below 1 or,
+        where elements of L would exceed 1, too large for n.
+
+    Examples
+    --------
     >>> a = no_pivoting_matrix(100, 1e3)
     >>> round(float(torch.linalg.cond(a, float("inf"))), 6)
     1000.0
@@ -207,9 +306,25 @@ def wathen_matrix(
     """Wathen's finite-element mass matrix with random densities, as a dense matrix.
 
     Eight-node serendipity elements on an nx x ny grid (A. J. Wathen, "Realistic eigenvalue bounds for the
-    Galerkin mass matrix", IMA J. Numer. Anal. 7, 1987): ``n = 3 nx ny + 2 nx + 2 ny + 1``, symmetric positive
-    definite. ``wathen120`` of the SuiteSparse collection is 100 x 120, with other random numbers. The matrix
-    is made in float64 and rounded.
+    Galerkin mass matrix", IMA J. Numer. Anal. 7, 1987). ``wathen120`` of the SuiteSparse collection is 100 x
+    120, with other random numbers.
+
+    Parameters
+    ----------
+    nx, ny : int
+        Elements in each direction: ``n = 3 nx ny + 2 nx + 2 ny + 1``.
+    dtype, device, seed
+        The matrix is made in float64 and rounded.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        Symmetric positive definite.
+
+    Raises
+    ------
+    ValueError
+        For sizes below 1.
     """
     if nx < 1 or ny < 1:
         raise ValueError(f"a grid has at least one element in each direction, got {nx} x {ny}")
@@ -253,8 +368,24 @@ def torsion_matrix(
     The Hessian of problem TORSION1 (J. J. Moré and G. Toraldo, "On the solution of large quadratic
     programming problems with bound constraints", SIAM J. Optim. 1, 1991) in its free variables, of which
     ``torsion1`` of the SuiteSparse collection is the one on a 200 x 200 grid; that matrix keeps the fixed
-    variables on the boundary. ``size`` are the interior points in each direction: ``n = size**2``. The matrix
-    is symmetric positive definite, with 4 on the diagonal, made in float64 and rounded.
+    variables on the boundary.
+
+    Parameters
+    ----------
+    size : int
+        Interior points in each direction: ``n = size**2``.
+    dtype, device
+        The matrix is made in float64 and rounded.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        Symmetric positive definite, with 4 on the diagonal.
+
+    Raises
+    ------
+    ValueError
+        For a size below 1.
     """
     _check_grid(size)
     ones = torch.ones(size + 1, dtype=torch.float64, device=device)
@@ -271,10 +402,28 @@ def journal_bearing_matrix(
     """Pressure in a journal bearing: linear finite elements on triangles, as a dense matrix.
 
     The Hessian of problem JNLBRNG1 (J. J. Moré and G. Toraldo, 1991, as in MINPACK-2) in its free variables:
-    ``-div(w grad p)`` with ``w = (1 + eccentricity cos t)^3`` on (0, 2 pi) x (0, 20), the eccentricity of the
-    journal from 0 to below 1. ``jnlbrng1`` of the SuiteSparse collection is the one on a 200 x 200 grid; that
-    matrix keeps the fixed variables on the boundary. ``size`` are the interior points in each direction:
-    ``n = size**2``. The matrix is symmetric positive definite, made in float64 and rounded.
+    ``-div(w grad p)`` with ``w = (1 + eccentricity cos t)^3`` on (0, 2 pi) x (0, 20). ``jnlbrng1`` of the
+    SuiteSparse collection is the one on a 200 x 200 grid; that matrix keeps the fixed variables on the
+    boundary.
+
+    Parameters
+    ----------
+    size : int
+        Interior points in each direction: ``n = size**2``.
+    eccentricity : float
+        Of the journal, from 0 to below 1.
+    dtype, device
+        The matrix is made in float64 and rounded.
+
+    Returns
+    -------
+    Tensor, shape (n, n)
+        Symmetric positive definite.
+
+    Raises
+    ------
+    ValueError
+        For a size below 1, or an eccentricity out of range.
     """
     _check_grid(size)
     if not 0 <= eccentricity < 1:

@@ -94,8 +94,8 @@ class Plans:
 
     # ``make``: from the arguments of a call to its plan; None where the whole chain is asked. ``go_on``: from
     # what a first link has found, and the arguments, to the result. ``fetches``: whether a plan on the host
-    # also takes copies, of views, and what is fetched from a device. ``then``: names of the arguments after the
-    # operands, which may be positional, too.
+    # also takes copies, of views, and what is fetched from a device. ``then``: names of the arguments after
+    # the operands, which may be positional, too.
 
     def __init__(
         self,

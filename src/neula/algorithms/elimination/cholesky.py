@@ -117,19 +117,35 @@ def cholesky(
     shift: float = 0.0,
     give_up: bool = False,
 ) -> CholeskyFactorization:
-    """Factorize ``A = L L^H``, shape (batch, n, n), without synchronizing.
+    """Factorize ``A = L L^H``, without synchronizing.
 
-    A is in the storage precision of the engine, column-major where that is to be fast
-    (:func:`working_matrices`); the lower triangles are read, and all of it is overwritten. Elements should be
-    scaled to the range of the format (:mod:`neula.algorithms.elimination.equilibrate`). The recursion ends
-    with blocks of order ``leaf``, and diagonal blocks of order ``block`` are factorized by it; what suits the
-    engine by default. The diagonal grows first by ``shift`` times the unit roundoff of the format.
+    Parameters
+    ----------
+    a : Tensor, shape (batch, n, n)
+        In the storage precision of the engine, column-major where that is to be fast
+        (:func:`working_matrices`); the lower triangles are read, and all of it is overwritten. Elements
+        should be scaled to the range of the format (:mod:`neula.algorithms.elimination.equilibrate`).
+    engine : Engine
+        Multiplies.
+    leaf : int, optional
+        Order of the blocks that end the recursion; what suits the engine by default.
+    block : int, optional
+        Order of the diagonal blocks that are factorized by recursion, likewise.
+    shift : float
+        Multiple of the unit roundoff of the format by which the diagonal grows first.
+    give_up : bool
+        Whether to look when a sixteenth, an eighth, a quarter and half of the columns are done, and to end
+        there if a pivot of each matrix was not positive, or of a single one they fall so fast that one will
+        not be. Half of the columns take an eighth of the operations; the device waits. It also looks for
+        columns that are better not rounded (:class:`LeadingColumns`).
 
-    ``give_up``: look when a sixteenth, an eighth, a quarter and half of the columns are done, and end there
-    with a FallingPivotsError if a pivot of each matrix was not positive, or of a single one they fall so fast
-    that one will not be. Half of the columns take an eighth of the operations; the device waits. It also
-    looks for columns that are better not rounded (:class:`LeadingColumns`).
+    Raises
+    ------
+    FallingPivotsError
+        If asked to give up.
 
+    Examples
+    --------
     >>> from neula.engines import EmulatedEngine
     >>> a = torch.tensor([[[4.0, 0.0], [2.0, 5.0]]])
     >>> cholesky(a, EmulatedEngine(format="fp16"))

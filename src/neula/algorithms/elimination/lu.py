@@ -144,21 +144,41 @@ def lu_factorize(
     Nothing is scaled, and nothing is checked: a zero pivot or an element beyond the range of the format
     leaves NaN or Inf. Without pivoting and with tournaments nothing synchronizes.
 
-    The ``variant``, a key of :data:`VARIANTS`, is the number of the algorithm in the paper; for Algorithm 5.2
-    with that of the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"``,
-    ``"5.2/5.1"``, ``"5.2/3.1"`` or, with panels that stay in single precision, ``"5.2/3.1-fp32"``. ``panel``
-    and ``inner_panel`` are the widths r and s; two widths (s, t) are for inner panels that are partitioned
-    once more. By default they are the engine's, and LAPACK's own with pivoting in single or double precision,
-    if it is available and no progress is reported. There are at least two inner panels in a panel, which
-    share its buffer. ``storage`` is the format of the matrix, by default the engine's low one; Algorithm 3.1
-    can also keep it in float32.
+    Parameters
+    ----------
+    a : Tensor, shape (n, n)
+        Not modified, except with ``overwrite``.
+    engine : Engine
+        Multiplies the updates in its low format.
+    variant : str
+        A key of :data:`VARIANTS`, the number of the algorithm in the paper; for Algorithm 5.2 with that of
+        the panels: ``"2.1"``, ``"2.2"``, ``"3.1"``, ``"4.1"``, ``"5.1"``, ``"5.2/4.1"``, ``"5.2/5.1"``,
+        ``"5.2/3.1"`` or, with panels that stay in single precision, ``"5.2/3.1-fp32"``.
+    panel, inner_panel : int, optional
+        Widths r and s; two widths (s, t) for inner panels that are partitioned once more. The engine's by
+        default, and LAPACK's own with pivoting in single or double precision, if it is available and no
+        progress is reported. There are at least two inner panels in a panel, which share its buffer.
+    storage : Format, optional
+        Of the matrix: the engine's low format by default. Algorithm 3.1 can also keep it in float32.
+    pivoting : bool
+        Partial pivoting: whole rows of the matrix are interchanged. Where the engine has ``tournaments``,
+        Algorithm 5.2/5.1 with inner panels of their width has those, see
+        :mod:`neula.algorithms.elimination.calu`.
+    overwrite : bool
+        Whether the factors may take the place of A, if that is column-major and of their dtype.
+    on_columns : callable, optional
+        Called with the number of columns that are done after each panel.
+    trace : callable, optional
+        Called with each product and each panel, for example a :class:`~neula.algorithms.trace.Trace`.
 
-    Partial pivoting interchanges whole rows of the matrix. Where the engine has ``tournaments``, Algorithm
-    5.2/5.1 with inner panels of their width has those, see :mod:`neula.algorithms.elimination.calu`. With
-    ``overwrite`` the factors may take the place of A, if that is column-major and of their dtype.
-    ``on_columns`` is called with the number of columns that are done after each panel, ``trace`` with each
-    product and each panel, for example a :class:`~neula.algorithms.trace.Trace`.
+    Raises
+    ------
+    ValueError
+        For an unknown variant, or panels that do not fit.
 
+    Examples
+    --------
+    >>> import torch
     >>> from neula.engines import EmulatedEngine
     >>> factors = lu_factorize(torch.tensor([[1.0, 3.0], [2.0, 4.0]]), EmulatedEngine(), pivoting=True)
     >>> factors.lu

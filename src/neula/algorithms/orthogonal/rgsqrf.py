@@ -40,25 +40,48 @@ def rgsqrf(
     on_half: Callable[[torch.Tensor], None] | None = None,
     trace: Tracer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Factorize ``A = Q R``, m >= n, with products in the engine's low format.
+    """Factorize ``A = Q R`` with products in the engine's low format.
 
     Columns should be scaled to the range of the format (:mod:`neula.algorithms.scaling`). The orthogonality
     of Q is lost in proportion to the condition number. The backward error is a small multiple of the format's
     unit roundoff all the same, unless one singular value dominates all others: then most of Q comes from
     rounding errors, and for thousands of columns the error grows beyond a condition number of a few ``1/u``,
-    up to overflow. Q is column-major, in the engine's storage precision.
+    up to overflow.
 
-    The recursion stops at the width ``cutoff``, 128 in the paper, with a ``panel``: ``"caqr"``,
-    ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; both are the engine's choice by
-    default. ``panel_format`` is the format of the products inside the panel: fp32 by default, as in the
-    paper's best variant; the engine's own format for the paper's ablation (Figure 7).
+    Parameters
+    ----------
+    a : Tensor, shape (m, n), m >= n
+    cutoff : int, optional
+        Width at which the recursion stops; the engine's choice by default, 128 in the paper.
+    panel : str, optional
+        ``"caqr"``, ``"cholesky"``, ``"cholesky2"``, ``"cholesky32"`` or ``"householder"``; the engine's
+        choice by default.
+    panel_format : str, optional
+        Format of the products inside the panel: fp32 by default, as in the paper's best variant; the
+        engine's own format for the paper's ablation (Figure 7).
+    overwrite_a : bool
+        Let Q take the place of ``a``, which then must be column-major in the engine's storage precision, or,
+        where the engine has panels for that, in fp16: then products are rounded as they are stored.
+    on_columns : callable, optional
+        Called with the number of columns that are done after each panel.
+    on_half : callable, optional
+        Called with the diagonal of R for the left half of the columns when those are done, a quarter of the
+        work; what it raises ends the factorization.
+    trace : callable, optional
+        Called with each panel, update, product and block of R, for example a
+        :class:`~neula.algorithms.trace.Trace`.
 
-    With ``overwrite_a`` Q takes the place of ``a``, which then must be column-major in the engine's storage
-    precision, or, where the engine has panels for that, in fp16: then products are rounded as they are
-    stored. ``on_columns`` is called with the number of columns that are done after each panel, ``on_half``
-    with the diagonal of R for the left half of the columns when those are done, a quarter of the work; what
-    it raises ends the factorization. ``trace`` is called with each panel, update, product and block of R, for
-    example a :class:`~neula.algorithms.trace.Trace`.
+    Returns
+    -------
+    Q : Tensor, shape (m, n)
+        Column-major, in the engine's storage precision.
+    R : Tensor, shape (n, n)
+        Upper triangular.
+
+    Raises
+    ------
+    ValueError
+        For an unknown panel or format, a cutoff below 1, or m < n.
     """
     m, n = engine.over_rows.count(a.shape[0]), a.shape[1]
     engine = engine if trace is None else traced(engine, trace)

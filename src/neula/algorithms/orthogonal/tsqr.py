@@ -39,16 +39,31 @@ def tsqr(
     reflections: Product | None = None,
     trace: Tracer | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """QR of each matrix of a batch, m >= n, by a tree of Householder factorizations.
+    """QR of each matrix of a batch by a tree of Householder factorizations.
 
-    A is at least in single precision, scaled so that norms of columns are in the range of the product's
-    format and their squares in that of the dtype. ``product`` is for block reflectors
-    (:func:`neula.kernels.qr.householder.factor_tiles`): ``"tf32"``, ``"tf32_cor"``, ``"fp16"``,
-    ``"fp16_cor"`` or a function. ``reflections`` multiplies a block by a vector: in the slides the product,
-    by default float32. Tiles have ``tile_rows`` rows, at least 2n; 256 in the slides, by default 512, or 2n
-    if that is more. ``trace`` is called with each level: its tiles, as a panel of three dimensions, and their
-    R, one upon the other. The diagonal of R is nonnegative.
+    Parameters
+    ----------
+    a : Tensor, shape (batch, m, n), m >= n
+        At least in single precision, scaled so that norms of columns are in the range of the product's format
+        and their squares in that of the dtype.
+    product : {"tf32", "tf32_cor", "fp16", "fp16_cor"} or callable
+        The product for block reflectors (:func:`neula.kernels.qr.householder.factor_tiles`).
+    tile_rows : int, optional
+        Rows of a tile, at least 2n; 256 in the slides, by default 512, or 2n if that is more.
+    reflections : callable, optional
+        What multiplies a block by a vector: in the slides the product, by default float32.
+    trace : callable, optional
+        Called with each level: its tiles, as a panel of three dimensions, and their R, one upon the other.
 
+    Returns
+    -------
+    Q : Tensor, shape (batch, m, n)
+    R : Tensor, shape (batch, n, n)
+        Upper triangular with a nonnegative diagonal.
+
+    Examples
+    --------
+    >>> import torch
     >>> q, r = tsqr(torch.eye(700, 3)[None], torch.matmul)
     >>> torch.allclose(q[0], torch.eye(700, 3)), torch.allclose(r[0], torch.eye(3))
     (True, True)
