@@ -263,7 +263,7 @@ def test_norms_of_gram_matrices():
 
 
 def test_complex_noise_has_twice_the_degrees_of_freedom():
-    """Residuals that may be noise if they are real are none if they are complex."""
+    """Noise of real residuals explains more than that of as many complex ones."""
     tiny, along, length = (torch.tensor(x, dtype=torch.float64) for x in ([1e-14], [[0.55]], [1.0]))
     doubts = [bool(rank_doubt(1e-7, tiny, x, length, 2, 50, 7e-16)) for x in (along, along + 0j)]
     assert doubts == [False, True]
