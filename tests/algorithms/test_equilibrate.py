@@ -83,6 +83,12 @@ def test_nothing_overflows_half_precision_that_would_have() -> None:
     assert half.abs().amax(1).min() > 2.0**-14
 
 
+def test_norm_of_the_scaled_matrix() -> None:
+    a = badly_scaled(25, 6)
+    scales = equilibrate(a, a.abs().sum(1), ENGINE)
+    assert scales.norm(a) == pytest.approx(float(scaled(a).abs().sum(1).max()), rel=1e-14)
+
+
 def test_solution_of_a_badly_scaled_system() -> None:
     a = badly_scaled(40, 8)
     scales = equilibrate(a, a.abs().sum(1), ENGINE)

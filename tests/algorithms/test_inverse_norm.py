@@ -63,6 +63,16 @@ def test_a_batch(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [30, 100])
+def test_graded_matrices(n: int) -> None:
+    """Rows over ten decades, and weights that take them out again."""
+    rows = torch.logspace(0, -10, n, dtype=torch.float64)[:, None]
+    a = rows * random_matrix("normal", n, n, seed=2)
+    one = torch.ones(n, 1, dtype=torch.float64)
+    checked(a, one, rows)
+    checked(a, one, one)
+
+
+@pytest.mark.parametrize("n", [30, 100])
 @pytest.mark.parametrize("kind", [*SPECTRA, "normal"])
 def test_norm_of_scaled_matrices(kind: str, n: int) -> None:
     """``||A D^-1||_2`` from below, within a factor of ten, for each matrix of a batch."""

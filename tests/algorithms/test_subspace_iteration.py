@@ -170,3 +170,15 @@ def test_blocks_are_orthonormal_whatever_their_rank(
     u = U32 if dtype == torch.float32 else U64
     assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * u
     assert float((q.double() @ r - x.double()).norm()) <= 100 * u * max(1.0, float(x.double().norm()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", ["gap", "1/k", "rank 5"])
+def test_triplets_with_the_panels_of_a_gpu(spectrum: str, dtype: torch.dtype) -> None:
+    s = SPECTRA[spectrum](torch.arange(N, dtype=torch.float64)).double()
+    a, u, engine = with_spectrum(s, 200).to(dtype), U32 if dtype == torch.float32 else U64, on_a_gpu(dtype)
+    bound = 40 * u * float(s.norm())
+    operator = MixedPrecisionOperator.from_matrix(a, float(s.norm()), engine, engine)
+    found, _ = subspace_iteration(operator, 8, 16, gap_over(bound, 8), 200)
+    assert float((found.s[:8] - s[:8]).abs().max()) <= bound
+    assert found.loss <= 100 * u
