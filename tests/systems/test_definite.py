@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import neula
-from neula.algorithms.elimination.factorization import inverted_lu
+from neula.algorithms.elimination.factorization import LibraryLU, inverted_lu
 from neula.algorithms.krylov import iterative_refinement
 from neula.algorithms.krylov.gmres import cg
 from neula.algorithms.triangular.inverted import InvertedBlocks, InvertedLU
@@ -214,9 +214,10 @@ def test_inverted_blocks_solve_as_substitution_does(
     solver = inverted_lu(lu, pivots, replace(INVERTING, inverted_from=1))
     assert solver is not None
     solver = InvertedLU.from_factors(lu, solver.permutation[..., 0], width)
+    factors = LibraryLU(lu, pivots, 1.0, solver)
     b = random_matrix("normal", n, k, seed=1, dtype=torch.float64).expand(*batch, n, k)
     before = b.clone()
-    for found, matrix in ((solver.solve(b), a), (solver.solve_transposed(b), a.mT)):
+    for found, matrix in ((factors.solve(b), a), (factors.solve_transposed(b), a.mT)):
         size = torch.linalg.matrix_norm(matrix) * torch.linalg.matrix_norm(found)
         assert (torch.linalg.matrix_norm(b - matrix @ found) <= 100 * n * U64 * size).all()
     assert torch.equal(b, before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 
@@ -17,10 +18,11 @@ from neula.algorithms.krylov.factored_systems import FactoredSystems, Images
 from neula.certificates.forward_error import COMPUTED
 from neula.engines import FP64, CpuEngine
 from neula.io.matrices import random_matrix
+from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, SystemsJudge
-from neula.problems.systems.together import _LU, VECTORS, solve_together
+from neula.problems.systems.together import _LU, VECTORS, _worst, solve_together
 
 noise = partial(normal, seed=3)
 
@@ -220,3 +222,17 @@ def test_single_precision_factors_give_double_precision() -> None:
     assert bool(found.values.backward_error.amax() <= 40**0.5 * U64)
     with pytest.raises(Declined, match="a pivot vanishes"):
         solve_together(Systems(0 * a, b, OPTIONS), label="lu fp32 with pivoting")
+
+
+def test_places_count_over_pieces_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CpuEngine, "tuning", replace(CpuEngine("cpu").tuning, chunk_elements=50))
+    a = noise(7, 5, 5)
+    a[5, :, 0] = 0
+    with pytest.raises(SingularMember) as caught:
+        solved(a, noise(7, 5, 1))
+    assert caught.value.place == 5
+
+
+def test_histories_of_different_length() -> None:
+    parts = [torch.tensor(x, dtype=torch.float64) for x in ([3.0, 1.0], [2.0, 1.5, 0.5], [1.0])]
+    assert _worst(parts) == (3.0, 1.5, 1.0)

@@ -17,6 +17,7 @@ from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
+from neula.problems.systems import together
 from neula.problems.systems.together import DEFINITE
 from neula.problems.systems.ways import MIXED
 
@@ -44,11 +45,18 @@ def unmixed(n: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n", [60, 163])
-def test_what_butterflies_do_not_mix_goes_on_to_lu_with_pivoting(n: int) -> None:
+def test_what_butterflies_do_not_mix_goes_on_to_lu_with_pivoting(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From where the first link has ended, which is not run again."""
+    asked, part = [], together._part
+    monkeypatch.setattr(
+        together, "_part", lambda systems, source: asked.append(source.label) or part(systems, source)
+    )
     x = torch.linspace(1, 2, n, dtype=torch.float64)
     found = neula.solve(unmixed(n), x.flip(0), engine=ENGINE)
     assert found.converged
-    assert [attempt.method for attempt in found.attempts] == [MIXED, LIBRARY]
+    assert [attempt.method for attempt in found.attempts] == asked == [MIXED, LIBRARY]
     assert torch.equal(found.x, x)
 
 
