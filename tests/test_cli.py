@@ -635,6 +635,7 @@ def test_an_output_that_cannot_be_is_refused_before_the_work(
     ("arguments", "says"),
     [
         ("lstsq A.npy b.npy --accuracy fp8", "'fp16', 'bf16', 'tf32', 'fp32', 'fp64'"),
+        ("lstsq A.npy b.npy --certify sideways", "'backward', 'forward'"),
         ("qr A.npy --engine abacus", "'auto', 'cpu', 'emulated', 'cuda'"),
         ("lstsq A.npy", "missing argument"),
         ("svd A.npy --rank two", "--rank"),
@@ -663,8 +664,9 @@ def test_out_of_memory(error: Exception, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_messages_of_several_lines_become_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(neula, "lstsq", raising(ValueError("first\n  second")))
+    monkeypatch.setattr(neula, "lstsq", raising(OverflowError("first\n  second")))
     result = neula_cli("lstsq", "A.npy", "b.npy")
+    assert result.exit_code == cli.BAD_INPUT
     assert result.stderr == "neula: error: first second\n"
 
 

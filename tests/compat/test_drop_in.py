@@ -130,6 +130,17 @@ class TestNeulaAnswers:
         assert close(found, x, a)
         assert told == ["solve"]
 
+    @pytest.mark.parametrize("lower", [False, True])
+    @pytest.mark.parametrize("transposed", [False, True])
+    @pytest.mark.parametrize("structure", ["sym", "pos"])
+    def test_one_triangle(self, structure: str, transposed: bool, lower: bool, dtype: type) -> None:
+        """The other one is not read."""
+        a = np.random.default_rng(2).standard_normal((7, 7))
+        a = (a @ a.T + np.eye(7) if structure == "pos" else a + a.T).astype(dtype)
+        given = np.where(np.tri(7) if lower else np.tri(7).T, a, np.nan).astype(dtype)
+        found = sp_compat.solve(given, a.sum(1), lower=lower, assume_a=structure, transposed=transposed)
+        assert close(found, np.ones(7), a)
+
     @pytest.mark.parametrize("shape", [(40, 5), (5, 5), (5, 12)])
     @pytest.mark.parametrize("k", [(), (3,)])
     @pytest.mark.parametrize("compat", [np_compat, sp_compat])
