@@ -18,6 +18,7 @@ from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, Und
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement
 from neula.algorithms.orthogonal.r_only import cholesky_r, householder_r, lower_gram
 from neula.algorithms.scaled_problems import ScaledProblems
+from neula.algorithms.spectra import inverse_norm
 from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
 from neula.certificates.residuals import DOUBLED
@@ -294,6 +295,16 @@ def test_schatten_bounds(n: int, kind: str) -> None:
     assert (lower >= norm * (math.sqrt(2 / (1 + math.sqrt(n))) - slack)).all()
     assert (upper >= norm * (1 - slack)).all()
     assert (upper <= norm * n**0.25 * (1 + slack)).all()
+
+
+@pytest.mark.parametrize("n", [1, 7, 40])
+def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """By blocks they are the same."""
+    r = matrices(5, 60, n, "geometric", 1e4)[:, :n].triu()
+    expected = schatten_bounds(r)
+    monkeypatch.setattr(inverse_norm, "HALVED", 1)
+    for found, bound in zip(schatten_bounds(r, upper=True), expected, strict=True):
+        assert torch.allclose(found, bound, rtol=10 * n * U64, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])

@@ -38,6 +38,14 @@ def test_applies_the_matrix(n: int, column_major: bool) -> None:
         assert torch.allclose(work, matrix @ x, rtol=0, atol=1e-14)
 
 
+def test_blocks_of_columns_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    butterfly = Butterfly.random(12, 3, CPU)
+    whole = butterfly.apply_(x.clone())
+    monkeypatch.setattr("neula.kernels.lu.butterfly._BLOCK", 24)
+    assert torch.equal(butterfly.apply_(x.clone()), whole)
+
+
 @pytest.mark.parametrize("n", [4, 100])
 def test_nearly_orthogonal(n: int) -> None:
     """Diagonals within ``exp(+-1/40)``: two levels leave the condition number below ``exp(1/10)``."""

@@ -89,6 +89,16 @@ def test_norm_of_the_scaled_matrix() -> None:
     assert scales.norm(a) == pytest.approx(float(scaled(a).abs().sum(1).max()), rel=1e-14)
 
 
+def test_blocks_of_rows_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    a = badly_scaled(25, 6)
+    scales = equilibrate(a, a.abs().sum(1), ENGINE)
+    whole = scaled(a), scales.fill(ENGINE.empty(25, 25), a, ENGINE), scales.norm(a)
+    monkeypatch.setattr("neula.algorithms.elimination.equilibrate._BLOCK", 60)
+    assert torch.equal(scaled(a), whole[0])
+    assert torch.equal(scales.fill(ENGINE.empty(25, 25), a, ENGINE), whole[1])
+    assert scales.norm(a) == whole[2]
+
+
 def test_solution_of_a_badly_scaled_system() -> None:
     a = badly_scaled(40, 8)
     scales = equilibrate(a, a.abs().sum(1), ENGINE)

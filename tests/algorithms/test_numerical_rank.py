@@ -36,6 +36,11 @@ def test_estimates(kind, n):
     assert (smallest <= 2 * n**0.1 * s[:, -1] * rounding).all()
 
 
+def test_complex_matrices_whose_transpose_times_them_vanishes():
+    r = torch.tensor([[[1, 2], [1j, 2j]]], dtype=torch.complex128)
+    assert largest_singular_values(r).tolist() == pytest.approx([math.sqrt(10)])
+
+
 @pytest.mark.parametrize("kind", ["normal", *SPECTRA])
 @pytest.mark.parametrize("n", [1, 5, 60])
 @pytest.mark.parametrize("exact_columns", [1024, 0])

@@ -136,6 +136,21 @@ def test_shapes(kinds, left, right, mode, engine):
         np.testing.assert_allclose(room, 2 - 0.5 * expected, rtol=0, atol=1e-4)
 
 
+def test_a_real_operand_stays_real(monkeypatch):
+    """Of a real and a complex matrix no complex product is computed, and no three."""
+    addmm = torch.addmm
+    monkeypatch.setattr(
+        torch, "addmm", lambda *x, **_: pytest.fail("complex") if x[0].is_complex() else addmm(*x, **_)
+    )
+    monkeypatch.setattr(
+        "neula.problems.products.matmul.three_products", lambda *_, **__: pytest.fail("three products")
+    )
+    a, b = matrix("real", 7, 9), matrix("complex", 9, 5, seed=1)
+    for mode in ("fp32", "fp16_cor", "fp64"):
+        neula.matmul(a, b, compute=mode, engine="emulated")
+        neula.matmul(b.mT, a.mT, compute=mode, engine="emulated")
+
+
 @pytest.mark.parametrize("kinds", KINDS, ids="-".join)
 def test_views(kinds):
     a, b = matrix(kinds[0], 12, 8), matrix(kinds[1], 8, 6, seed=1)
