@@ -297,14 +297,16 @@ def test_schatten_bounds(n: int, kind: str) -> None:
     assert (upper <= norm * n**0.25 * (1 + slack)).all()
 
 
+@pytest.mark.parametrize("unit", [1.0, 1j])
 @pytest.mark.parametrize("n", [1, 7, 40])
-def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """By blocks they are the same."""
+def test_schatten_bounds_of_triangles(monkeypatch: pytest.MonkeyPatch, n: int, unit: complex) -> None:
+    """By blocks they are the same, and where each second row has another phase."""
     r = matrices(5, 60, n, "geometric", 1e4)[:, :n].triu()
     expected = schatten_bounds(r)
     monkeypatch.setattr(inverse_norm, "HALVED", 1)
-    for found, bound in zip(schatten_bounds(r, upper=True), expected, strict=True):
-        assert torch.allclose(found, bound, rtol=10 * n * U64, atol=0)
+    r = r * torch.tensor([1.0, unit]).repeat(n)[:n, None]
+    for found in (schatten_bounds(r), schatten_bounds(r, upper=True)):
+        assert torch.allclose(torch.stack(found), torch.stack(expected), rtol=10 * n * U64, atol=0)
 
 
 @pytest.mark.parametrize("kind", ["geometric", "cluster_small", "cluster_large"])

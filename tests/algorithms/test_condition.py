@@ -48,6 +48,11 @@ def test_extreme_singular_values(kind: str, n: int, cond: float, seed: int) -> N
     assert (float(s[-1]) - noise) / (1 + 1e-8) <= smallest <= slack * n ** (1 / 8) * (float(s[-1]) + noise)
 
 
+def test_complex_matrices_whose_transpose_times_them_vanishes() -> None:
+    r = torch.tensor([[1, 2], [1j, 2j]], dtype=torch.complex128)
+    assert largest_singular_value(r) == pytest.approx(math.sqrt(10))
+
+
 @pytest.mark.parametrize("width", [None, 128])
 def test_both_at_once(width: int | None) -> None:
     r = triangular("geometric", 150, 1e4)

@@ -10,6 +10,8 @@ from neula.algorithms.spectra.inverse_norm import (
     Solve,
     inverse_norm,
     norm_of,
+    norm_of_triangle,
+    sampled_inverse_norm,
     symmetric_inverse_norm,
 )
 from neula.io.matrices import SPECTRA, random_matrix
@@ -85,6 +87,13 @@ def test_norm_of_scaled_matrices(kind: str, n: int) -> None:
     assert norm.shape == true.shape
     assert (norm >= true / 10).all()
     assert (norm <= true * (1 + 1e-6)).all()
+
+
+def test_norms_of_complex_matrices_whose_transpose_times_them_vanishes() -> None:
+    r = torch.tensor([[[1, 2], [1j, 2j]]], dtype=torch.complex128)
+    found = norm_of_triangle(r, torch.ones(1, 2, 1, dtype=torch.float64))
+    assert found.tolist() == [pytest.approx([10**0.5])]
+    assert sampled_inverse_norm(r[0, :, :1].repeat(1, 4)) == pytest.approx(2**0.5)
 
 
 def symmetric_norm(
