@@ -330,7 +330,7 @@ _PROBLEMS = [
     Mutation(
         "rounding of the residual forgotten", "problems/systems/evidence.py",
         "+ torch.where(size > 0, rounding, 0.0)", "+ torch.where(size > 0, 0 * rounding, 0.0)",
-        "a residual in working precision may vanish", "systems campaign",
+        "a residual in working precision may vanish", "systems/test_evidence.py",
     ),
     Mutation(
         "rank doubt settled at once", "problems/least_squares/problem.py",

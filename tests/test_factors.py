@@ -269,8 +269,14 @@ def test_measured_errors_count_the_rounding_errors_of_the_measurement(kind: str)
 def test_without_elements() -> None:
     for kind in ("cholesky", "lu", "qr"):
         factors = FACTORIZE[kind](np.zeros((0, 0)))
-        assert factors.logdet().value == 0
-        assert factors.solve(np.zeros(0)).x.shape == (0,)
+        assert factors.logdet().value == factors.inv_quad(np.zeros(0)).value == 0
+        assert factors.solve(np.zeros(0)).x.shape == factors.solve_triangular(np.zeros(0)).x.shape == (0,)
+        whole = FACTORIZE[kind](np.eye(2))
+        assert (
+            whole.solve(np.zeros((2, 0))).x.shape
+            == whole.solve_triangular(np.zeros((2, 0))).x.shape
+            == (2, 0)
+        )
         none = FACTORIZE[kind](np.zeros((0, 3, 3)))
         assert none.logdet().value.shape == none.inv_quad(np.ones(3)).value.shape == (0,)
         assert none.diag_inverse().value.shape == none.solve(np.ones(3)).x.shape == (0, 3)

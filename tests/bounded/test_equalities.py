@@ -95,6 +95,14 @@ def test_constraints_that_leave_little_or_nothing(rng: np.random.Generator, cond
         assert error_of(a, result.x, x) <= result.forward_error <= 1e-11 * cond**2
 
 
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")
+def test_more_constraints_than_unknowns() -> None:
+    c = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
+    for x in ([1.0, 1.0], [0.5, 2.0]):
+        found = neula.lsq_linear(np.eye(3)[:, :2], np.ones(3), (0, 2), constraints=(c, c @ x))
+        assert error_of(np.eye(3)[:, :2], found.x, [Fraction(y) for y in x]) <= found.forward_error <= 1e-11
+
+
 def exact_minimum(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> list[Fraction]:
     rows, right, (e, f) = exactly(a), [Fraction(x) for x in b.tolist()], (exactly(c), exactly(d[:, None]))
     columns = [list(column) for column in zip(*rows, strict=True)]

@@ -61,6 +61,19 @@ def factors_of(a: torch.Tensor, format: str) -> Equilibrated:
     return Equilibrated(mixed_lu(work, engine, pivoting=True), scales)
 
 
+@pytest.mark.parametrize("n", [3, 30])
+def test_a_residual_that_vanishes_is_not_an_error_of_zero(n: int) -> None:
+    """Computed in working precision it is as uncertain as its sums: x may be off by some last digits."""
+    a = matrix("normal", n)
+    x = torch.randn(n, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(n))
+    b, factors = a @ x, factors_of(a, "fp64")
+    found = SystemEvidence.measure(a, factors, factors.scales, None, 60, torch.linalg.vector_norm(a, dim=0))
+    none = torch.zeros_like(b)
+    error = found.forward_error(b, Refined(x, Measures(*[none[0]] * 2), residual=none))
+    true = torch.from_numpy(System(a.numpy(), b.numpy()).errors(x.numpy(), n))
+    assert 0 < float(true) <= float(error) < 100 * n * U64 * float(found.condition)
+
+
 @pytest.mark.parametrize("gmres", [False, True])
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("n", [30, 100])

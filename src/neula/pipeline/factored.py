@@ -60,7 +60,7 @@ def near_one(b: Tensor, scales: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """``scales * b`` with columns brought near 1, and the exponents of the powers of two that did so."""
     # Squares of other numbers overflow or underflow.
     if not b.numel():
-        return b, torch.zeros_like(b[..., :1, :].real, dtype=torch.int32)
+        return b, b.real.new_zeros(*b.shape[:-2], 1, b.shape[-1], dtype=torch.int32)
     powers = binary_exponents(largest_magnitude(b, -2, keepdim=True))
     b = shift(b, -powers)
     if scales is None or bool((scales == 1).all()):
@@ -309,7 +309,8 @@ class FactoredMatrix:
         value = (sides.conj() * found.z).sum(-2)
         powers = (powers + found.powers)[..., 0, :]
         rounded, lost = rounded_shift(value, powers, dtype)
-        error = shift(side * found.energy + summed + lost, powers)
+        bound = side * found.energy + summed + lost
+        error = shift(bound, powers).clamp_min(math.ulp(0.0)).where(bound > 0, bound)  # not 0 by underflow
         return rounded, error, self.unscaled(found.z, found.powers, b.dtype)[0]
 
 
@@ -329,6 +330,8 @@ def definite_inverse(lower: Tensor) -> Tensor:
 
 def triangular_condition(t: Tensor, *, upper: bool) -> Tensor:
     """Bound on the condition number of triangular matrices with columns near norm 1, shape (P, 1)."""
+    if not t.numel():
+        return t.new_ones(len(t), 1).real
     t = t * power_of_two_scales(t.abs().amax(-2, keepdim=True))
     g, norm = directions(t.shape[-1], t.device, t.dtype).expand(len(t), -1, -1), torch.linalg.vector_norm
     image = torch.linalg.solve_triangular(t, g, upper=upper)

@@ -320,7 +320,7 @@ class RightSides:
         bound += self.rounding
         good = within((backward, bound), (error, SURE))
         each = [self.shapes.of_columns(y) for y in (backward, error, kappa.expand_as(error), good)]
-        of_problems = [y if self.shapes.is_vector else y.amax(-1) for y in (each[0], each[2])]
+        of_problems = [y if self.shapes.is_vector else _largest(y) for y in (each[0], each[2])]
         accepted = each[3] if self.shapes.is_vector else each[3].all(-1)
         worst = [float(y.amax()) if y.numel() else 0.0 for y in each[:3]]
         target, converged = format_of(self.dtype), bool(accepted.all())
@@ -364,6 +364,11 @@ def _unit(dtype: torch.dtype) -> float:
     """Relative error of rounding double precision to a dtype."""
     format = format_of(at_least_single(dtype))
     return 0.0 if format is FP64 else format.u
+
+
+def _largest(y: Tensor) -> Tensor:
+    """Of each row; 0 of none."""
+    return y.amax(-1) if y.shape[-1] else y.new_zeros(y.shape[:-1])
 
 
 def _report_numbers(what: str, value: Tensor, error: Tensor, least: float) -> None:

@@ -178,7 +178,7 @@ def _enough(problems: Reduced, x: torch.Tensor, free: torch.Tensor) -> torch.Ten
     """Free variables: as many as there are equality constraints at least, the largest of x."""
     if problems.equalities is None or not len(x):
         return free
-    count = problems.equalities.count
+    count = min(problems.equalities.count, x.shape[1])
     few = free.sum(1, keepdim=True) < count
     return free | (few & torch.zeros_like(free).scatter(1, x.topk(count, 1).indices, True))
 
