@@ -11,9 +11,10 @@ import torch
 
 import neula
 from neula.engines import BF16, FP16, UNITS, CpuEngine, EmulatedEngine
+from neula.engines.shipped import cuda_tuning
 from neula.kernels.products.gemm import corrected_gemm
 from neula.kernels.products.parts import SCHEMES
-from neula.problems.products.matmul import MODES
+from neula.problems.products.matmul import MODES, _cheapest
 
 U = 2.0**-24
 HALF_UNIT = {"fp16": 2.0**-11, "tf32": 2.0**-11, "bf16": 2.0**-8}
@@ -182,6 +183,24 @@ def test_default_is_the_accuracy_of_the_dtype(engine):
     check(neula.matmul(a, b, engine=engine), a, b, "fp32")
     check(neula.matmul(a.double(), b.double(), engine=engine), a, b, "fp64")
     check(neula.matmul(a.double(), b, engine=engine), a, b, "fp64")
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode"),
+    [
+        ((16384, 512, 16384), "fp16_cor"),
+        ((12288, 12288, 256), "fp16_cor"),
+        ((1000, 100_000, 1000), "fp16_cor"),
+        ((128, 524_288, 128), "fp32"),
+        ((524_288, 128, 128), "fp32"),
+        ((2048, 128, 2048), "fp32"),
+        ((20_000, 20_000, 4), "fp32"),
+    ],
+)
+def test_products_are_corrected_where_that_takes_less_time(shape: tuple[int, int, int], mode: str) -> None:
+    m, k, n = shape
+    engine = type("Tuned", (EmulatedEngine,), {"tuning": cuda_tuning((9, 0))})("cpu")
+    assert _cheapest(torch.float32, engine, torch.empty(m, k, device="meta"), (m, n)) == mode
 
 
 @pytest.mark.parametrize("format", [FP16, BF16])

@@ -25,7 +25,7 @@ from neula.certificates.orthogonality import (
     measured_again,
     power_margin,
 )
-from neula.certificates.qr import accepted_by, certificates_of, qr_certificate, qr_measures
+from neula.certificates.qr import accepted_by, certificates_of, leading_losses, qr_certificate, qr_measures
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64
 from neula.io.matrices import random_matrix
 from neula.kernels.few_vectors.probes import spectral_norms
@@ -129,6 +129,20 @@ def test_a_batch_is_measured_again_together() -> None:
         assert ((found <= enough) == (alone <= enough)).all()
         assert (found.numpy() >= exact(q)).all()
         assert (found.numpy() <= np.maximum(2 * exact(q), enough)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_losses_of_leading_columns(dtype: torch.dtype) -> None:
+    """An average of all directions, or with powers the largest, of the first columns alone."""
+    generator = torch.Generator().manual_seed(1)
+    q = torch.linalg.qr(torch.randn(200, 80, dtype=dtype, generator=generator)).Q
+    q[:, 70] += 0.3 * q[:, 3]
+    lost = torch.eye(80, dtype=dtype) - q.mH @ q
+    average = float(torch.linalg.matrix_norm(lost)) / 80**0.5
+    for powers, exact, near in ((0, average, 2.0), (12, float(torch.linalg.matrix_norm(lost, 2)), 1.01)):
+        first, all_of_them = leading_losses(q, [60, 80], powers=powers).tolist()
+        assert first <= 1e-14
+        assert exact / near <= all_of_them <= exact * near
 
 
 @pytest.mark.parametrize("name", FORMATS)

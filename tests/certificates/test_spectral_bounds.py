@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.matrices import normal
@@ -13,6 +15,7 @@ from neula.certificates.spectra import (
     SpectralErrors,
     backward_error,
     consistency,
+    inconsistency,
     measured,
     rounding_error,
     spectral_errors,
@@ -172,3 +175,10 @@ def test_values_that_disagree_with_trace_or_norm() -> None:
         assert 0.19 * D <= found <= shift / 10**0.5  # a lower bound on the relative change of A
     exact = torch.tensor([[1.0, 3.0]], dtype=torch.float64)
     assert float(consistency(a, exact, symmetric=True)) <= 2.0**-52
+
+
+@pytest.mark.parametrize("as_given", [torch.as_tensor, np.asarray, float])
+def test_disagreement_is_unknown_where_trace_or_norm_is(as_given: Any) -> None:
+    s = torch.ones(2, dtype=torch.float64) if as_given is torch.as_tensor else np.ones(2)
+    for size, trace in ((math.nan, 2.0), (2**0.5, math.nan)):
+        assert math.isnan(inconsistency(s, as_given(size), as_given(trace)))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import pickle
+import weakref
 from functools import partial
 from typing import Any
 
@@ -345,3 +347,75 @@ def test_ill_conditioned_factors_are_not_trusted() -> None:
     for _ in range(3):
         with pytest.warns(neula.IllConditionedWarning):
             neula.lu_solve(factors, np.ones(12))
+
+
+DEFINITE, TALL, SMALL = SQUARE @ SQUARE.T + np.eye(7), normal(20, 5), np.array([[1.0, 2], [3, 4], [5, 7]])
+SUBNORMAL = (np.arange(1, 17, dtype="f").reshape(4, 4) + 8 * np.eye(4, dtype="f")) * np.float32(1e-42)
+THRICE: list[tuple[Any, np.ndarray, dict[str, Any], str]] = [
+    (neula.polar, SMALL * 1e-310, {}, "True"),
+    (neula.polar, SUBNORMAL, {}, "True"),
+    (neula.polar, SUBNORMAL.astype("F"), {}, "True"),
+    (neula.qr, normal(5, 20), {"cutoff": 0}, "ValueError"),
+    (neula.qr, TALL, {"cutoff": 0}, "ValueError"),
+    *((neula.qr, TALL, {name: ""}, "ValueError") for name in ("panel", "algorithm", "compute")),
+    (neula.orth, TALL, {"progress": 0}, "TypeError: progress is 0"),
+    (neula.cholesky, DEFINITE, {"progress": 0}, "TypeError: progress is 0"),
+    (neula.cholesky, DEFINITE, {"upper": "yes"}, "True"),
+    (neula.eigh, DEFINITE, {"upper": None}, "True"),
+    (lambda a, **asked: neula.lstsq(a, a[:, 0], **asked), TALL, {"certify": None}, "ValueError"),
+    (neula.fractional_matrix_power, DEFINITE, {}, "missing 1 required positional argument: 'p'"),
+    (neula.polar, DEFINITE, {"foo": 1}, "polar() got an unexpected keyword argument 'foo'"),
+    (neula.eigh, DEFINITE, {"foo": None}, "eigh() got an unexpected keyword argument 'foo'"),
+    (neula.lu_factor, DEFINITE, {"foo": None}, "lu_factor() got an unexpected keyword argument 'foo'"),
+]
+
+
+@pytest.mark.parametrize(("function", "a", "asked", "expected"), THRICE)
+def test_each_call_says_the_same(function: Any, a: np.ndarray, asked: dict[str, Any], expected: str) -> None:
+    def said() -> str:
+        try:
+            return str(function(a, **asked).converged)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    first, *others = [said() for _ in range(3)]
+    assert expected in first
+    assert others == [first, first]
+
+
+ROOT = partial(neula.fractional_matrix_power, p=0.3)
+
+
+@pytest.mark.parametrize("function", [neula.eigh, neula.svd, neula.polar, neula.sqrtm, ROOT])
+def test_results_do_not_keep_matrices(function: Any) -> None:
+    for place in range(4):
+        a = DEFINITE.copy()
+        known, found = weakref.ref(a), function(a)
+        del a
+        gc.collect()
+        assert found.converged
+        assert known() is None or not place  # the front end of a first call may
+
+
+@pytest.mark.parametrize("function", [neula.eigh, neula.svd, neula.polar, neula.sqrtm, ROOT])
+def test_where_lapack_fails_the_chain_goes_on(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = function(DEFINITE), function(DEFINITE)
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise torch.linalg.LinAlgError("did not converge")
+
+    for name in ("eigh", "svd"):
+        monkeypatch.setattr(torch.linalg, name, fail)
+    found = function(DEFINITE)
+    for name in {"eigenvalues", "s", "U", "X"} & {*vars(first)}:
+        assert np.allclose(abs(getattr(found, name)), abs(getattr(first, name))), name
+
+
+@pytest.mark.parametrize("vectors", [True, False])
+def test_bounds_are_those_of_what_was_returned(vectors: bool) -> None:
+    values = partial(neula.eigh, eigvals_only=not vectors), partial(neula.svd, compute_uv=vectors)
+    for function, name in zip(values, ("eigenvalues", "s"), strict=True):
+        _, one, other = [function(DEFINITE) for _ in range(3)]
+        getattr(one, name)[:] *= 1e6
+        for of in ("errors", "gaps", "vector_errors")[: 3 if vectors else 1]:
+            assert np.array_equal(getattr(one, of), getattr(other, of)), of

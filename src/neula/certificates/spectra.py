@@ -194,7 +194,7 @@ def inconsistency(s: Any, size: Any, trace: Any = None) -> Any:
     if trace is None:
         return off
     of_trace = abs(s.sum(-1) - trace) / (s.shape[-1] * whole) ** 0.5
-    return where(of_trace > off, of_trace, off)
+    return where((off >= of_trace) | (off != off), off, of_trace)  # NaN where one of them is
 
 
 def spectral_errors(

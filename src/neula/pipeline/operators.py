@@ -5,6 +5,7 @@ tensors, numbers and names to the answer and its evidence.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -217,6 +218,8 @@ def eager(
     disabled: Callable[P, T] | None = None
     name = function.__name__
     careful = restored(showing(function))
+    if plans is not None:
+        plans.signature = inspect.signature(function)
 
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
         nonlocal disabled

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -45,6 +46,8 @@ OF_EACH |= {"conditions": "condition", "forward_errors": "forward_error"}
 
 Told = tuple[str, Callable[[], str]]  # the label of a link, and why its answer is accepted, in words
 COPIED = 1 << 15  # elements of a view up to which its copy takes less time than the front end
+
+LINALG_ERRORS = np.linalg.LinAlgError, torch.linalg.LinAlgError
 
 R = TypeVar("R", bound=Shown)
 P = TypeVar("P", bound=ProblemBatch)
@@ -107,6 +110,7 @@ class Plans:
     ) -> None:
         self._then = then
         self._make, self._operands, self._fetches = make, operands, fetches
+        self.signature = signature(make)  # or that of the function itself
         self._go_on = None if go_on is None else restored(go_on)
         self._plans: dict[Any, tuple[Plan | None, object, Tuning | None] | None] = {}  # None after one call
         _every.append(self)
@@ -138,7 +142,7 @@ class Plans:
             return None
         if found is None:
             taken = all(x.dtype in DTYPES for x in given.arrays)
-            made = self._make(*given.arrays, **keywords) if taken else None
+            made = self._made(given.arrays, keywords) if taken else None
             found = made, core(), None if made is None else made.options.engine.tuning
             self._remember(key, found)
         plan, kernels, tuning = found
@@ -151,11 +155,27 @@ class Plans:
             given = given._replace(arrays=[x.numpy() for x in fetched_tensors(given.arrays)])
         if not there and device.type == "cuda" and device.index != torch.cuda.current_device():
             return None  # arrays on the host go to the current device
-        answer = plan(given)
+        try:
+            answer = plan(given)
+        except LINALG_ERRORS:  # the chain has other routines, and knows what to say
+            return None
         if not isinstance(answer, Answer):
             return answer
         assert self._go_on is not None
-        return self._go_on(answer, *args, **keywords)
+        return self._go_on(answer, *args, **self._asked(keywords))
+
+    def _asked(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
+        """Keywords that are not given as they are by default."""
+        by_default = self.signature.parameters
+        return {name: x for name, x in keywords.items() if x is not by_default[name].default}
+
+    def _made(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Plan | None:
+        try:
+            self.signature.bind(*arrays, **keywords)
+        except TypeError:  # which the function itself says better
+            return None
+        asked = self._asked(keywords)
+        return None if "progress" in asked else self._make(*arrays, **asked)  # a plan reports nothing
 
     def _remember(self, key: Any, found: tuple[Plan | None, object, Tuning | None] | None) -> None:
         if len(self._plans) >= KEPT:
@@ -221,9 +241,10 @@ def accepted_result(
 
 def numbers_later(given: Given, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Fields with arrays of one number each."""
+    wrap = given.wrap  # results do not keep A
 
     def later(number: Any) -> Later:
-        return Later(lambda: given.wrap(np.array(number)))
+        return Later(lambda: wrap(np.array(number)))
 
     return {name: later(number) for name, number in numbers.items()}
 
@@ -248,13 +269,11 @@ def accepted_solution(
     forward_errors: list[float],
 ) -> R:
     """Accepted result of one problem on the host, from x, shape (n, k), and errors of its columns."""
-    is_vector = given.arrays[1].ndim == 1
+    is_vector, wrap = given.arrays[1].ndim == 1, given.wrap
     errors = forward_errors[0] if is_vector else forward_errors
     known = dict(zip(OF_EACH, (True, fields["backward_error"], fields["condition"], errors), strict=True))
     fields["x"] = returned(given, x[:, 0] if is_vector else x, options)
-    return accepted_solutions(
-        kind, given, options, told, fields, lambda name: given.wrap(np.array(known[name]))
-    )
+    return accepted_solutions(kind, given, options, told, fields, lambda name: wrap(np.array(known[name])))
 
 
 def returned(given: Given, x: np.ndarray, options: Any) -> Any:
@@ -300,7 +319,8 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         if found is None or found.doubt or not isinstance(found.measured, torch.Tensor):
             return found
         # Launched before the look.
-        x = given.give(shapes.solutions(found.values.x).to(self.options.dtype))
+        give = given.give
+        x = give(shapes.solutions(found.values.x).to(self.options.dtype))
         smallest, largest = _extremes(found)
         of = dict(zip(found.values.names, zip(smallest, largest, strict=True), strict=True))
         fits = of["largest"][1] <= torch.finfo(self.options.dtype).max
@@ -311,8 +331,8 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         def each(name: str) -> Any:
             known = getattr(values, OF_EACH[name])
             if name == "forward_errors":
-                return given.give(layout.of_columns(known).contiguous())
-            return given.give(layout.of_members(~known if name == "accepted" else known).contiguous())
+                return give(layout.of_columns(known).contiguous())
+            return give(layout.of_members(~known if name == "accepted" else known).contiguous())
 
         fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
         fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}

@@ -80,8 +80,12 @@ def second_passes(
     n = r.shape[1]
     first = slice(0, 0 if columns is None else n - columns)
     last = slice(first.stop, n)
+    m = len(q)
     if first.stop > 0:
-        q, r = (q if overwrite_q else engine.empty(*q.shape).copy_(q)), engine.empty(*r.shape).copy_(r)
+        r = engine.empty(*r.shape).copy_(r)
+    if first.stop > 0 and not overwrite_q:  # with as many rows as panels want
+        given, q = q, engine.padded(*q.shape)
+        q[:m].copy_(given)
     for _ in range(MAX_PASSES):
         if first.stop > 0:
             s = engine.empty(first.stop, n - first.stop)
@@ -96,7 +100,7 @@ def second_passes(
             r[last, last] = r_last
         else:
             q, r = q_last, r_last
-        yield q, r
+        yield q[:m], r
         if not bool(engine.over_rows.agree(smallest) < FULL_RANK):
             return
 

@@ -325,7 +325,7 @@ def _plan(A: Any, *, upper: bool = False, wait: bool = True, **keywords: Any) ->
     a = call.first.tensor
     small = a.ndim == 2 and 0 < len(a) <= LARGEST and options.engine.device.type == "cpu"
     if small and options.tuning.lapack:
-        return CholeskyPlan(len(a), options, a.dtype, upper=upper)
+        return CholeskyPlan(len(a), options, a.dtype, upper=bool(upper))
     return launched_plan(a, options, upper=upper) if wait else None
 
 

@@ -383,7 +383,6 @@ PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "
 
 def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
     """Plan for a problem of the core, or for a plain one whose first link launches its work."""
-    keywords = {name: given for name, given in keywords.items() if given is not None}  # by default
     if not keywords.keys() <= set(PLANNED):
         return None
     check_name("certify", keywords.get("certify", "backward"), CERTIFIED)

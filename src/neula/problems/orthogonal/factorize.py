@@ -236,7 +236,7 @@ def _of_core(
 ) -> QRPlan | None:
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
     a, target = call.first.tensor, call.target
-    if a.ndim != 2 or any(others.values()) or not a.is_cpu:
+    if a.ndim != 2 or others or not a.is_cpu:
         return None
     (m, n), options = a.shape, QROptions(target, call.engine)
     return plan_for(a, options, mode) if is_for_core(m, n, target) or m < n else None

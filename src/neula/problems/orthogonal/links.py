@@ -149,7 +149,7 @@ class QRCase(MatrixLayout, Case):
         nearly square matrices would need (order 8192 on an H200: 14 ms and 22).
         """
         nearly = 16 * (self.m - self.n) < self.n and self.nbytes <= self.tuning.replayed_bytes
-        return nearly and self.target in (FP16, BF16) and not self.gram
+        return nearly and self.target in (FP16, BF16) and self.options.compute is None and not self.gram
 
 
 def go_together(count: int, m: int, n: int, tuning: Tuning) -> bool:

@@ -473,6 +473,11 @@ def _methods(matrix: Any, arrays: tuple[Any, Any], factors: tuple[torch.Tensor, 
     return QRMethods(matrix if m == n else None, *arrays)  # tall ones are not kept alive
 
 
+def _norms_may_overflow(a: torch.Tensor, dtype: torch.dtype) -> bool:
+    """Whether columns of A may be longer than the largest number of a dtype."""
+    return float(largest_magnitude(a, (0, 1))) * math.sqrt(len(a)) >= torch.finfo(dtype).max
+
+
 def as_result(
     factors: QRFactors, call: Call, mode: str, options: QROptions, order: torch.Tensor | None = None
 ) -> QRResult:
@@ -498,7 +503,8 @@ def as_result(
     )
     if not result.converged:
         large = q if mode == "raw" else r  # with NaN if the factorization broke down
-        if not batch and bool(large.isinf().any()):  # others of a batch are none the worse
+        # Others of a batch are none the worse, and with small columns it is the method that broke down.
+        if not batch and bool(large.isinf().any()) and _norms_may_overflow(call.first.tensor, r.dtype):
             raise OverflowError(f"R does not fit {r.dtype}: scale A down, or pass it in a wider dtype")
         call.report_missed(
             f"QR is not certified to {options.target.name} accuracy",

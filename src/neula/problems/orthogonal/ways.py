@@ -218,9 +218,14 @@ def _not_orthonormal(q: torch.Tensor, options: QROptions) -> int:
     n, over_rows = q.shape[1], options.over_rows
     if options.named or n < options.engine.tuning[QRTuning].partly_corrected:
         return n
-    losses = over_rows.agree(leading_losses(q, leading(n), over_rows, POWERS))
-    most = orthogonality_2norm_bound(options.target, n) / 4
-    return n - next((k for k, loss in zip(leading(n), losses.tolist(), strict=True) if loss <= most), 0)
+    kept = leading(n)
+    norms, losses = (over_rows.agree(leading_losses(q, kept, over_rows, x)).tolist() for x in (POWERS, 0))
+    most, on_average = (
+        orthogonality_2norm_bound(options.target, n) / 4,
+        orthogonality_bound(options.target, n) / 2,
+    )
+    found = zip(kept, norms, losses, strict=True)
+    return n - next((k for k, norm, loss in found if norm <= most and loss <= on_average), 0)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:

@@ -178,7 +178,7 @@ class PolarPlan:
         self._judge = PolarJudge.for_batch(given[None].to("meta"), options)
         # Below the errors of the SVD singular values may be zero or not.
         errors = 8 * options.work.u * max(given.shape) ** 0.5 if options.small_too else 0.0
-        self._least = max(options.cutoff(given.shape), errors)
+        self._least, self._tiny = max(options.cutoff(given.shape), errors), torch.finfo(given.dtype).tiny
 
     def __call__(self, given: Given) -> PolarResult[Any] | None:
         a, options, judge, bounds = given.arrays[0], self.options, self._judge, self._judge.bounds
@@ -188,7 +188,7 @@ class PolarPlan:
             # As of a batch: MKL's reflectors of subnormal columns in complex64 are NaN.
             work = a.astype(np.complex128) if a.dtype == np.complex64 else a
             u, s, vh = (x.numpy() for x in converged_svd(torch.from_numpy(work)))
-            if not self._least * s[0] < s[-1] < MODERATE:
+            if not (self._least * s[0] < s[-1] < MODERATE and s[0] > self._tiny):
                 return None
             u, rank = (u @ vh).astype(a.dtype, copy=False), len(s)
             wide = (a if options.lie_down(a.shape) else adjoint(a)) * 2.0 ** -math.frexp(s[0])[1]
@@ -213,14 +213,13 @@ def _plan(
     side: str | None = None,
     rcond: float | None = None,
     completion: bool = False,
-    progress: Progress | None = None,
     strict: bool = False,
     wait: bool = True,
     **asked: Any,
 ) -> PolarPlan | None:
     call = Call.begin({"A": A}, **asked)
-    options, a = _options(call, side, rcond, completion, progress), call.first.tensor
-    alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD and progress is None
+    options, a = _options(call, side, rcond, completion, None), call.first.tensor
+    alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD
     here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
     fits = alone and here and a.dtype.to_real() == options.work.dtype
     return PolarPlan(a, options, side) if fits else None

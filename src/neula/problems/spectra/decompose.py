@@ -283,7 +283,7 @@ class SpectralPlan:
         self, shape: tuple[int, int], options: SpectralOptions, *, upper: bool = False, full: bool = False
     ) -> None:
         self.options, self.bounds = options, options.bounds(min(shape))
-        self._triangle, self._upper, self._full, self._shape = "LU"[upper], upper, full, shape
+        self._triangle, self._upper, self._full, self._shape = "LU"[bool(upper)], upper, full, shape
         self._device, name = torch.device("cpu"), "eigh" if options.symmetric else "svd"
         self.label = f"{name} {options.work.name}"
         double = min(shape) <= options.tuning[SpectralTuning].measured_in_double
@@ -292,7 +292,7 @@ class SpectralPlan:
     @classmethod
     def for_matrix(cls, a: torch.Tensor, options: SpectralOptions, **others: bool) -> SpectralPlan | None:
         """Plan for matrices like A; None where LAPACK is not the first link in the precision of A."""
-        alone = a.ndim == 2 and a.numel() > 0 and options.progress is None
+        alone = a.ndim == 2 and a.numel() > 0
         host = options.engine.device.type == "cpu" and options.tuning.lapack
         if not (alone and host and a.dtype.to_real() == options.work.dtype):
             return None
@@ -311,8 +311,7 @@ class SpectralPlan:
         if options.symmetric:
             whole = a if torch.equal(a, a.mH) else hermitian_from_lower(a.mH if self._upper else a)
         whole = self._wide(whole)
-        norm = in_double(two_norms(whole)[None])
-        size = float(norm)
+        size = float(norm := two_norms(whole))
         if not 1 / SQUARABLE < size < SQUARABLE:
             return None
         u = v = None
@@ -353,14 +352,15 @@ class SpectralPlan:
             found = measured_alone(a.resolve_conj().numpy(), left, in_double(s).numpy(), wide, float(norm))
         else:
             right = v[None]
-            of_all = measured(a[None], right if u is v else u[None], s[None], right, norm)
+            of_all = measured(a[None], right if u is v else u[None], s[None], right, in_double(norm)[None])
             found = float(of_all.total), float(of_all.orthogonality), lambda: of_all
         return found[0], max(found[1], rest), found[2]
 
     def _result(self, given: Given, found: AcceptedSpectrum) -> EighResult[Any] | SVDResult[Any]:
         options, bounds, give = self.options, self.bounds, given.give
         u, s, v, measures, numbers = found.u, found.s, found.v, found.measures, found.numbers
-        errors = cache(lambda: self._errors(s, measures and measures()))
+        as_measured = s.clone()  # the user may write into s
+        errors = cache(lambda: self._errors(as_measured, measures and measures()))
 
         def later(name: str) -> Later:
             return Later(lambda: give(getattr(errors(), name)[0]))
@@ -368,7 +368,7 @@ class SpectralPlan:
         fields: dict[str, Any] = {"errors": later("errors"), "converged": True}
         for name in ("clusters", "gaps", "vector_errors"):
             fields[name] = later(name) if options.vectors else None
-        fields["accepted"] = Later(lambda: give(s.isfinite().all()))
+        fields["accepted"] = Later(lambda: give(as_measured.isfinite().all()))
 
         certificate = partial(SVDCertificate, *numbers, 0.0, bounds.residual, bounds.orthogonality)
         residual, lost = numbers

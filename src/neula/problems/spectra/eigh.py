@@ -252,7 +252,6 @@ def _plan(
     certify: str | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
-    progress: Progress | None = None,
     strict: bool = False,
     **others: Any,
 ) -> SpectralPlan | None:
@@ -264,7 +263,7 @@ def _plan(
     a, vectors = call.first.tensor, not eigvals_only
     if eigvals_only and certify == "measured":
         return None
-    options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors, progress=progress)
+    options = SpectralOptions(call.target, call.engine, symmetric=True, vectors=vectors)
     return SpectralPlan.for_matrix(a, options, upper=upper)
 
 

@@ -272,11 +272,9 @@ class PowerPlan:
         )
 
 
-def _plan(
-    A: Any, *, p: float, upper: bool = False, progress: Progress | None = None, **asked: Any
-) -> PowerPlan | None:
+def _plan(A: Any, *, p: float, upper: bool = False, **asked: Any) -> PowerPlan | None:
     call, power = begin({"A": A}, **asked), number("p", p, "a finite number", math.isfinite)
-    options = SpectralOptions(call.target, call.engine, symmetric=True, progress=progress)
+    options = SpectralOptions(call.target, call.engine, symmetric=True)
     plan = SpectralPlan.for_matrix(call.first.tensor, options, upper=upper)
     return PowerPlan(plan, power) if plan is not None and len(A) ** 3 <= ONE_THREAD else None
 

@@ -191,7 +191,6 @@ def _plan(
     certify: str | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
-    progress: Progress | None = None,
     strict: bool = False,
 ) -> SpectralPlan | None:
     """Plan for a single matrix on a CPU."""
@@ -201,9 +200,7 @@ def _plan(
     check_matrices(a, "A")
     if certify == "measured" and not compute_uv:
         return None
-    options = SpectralOptions(
-        call.target, call.engine, symmetric=False, vectors=compute_uv, progress=progress
-    )
+    options = SpectralOptions(call.target, call.engine, symmetric=False, vectors=compute_uv)
     return SpectralPlan.for_matrix(a, options, full=full_matrices and a.shape[0] != a.shape[-1])
 
 
