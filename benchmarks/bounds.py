@@ -43,7 +43,7 @@ BOUNDS = (
     Bound(
         '`qr`, `accuracy="fp16"`',
         Source("qr", {"accuracy": "fp16"}),
-        [(32768, 32768), *_TALL, (4194304, 128), *_SQUARE, (1024, 1024)],
+        [(32768, 32768), *_TALL, (4194304, 128), (1024, 1024)],
         entry=8,
     ),
     Bound(
