@@ -50,7 +50,7 @@ def awkward(dtype: type, shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def assert_identical(read: np.ndarray, written: np.ndarray, *, signs: bool = True) -> None:
-    """The same dtype, shape and bits, except those of NaN."""
+    """Dtypes, shapes and elements are equal, signs of zeros too; NaN equals NaN."""
     assert (read.dtype, read.shape) == (written.dtype, written.shape)
     for one, other in ((read.real, written.real), (read.imag, written.imag)):
         np.testing.assert_array_equal(one, other)

@@ -83,17 +83,15 @@ def second_passes(
     m = len(q)
     if first.stop > 0:
         r = engine.empty(*r.shape).copy_(r)
-    if first.stop > 0 and not overwrite_q:  # with as many rows as panels want
-        given, q = q, engine.padded(*q.shape)
-        q[:m].copy_(given)
+        if not overwrite_q:  # with as many rows as panels want
+            given, q, overwrite_q = q, engine.padded(*q.shape), True
+            q[:m].copy_(given)
     for _ in range(MAX_PASSES):
         if first.stop > 0:
             s = engine.empty(first.stop, n - first.stop)
             engine.project_out(engine.operand(q[:, first]), q[:, last], s)
             engine.gemm(engine.operand(s), engine.operand(r[last, last]), r[first, last], beta=1.0)
-        q_last, step = rgsqrf(
-            q[:, last], engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q or first.stop > 0
-        )
+        q_last, step = rgsqrf(q[:, last], engine, panel=panel, cutoff=cutoff, overwrite_a=overwrite_q)
         smallest = step.diagonal().real.min()
         r_last = _multiply_triangular(step, r[last, last], engine)
         if first.stop > 0:

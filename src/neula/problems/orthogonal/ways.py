@@ -218,14 +218,8 @@ def _not_orthonormal(q: torch.Tensor, options: QROptions) -> int:
     n, over_rows = q.shape[1], options.over_rows
     if options.named or n < options.engine.tuning[QRTuning].partly_corrected:
         return n
-    kept = leading(n)
-    norms, losses = (over_rows.agree(leading_losses(q, kept, over_rows, x)).tolist() for x in (POWERS, 0))
-    most, on_average = (
-        orthogonality_2norm_bound(options.target, n) / 4,
-        orthogonality_bound(options.target, n) / 2,
-    )
-    found = zip(kept, norms, losses, strict=True)
-    return n - next((k for k, norm, loss in found if norm <= most and loss <= on_average), 0)
+    losses, norms = (over_rows.agree(leading_losses(q, leading(n), over_rows, x)) for x in (0, POWERS))
+    return columns_lost(losses, n, options.target, norms)
 
 
 def twice(matrices: QRMatrices, before: Solution | None) -> Solution:
@@ -335,12 +329,15 @@ def leading(n: int) -> list[int]:
     return found
 
 
-def columns_lost(losses: torch.Tensor, n: int, target: Format) -> int:
-    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost."""
+def columns_lost(losses: torch.Tensor, n: int, target: Format, norms: torch.Tensor | None = None) -> int:
+    """How many columns, at the end, are to be corrected, given what the first :func:`leading` ones lost: on
+    average, and where it was looked for in the 2-norm.
+    """
     # Estimates by a few random vectors may be too small, which the certificate notices.
-    most = orthogonality_bound(target, n) / 2
-    found = zip(leading(n), losses.tolist(), strict=True)
-    return n - next((k for k, loss in found if loss <= most), 0)
+    orthonormal = losses <= orthogonality_bound(target, n) / 2
+    if norms is not None:
+        orthonormal &= norms <= orthogonality_2norm_bound(target, n) / 4
+    return n - next((k for k, kept in zip(leading(n), orthonormal.tolist(), strict=True) if kept), 0)
 
 
 def _rgsqrf_in_place(matrix: Matrix) -> Factors:
