@@ -12,7 +12,7 @@ import torch
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
-from neula.compat.drop_in import warn_of_rounding
+from neula.compat.drop_in import may_hold_integers, warn_of_rounding
 from neula.pipeline.inputs import take
 from neula.pipeline.result.shown import Deferrable
 
@@ -56,7 +56,8 @@ class TrainingData:
         """
         is_tensor = isinstance(X, torch.Tensor)
         for name, given in (("X", X), ("y", y), ("sample_weight", sample_weight)):
-            warn_of_rounding(given, name)
+            if may_hold_integers(given):
+                warn_of_rounding(given, name)
         if is_tensor:
             x, target, w = _tensors(estimator, X, y, sample_weight, first)
         else:
