@@ -28,7 +28,7 @@ class Named:
     names: tuple[str, ...] | None = None
     responses: tuple[str, ...] | None = None
     _library: str = "pandas"
-    _axis: int | None = None  # of x, along which coefficients lie; None: the first, or the last but one
+    _axis: int = -2  # of x, along which coefficients lie where it is no vector
     _facts: tuple[str, ...] = ("converged", "accuracy", "residual_norm", "forward_error", "digits")
 
     @property
@@ -89,7 +89,7 @@ class Named:
     def _coefficients(self) -> np.ndarray:
         """Array with one coefficient, or the coefficients of one name, along its first axis."""
         x = as_numpy(self.x)
-        return x if x.ndim == 1 else np.moveaxis(x, -2 if self._axis is None else self._axis, 0)
+        return x if x.ndim == 1 else np.moveaxis(x, self._axis, 0)
 
     def _columns(self) -> dict[str, np.ndarray]:
         found = self._coefficients()

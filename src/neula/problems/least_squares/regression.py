@@ -130,7 +130,8 @@ class LinearFit:
         return self._given(self._errors(absolute, how))
 
     def _errors(self, absolute: bool, how: Robust | None) -> torch.Tensor:
-        lengths = two_norms(self.kept.map, 2)
+        map, of_rows = _in_range(self.kept.map, (2,))  # columns of A may be of very different sizes
+        lengths = shift(two_norms(map, 2), of_rows[..., 0])
         deviation, exponents = self._scale(absolute)
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
@@ -466,7 +467,8 @@ class RegressionFit(LinearFit):
     def _centred(self) -> torch.Tensor:
         """Whitened b, without its mean where A x may be any constant, shape (P, m, K)."""
         b, ones = self._whitened(self._b), self._ones
-        return b - self._constant[:, None] * ones * (ones.mH @ b)
+        same = (self._b == self._b[:, :1]).all(1, keepdim=True) & (self._constant[:, None] > 0)
+        return b.masked_fill(same, 0.0) - ~same * self._constant[:, None] * ones * (ones.mH @ b)
 
     @cached_property
     def _sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -494,7 +496,8 @@ class RegressionFit(LinearFit):
         m, p, free = self._data, self.kept.effective[:, None] + self.lost, self._free[:, None]
         constant, model = self._constant, self.kept.effective[:, None] - self._constant
         r_squared = 1 - of_residuals / of_b
-        f = (of_fitted / model) / (of_residuals / free)
+        r_squared = torch.where(of_b > 0, r_squared, math.nan)  # nothing is to be explained
+        f = torch.where(model > 0, (of_fitted / model) / (of_residuals / free), math.nan)
         if self.basis is not None or self._factors.q.shape[1] > m:
             f = torch.full_like(f, math.nan)
         tail = fdtrc(model.cpu().numpy(), free.cpu().numpy(), f.cpu().numpy())
