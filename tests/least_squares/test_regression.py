@@ -346,3 +346,11 @@ def test_formulas() -> None:
         neula.fit_formula("y ~ x", table.assign(x=table.x.where(table.x > 2)))
     with pytest.raises(ValueError, match="not seen in original dataset"):
         neula.fit_formula("y ~ x + kind", table).predict(table.assign(kind="z"))
+    with pytest.raises(ValueError, match="two columns are named 'x'"):
+        neula.fit_formula("y ~ x", pandas.concat([table, table[["x"]]], axis=1))
+    for reordered in (
+        lambda: neula.fit_formula("y ~ x", table, sample_weight=table.w[::-1]),
+        lambda: neula.fit_formula("y ~ x", table).standard_errors(groups=table.kind[::-1]),
+    ):
+        with pytest.raises(ValueError, match="other row labels"):
+            reordered()
