@@ -41,6 +41,7 @@ def mixed(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Te
     tensor([[6., 6., 6., 6.]])
     """
     if x.is_complex():
+        x = x.resolve_conj()
         for part, target in ((x.real, out.real), (x.imag, out.imag)):
             mixed(target, part, weights)
         return out

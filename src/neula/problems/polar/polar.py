@@ -158,6 +158,7 @@ def polar(
     0
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = call.by_host(engine) if wait and not call.differentiable else call
     options = _options(call, side, rcond, completion, progress)
     return polar_result(call, options, side, wait=wait)
 
@@ -215,9 +216,11 @@ def _plan(
     completion: bool = False,
     strict: bool = False,
     wait: bool = True,
+    engine: str | Engine = "auto",
     **asked: Any,
 ) -> PolarPlan | None:
-    call = Call.begin({"A": A}, **asked)
+    call = Call.begin({"A": A}, engine=engine, **asked)
+    call = call.by_host(engine) if wait else call
     options, a = _options(call, side, rcond, completion, None), call.first.tensor
     alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD
     here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack

@@ -474,7 +474,7 @@ def _factorize_together(
     work = here.mT.to(
         matching_dtype(storage.dtype, a.dtype), copy=True, memory_format=torch.contiguous_format
     )
-    packed = by_library(work.mT, largest, storage)
+    packed = by_library(work.mT, tops, storage)
     usable = work.diagonal(0, 1, 2).all(1) & (largest_magnitude(work, (1, 2)) < torch.inf)
     for place in (~usable).nonzero().flatten().tolist():
         with naming(indices[place]):
