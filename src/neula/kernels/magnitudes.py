@@ -30,11 +30,6 @@ def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: b
     Of complex numbers it is that of their parts, which does not overflow. The norm in the library is one
     launch on a GPU, and on a CPU takes five times as long as two reductions that its vector units know (1000
     x 1000 on an AMD EPYC: 3.8 ms and 0.7).
-
-    Examples
-    --------
-    >>> largest_magnitude(torch.tensor([[1.0, -3.0], [2.0, 0.5]]), 1)
-    tensor([3., 2.])
     """
     if x.is_complex():
         dims = [d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -46,24 +41,13 @@ def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: b
 
 
 def squares(x: torch.Tensor) -> torch.Tensor:
-    """``|x|^2`` of each element, real.
-
-    Examples
-    --------
-    >>> squares(torch.tensor([3.0 + 4.0j]))
-    tensor([25.])
-    """
+    """``|x|^2`` of each element, real."""
     return x.square() if not x.is_complex() else x.real.square().addcmul_(x.imag, x.imag)
 
 
 def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tensor:
     """2-norms along some dimensions, by default all; of complex numbers as of their parts, for which the
     library on a CPU takes a third to a fortieth of the time.
-
-    Examples
-    --------
-    >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
-    tensor([5.])
     """
     of = tuple(dim % x.ndim for dim in dims or range(x.ndim)) if x.is_complex() else ()
     if all(x.shape[dim] == 1 for dim in of):  # of real numbers, and of one, which is not squared
@@ -95,14 +79,7 @@ class Ends(NamedTuple):
 
 
 def magnitudes(a: torch.Tensor) -> Magnitudes:
-    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU.
-
-    Examples
-    --------
-    >>> magnitudes(torch.tensor([[[3.0, 0.0], [-4.0, 1.0]]])).norms
-    tensor([[[5.],
-             [1.]]])
-    """
+    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU."""
     if a.is_cuda:
         norm = torch.linalg.vector_norm
         rows, columns = (norm(a, torch.inf, dim=dim, keepdim=True) for dim in (2, 1))
@@ -137,14 +114,7 @@ def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
 
 @kernel("ends_of_triton", trial=_tried, when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
-    """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k).
-
-    Examples
-    --------
-    >>> ones = torch.ones(1, 2, 2).double()
-    >>> ends_of(magnitudes(4 * ones), ones).ends.tolist()
-    [4.0, 4.0, 4.0, 4.0, 1.0, 1.0]
-    """
+    """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k)."""
     of_b = largest_magnitude(b, 1)
     ends = torch.stack([sizes.rows.flatten(), sizes.columns.flatten()]).aminmax(dim=1)
     ends_of_b = of_b.masked_fill(of_b == 0, 1.0).aminmax()
