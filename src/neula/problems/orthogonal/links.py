@@ -24,7 +24,6 @@ from neula.kernels.qr.mgs import TILE_COLUMNS
 from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
 from neula.pipeline.chain import (
     CORE,
-    KERNEL,
     LAUNCHED,
     Case,
     Chain,
@@ -193,11 +192,6 @@ _not_lapack = _when("otherwise, and on a GPU", lambda case: not _lapack(case))
 _few_columns = _when(
     "up to 128 columns of real numbers, accuracies fp32 and fp64",
     lambda case: not case.complex and ways.is_for_core(case.m, case.n, case.target),
-)
-
-_small_kernel = _when(
-    "up to 64 columns of real numbers and m n^2 = 2.5e5, without ``engine=``",
-    lambda case: not case.complex and ways.is_for_kernel(case.m, case.n, case.options),
 )
 
 
@@ -423,7 +417,6 @@ _ON_GPU = _alone, _not_lapack
 _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (
-    Row(REPEATED, labelled(ways.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
     Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _real, _one_pass), "", _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack, _real), REORTHO, _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack, _real), f"2 {REORTHO}", _doubled),
