@@ -447,9 +447,11 @@ def _as_measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torc
 def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
     """Cholesky QR in double precision, of three passes for dependent columns; Q as accurate as asked."""
     exact, options = matrix.options.target is FP64, matrix.options
+    a = _in_double(matrix)[None]
     if passes == 3:
-        return shifted_passes(_in_double(matrix), options.engine)
-    q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
+        (q,), (r,) = shifted_passes(a, options.engine)
+    else:
+        (q,), (r,) = gram_passes(a, options.engine, passes=passes, exact=exact)
     return (q, r) if exact else (q.to(options.low_engine.storage), r)
 
 
@@ -462,10 +464,10 @@ def by_gram_matrices_if_definite(label: str) -> QRLink:
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         matrix = matrices.single
         engine, storage = matrices.options.engine, matrices.options.low_engine.storage
-        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix), engine)
+        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix)[None], engine)
         if found is None:
             raise Declined
-        q, r = found
+        (q,), (r,) = found
         return Answer(QRValues.of_one(*_as_measured(matrix, q.to(storage), r)), label)
 
     return Link(label, answer, inherits=True)
