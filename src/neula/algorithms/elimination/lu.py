@@ -205,8 +205,8 @@ def lu_factorize(
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
-        work = a if in_place else engine.empty(n, n, dtype=dtype).copy_(a)
-        return by_library(work[None], [float(largest_of(work))], kept)[0]
+        whole = a if in_place else engine.empty(n, n, dtype=dtype).copy_(a)
+        return by_library(whole[None], [float(largest_of(whole))], kept)[0]
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     if isinstance(s, int) and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
