@@ -35,6 +35,7 @@ from neula.errors import warn
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint, phases
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import restored
 from neula.pipeline.inputs import take
 
 EPS = float(np.finfo(np.float64).eps)
@@ -228,6 +229,7 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     )
 
 
+@restored
 def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
     """Signs, logarithms of pivots and bounds of several matrices, on any device."""
     n, g = a.shape[-1], directions(a.shape[-1], a.device, a.dtype).to(a.dtype)

@@ -20,7 +20,7 @@ from neula.kernels.phases import adjoint
 from neula.kernels.polar.svd import converged_svd
 from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
@@ -181,6 +181,7 @@ class PolarPlan:
         errors = 8 * options.work.u * max(given.shape) ** 0.5 if options.small_too else 0.0
         self._least, self._tiny = max(options.cutoff(given.shape), errors), torch.finfo(given.dtype).tiny
 
+    @restored
     def __call__(self, given: Given) -> PolarResult[Any] | None:
         a, options, judge, bounds = given.arrays[0], self.options, self._judge, self._judge.bounds
         with plain_arithmetic(options.engine.device), np.errstate(all="ignore"):
