@@ -20,7 +20,7 @@ CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "import sys; print(sys.implementation.cache_tag)") && \
 	cmake -S cpp -B $$build -G Ninja -DPython_EXECUTABLE="$$(command -v $(1))" > /dev/null && cmake --build $$build
 
-# The same where .venv has no CMake: pip builds in an environment that it deletes afterwards, so that a demo is without these 77 MB.
+# The same where .venv has no CMake: pip builds in an environment that it deletes afterwards, so that a demo does without these 77 MB.
 PIP_CORE = rm -rf build/core && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/core . && \
 	cp build/core/neula/_core.*.so src/neula/ && rm -r build/core
 
