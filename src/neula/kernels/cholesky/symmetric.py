@@ -54,7 +54,7 @@ def symmetric_copy(
     tensor([[[ 1.,  4.],
              [ 4., 12.]]])
     """
-    out = room_for(a, rows)
+    out = empty_rows(a, rows)
     # A row times its scale stays in the range: of a definite matrix it is at most the root of a diagonal
     # element.
     lower = a.tril().to(out.dtype) * scales[:, :, None] * scales[:, None]
@@ -86,7 +86,7 @@ def triangle_room(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
 
 
-def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:
+def empty_rows(a: torch.Tensor, rows: int) -> torch.Tensor:
     """Uninitialized, for the result."""
     count, n, _ = a.shape
     dtype = torch.promote_types(a.dtype, torch.float32)
@@ -97,7 +97,7 @@ TILE = 32
 
 
 def symmetric_copy_triton(a, scales, *, rows=0, whole=True):
-    out, scales = room_for(a, rows), scales.contiguous()
+    out, scales = empty_rows(a, rows), scales.contiguous()
     count, n, _ = a.shape
     across = ceil_div(n, TILE)
     # The second and third index of a grid end at 65535.

@@ -41,7 +41,7 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
     >>> planes(torch.tensor([[[[1.0, 2.0]]]]), torch.float32, conjugated=True).flatten()
     tensor([ 1., -2., -1.])
     """
-    out = room_for_planes(x, dtype)
+    out = empty_planes(x, dtype)
     out[0], out[1] = x[..., 0], x[..., 1]
     if conjugated:
         out[1].neg_()
@@ -95,7 +95,7 @@ def planes_of_product(
     return products
 
 
-def room_for_planes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def empty_planes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Uninitialized, shape (3, batch, m, n), in the order of x."""
     batch, m, n, _ = x.shape
     if x.stride(1) < x.stride(2):
@@ -108,7 +108,7 @@ TILE = (8, 256)
 
 
 def planes_triton(x, dtype, *, conjugated=False):
-    out = room_for_planes(x, dtype)
+    out = empty_planes(x, dtype)
     _launch(_planes_kernel, x, out, -1.0 if conjugated else 1.0)
     return out
 

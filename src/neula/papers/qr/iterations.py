@@ -267,7 +267,7 @@ def slow_convergence(rows: Measurements) -> ClaimCheck:
     """At the size with the most columns."""
     n = max(rows.column("n"))
     counts, interval = _iterations(rows.where(n=n), "cgls", LOOSE)[:1], about(MOST_ITERATIONS, 1.25)
-    return within(counts, interval, f"{_told(counts)} for n = {n}", tendency=(ONLY_EASIER, math.inf))
+    return within(counts, interval, f"{_told(counts)} for n = {n}", weaker=(ONLY_EASIER, math.inf))
 
 
 def out_of_reach(rows: Measurements) -> ClaimCheck:
@@ -296,7 +296,7 @@ def single_is_reached(rows: Measurements) -> ClaimCheck:
     text = ", ".join(f"{x:.2f}" for x in speedups)
     text += f" times as fast; accurate in {sum(accurate)} of {len(accurate)}"
     values = [x if good else math.nan for x, good in zip(speedups, accurate, strict=True)]
-    return within(values, about(2.0), text, tendency=MORE)
+    return within(values, about(2.0), text, weaker=MORE)
 
 
 # item: Q stress case; V Figure 5

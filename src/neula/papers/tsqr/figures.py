@@ -448,7 +448,7 @@ def limits(rows: Measurements) -> ClaimCheck:
     last = rows.ratios("error", product, FP32_PRODUCT, "product")[-1]
     text = f"{product}: the error grows as k^{power:.2f}, to {last:.1f} times that of fp32 at k = "
     grows = last if power > 0.3 else math.nan
-    return within([grows], (2 * AS_FP32, math.inf), f"{text}{part[-1]['k']}", tendency=MORE)
+    return within([grows], (2 * AS_FP32, math.inf), f"{text}{part[-1]['k']}", weaker=MORE)
 
 
 def uncorrected(rows: Measurements) -> ClaimCheck:

@@ -16,7 +16,7 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
-from neula.pipeline.solutions import numbers_of, unsure
+from neula.pipeline.solutions import no_digits, numbers_of
 from neula.problems.least_squares.by_core import takes, takes_right
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
 from neula.problems.least_squares.run import InversePlan, solve_problems, with_exact_zeros
@@ -129,7 +129,7 @@ def pinv(
             run.attempts[-1].reason,
             answer,
             (~torch.from_numpy(run.accepted)).reshape(batch).nonzero().tolist(),
-            unsure=unsure(run),
+            no_digits=no_digits(run),
         )
     if not call.differentiable or a.numel() == 0:
         return answer

@@ -295,7 +295,7 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
             "use neula.lstsq with rcond= for the minimum-norm solution",
             x,
             list(singular),
-            unsure=True,
+            no_digits=True,
         )
     if unknown:
         condition = max(e.condition for e in unknown.values())
@@ -305,7 +305,7 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
             "larger it is: use neula.solve, or neula.lstsq if A is singular",
             x,
             list(unknown),
-            unsure=True,
+            no_digits=True,
         )
 
 
