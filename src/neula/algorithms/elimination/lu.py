@@ -10,7 +10,6 @@ arithmetic of the panels (:mod:`neula.algorithms.elimination.lu_panels`).
 from __future__ import annotations
 
 import itertools
-import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,6 +61,13 @@ class LUTuning:
     lu_inner_panel: int
     pivoted_panel: int
     pivoted_inner_panel: int
+    lu_direct: int  # order below which a GPU's library takes real matrices in their precision; 0: none
+
+    def direct(self, n: int, *, is_complex: bool) -> bool:
+        """Whether a GPU's library takes a matrix by default; complex ones of any order, whose panels it has
+        anyway.
+        """
+        return n < self.lu_direct or (is_complex and self.lu_direct > 0)
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,8 @@ def lu_factorize(
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
-        return _by_lapack(a if in_place else engine.empty(n, n, dtype=dtype).copy_(a), engine, kept)
+        work = a if in_place else engine.empty(n, n, dtype=dtype).copy_(a)
+        return by_library(work[None], largest_of(work)[None], kept)[0]
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     if isinstance(s, int) and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
@@ -249,23 +256,31 @@ def _partitioned(variant: Variant, factor: Panel, widths: InnerPanel) -> Panel:
 
 
 def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
-    """Whether LAPACK computes pivoted factors in this format: no width is requested, and no progress."""
-    whole = kept == engine.format and kept in (FP32, FP64) and engine.tuning.lapack
+    """Whether the library computes pivoted factors in this format: no width is requested, and no progress."""
+    library = engine.tuning.lapack or engine.tuning[LUTuning].lu_direct > 0
+    whole = kept == engine.format and kept in (FP32, FP64) and library
     return whole and all(each is None for each in asked)
 
 
-def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
-    """LU by LAPACK, for variants that use one precision only; singular matrices are allowed."""
-    pivots = torch.empty(len(matrix), dtype=torch.int32, device="cpu")
-    power = -math.frexp(float(largest_of(matrix)))[1]
-    power = min(power, kept.max_exponent - 1) if power > SMALL * kept.max_exponent else 0
-    if power:  # pivots whose reciprocals overflow leave no digit
-        matrix.mul_(2.0**power)
-    lu_in_place(matrix, pivots)
-    if power:
-        matrix.copy_(matrix.tril(-1).add_(matrix.triu().mul_(2.0**-power)))
-    interchanges = Interchanges(pivots.long())
-    return PackedLU(matrix, interchanges.permutation(), kept, interchanges)
+def by_library(matrices: torch.Tensor, largest: torch.Tensor, kept: Format) -> list[PackedLU]:
+    """LU of a batch by the library, in place, for variants that use one precision only; singular matrices are
+    allowed.
+
+    ``matrices``, shape (batch, n, n), column-major; ``largest``, shape (batch,): their largest magnitudes.
+    """
+    power = -torch.frexp(largest.double()).exponent
+    power = torch.where(power > SMALL * kept.max_exponent, power.clamp(max=kept.max_exponent - 1), 0)
+    some_small = bool(power.any())
+    if some_small:  # pivots whose reciprocals overflow leave no digit
+        scale = torch.exp2(power.to(matrices.real.dtype))[:, None, None]
+        matrices.mul_(scale)
+    pivots, info = (torch.empty(0, dtype=torch.int32, device=matrices.device) for _ in range(2))
+    torch.linalg.lu_factor_ex(matrices, out=(matrices, pivots, info))
+    if some_small:
+        matrices.copy_(matrices.tril(-1).add_(matrices.triu().div_(scale)))
+    interchanges = [Interchanges(each) for each in pivots.cpu().long().sub_(1)]
+    orders = torch.stack([each.permutation() for each in interchanges]).to(matrices.device)
+    return [PackedLU(*each[:2], kept, each[2]) for each in zip(matrices, orders, interchanges, strict=True)]
 
 
 def lu_in_place(a: torch.Tensor, pivots: torch.Tensor) -> bool:

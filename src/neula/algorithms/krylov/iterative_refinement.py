@@ -35,7 +35,7 @@ from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.residuals import SLOW, STAGNATION, goes_on, improves
 from neula.engines import FP64, Engine
-from neula.engines.formats import double_of, matching_dtype
+from neula.engines.formats import double_of, in_double, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
 from neula.kernels.few_vectors.thin import thin_product
@@ -339,6 +339,15 @@ class KeptMatrix:
         here = a.to(engine.device)
         v = direction(len(a), engine.device).to(double_of(a.dtype))
         return cls(a, engine, scale, ScaledOperator(here, scale) @ v)
+
+    @classmethod
+    def from_matrices(cls, a: torch.Tensor, largest: Sequence[float], engine: Engine) -> list[KeptMatrix]:
+        """Remember the matrices of a batch, shape (batch, n, n), likewise."""
+        if any(abs(math.frexp(each)[1]) >= FAR for each in largest):
+            return [cls.from_matrix(each, top, engine) for each, top in zip(a, largest, strict=True)]
+        v = direction(a.shape[-1], engine.device).to(double_of(a.dtype))
+        images = in_double(a.to(engine.device)) @ v
+        return [cls(each, engine, 1.0, image) for each, image in zip(a, images, strict=True)]
 
     @classmethod
     def from_adjoint(cls, of: KeptMatrix) -> KeptMatrix:
