@@ -237,7 +237,7 @@ class Engine(ABC):
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
-    def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
+    def subtract_concurrently(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
         """:meth:`gemm_low` of each triple (A, B, C), with ``other``, whose result is returned, at the same
         time where the engine can: it should keep few units busy for long, and touch none of these.
         """

@@ -88,7 +88,7 @@ class CholeskyTuning:
     cholesky_block: int  # of the diagonal that are factorized by recursion; columns that one product updates
     cholesky_inverted: int  # of the parts of these that are inverted: wider ones lose more
     # Elements of finished columns whose product takes as long as a diagonal block, at the same time.
-    cholesky_beside: int
+    cholesky_concurrent: int
     double_block: int  # in double precision that are left to the library
 
 
@@ -263,7 +263,7 @@ class _BlockedCholesky:
         if not self.kept:
             return slice(0, k.start)
         rows = max(1, self.a.shape[1] - k.stop)
-        some = self.engine.tuning[CholeskyTuning].cholesky_beside // rows // self.leaf * self.leaf
+        some = self.engine.tuning[CholeskyTuning].cholesky_concurrent // rows // self.leaf * self.leaf
         return slice(0, min(k.start, max(some, self.leaf)))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:

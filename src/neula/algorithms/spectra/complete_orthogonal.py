@@ -204,7 +204,7 @@ def _measured(
     numbers = [
         *norm_bounds(r),
         norm_bounds(inverse)[1].reciprocal(),
-        MARGIN * _norm_beside(b_matrix, z),
+        MARGIN * _norm_outside(b_matrix, z),
         torch.linalg.matrix_norm(rows - z @ (z.mH @ rows)),
     ]
     low, high, smallest, dropped, residual = torch.stack(numbers).tolist()
@@ -220,7 +220,7 @@ def norm_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return size * (square / norm(gram)).sqrt(), size * square.sqrt().sqrt()
 
 
-def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+def _norm_outside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """``||B (I - Z Z^H)||_2`` from below, by the power method from several vectors."""
     x = probes(len(z), z.device, dtype=z.dtype)
     for step in range(POWERS):

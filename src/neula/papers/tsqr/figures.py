@@ -92,14 +92,14 @@ def _ratios(rows: Measurements, methods: tuple[str, ...], peer: str) -> dict[str
     return {f"{x} {quantity}": rows.ratios(quantity, x, peer) for x in methods for quantity in QUANTITIES}
 
 
-def _told(ratios: dict[str, list[float]], peer: str) -> str:
+def _in_words(ratios: dict[str, list[float]], peer: str) -> str:
     return f"times {peer}: " + ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
 def at_most(rows: Measurements, methods: tuple[str, ...], peer: str) -> ClaimCheck:
     """The errors of methods are of the level of another one, for every m."""
     found = _ratios(rows, methods, peer)
-    return within(chain(*found.values()), (0.0, AS_GOOD), _told(found, peer))
+    return within(chain(*found.values()), (0.0, AS_GOOD), _in_words(found, peer))
 
 
 def level_of_format(rows: Measurements) -> ClaimCheck:
@@ -121,14 +121,14 @@ def an_error_a_level(rows: Measurements) -> ClaimCheck:
     ratios = _ratios(rows, (FP32_NOTC,), HOUSEHOLDER)
     kept = [x <= y for part in ratios.values() for x, y in zip(part, allowed, strict=True)]
     levels = f"to hold, 1 + log2(m / n), {min(allowed):g} to {max(allowed):g}"
-    return cases(kept, f"{_told(ratios, HOUSEHOLDER)} ({levels})")
+    return cases(kept, f"{_in_words(ratios, HOUSEHOLDER)} ({levels})")
 
 
 def some_loss(rows: Measurements) -> ClaimCheck:
     """On average over m, the geometric mean."""
     ratios = _ratios(rows, CORRECTED, FP32_NOTC)
     means = [statistics.geometric_mean(part) for part in ratios.values()]
-    return within(means, MORE, f"on average {span(means)}; {_told(ratios, FP32_NOTC)}")
+    return within(means, MORE, f"on average {span(means)}; {_in_words(ratios, FP32_NOTC)}")
 
 
 def truncation_is_why(rows: Measurements) -> ClaimCheck:

@@ -95,8 +95,12 @@ def pinv(
     -----
     For a wide or square A, X is the matrix of smallest norm that minimizes ``||A X - I||``; for a tall A, the
     transpose of the pseudoinverse of ``A^T``. X is differentiable if A is a torch tensor; the backward pass
-    raises a ValueError if A lacks full rank, since the pseudoinverse is not continuous there (Golub and
-    Pereyra, 1973).
+    raises a ValueError if A lacks full rank, since the pseudoinverse is not continuous there ([1]_).
+
+    References
+    ----------
+    .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
+       problems whose variables separate", SIAM J. Numer. Anal. 10, 1973.
 
     Examples
     --------

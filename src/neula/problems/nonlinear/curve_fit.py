@@ -194,7 +194,7 @@ def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
 def parameters_of(f: Callable[..., Any]) -> int:
     """How many parameters a model has, by its signature. Raises ValueError if that does not say."""
     if (names := names_of_parameters(f)) is None:
-        raise ValueError(f"the number of parameters cannot be told from f{inspect.signature(f)}: pass p0")
+        raise ValueError(f"the number of parameters does not follow from f{inspect.signature(f)}: pass p0")
     return len(names)
 
 
@@ -357,6 +357,11 @@ def curve_fit(
     -----
     AccuracyWarning
         If the fit is not certified; SciPy raises a RuntimeError if it does not converge.
+
+    References
+    ----------
+    .. [1] J. J. Moré, "The Levenberg-Marquardt algorithm: implementation and theory", Numerical Analysis,
+       Lecture Notes in Mathematics 630, 1978.
 
     Examples
     --------
