@@ -86,9 +86,9 @@ directions = {
     "smallest": Vt[-1],
 }
 for name, direction in directions.items():
-    perturbed = exact + 1e-8 * np.linalg.norm(exact) * direction / np.linalg.norm(
-        direction
-    )
+    perturbed = exact + 1e-8 * np.linalg.norm(
+        exact
+    ) * direction / np.linalg.norm(direction)
     r = b - A @ perturbed
     print(f"{name:8}: error 1.0e-08, backward error {norm(r) / size:.1e}")
 
