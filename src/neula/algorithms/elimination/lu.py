@@ -33,11 +33,11 @@ from neula.algorithms.elimination.lu_panels import (
     single_panel,
     wide_panel,
 )
-from neula.algorithms.trace import Tracer, panels_told, traced
+from neula.algorithms.trace import Tracer, traced, with_panel_events
 from neula.engines import FP32, FP64, Engine, Format
 from neula.engines.formats import matching_dtype
 from neula.errors import unknown_name, whole_number
-from neula.kernels.lu.lu_block import factor_block, kernels_take, solve_beside
+from neula.kernels.lu.lu_block import factor_block, kernels_take, solve_off_diagonal
 from neula.kernels.lu.tournament import WIDTH
 
 WIDEST = 1024
@@ -197,7 +197,7 @@ def lu_factorize(
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     if trace is not None:
-        engine, on_columns = traced(engine, trace), panels_told(trace, on_columns)
+        engine, on_columns = traced(engine, trace), with_panel_events(trace, on_columns)
     chosen, n = VARIANTS[variant], a.shape[0]
     kept = storage or engine.format
     low = kept == engine.format
@@ -357,11 +357,11 @@ def by_blocks(
             (matrix[rest, done], matrix[done, k], matrix[rest, k]),
             (matrix[k, done], matrix[done, rest], matrix[k, rest]),
         ]
-        l_inverses, u_inverses = engine.subtract_beside(
+        l_inverses, u_inverses = engine.subtract_concurrently(
             [update for update in updates if k.start > 0 and update[2].numel()],
             partial(_factorized, diagonal, s, engine),
         )
-        solve_beside(matrix[k.start :, k.start :], len(diagonal), l_inverses, u_inverses)
+        solve_off_diagonal(matrix[k.start :, k.start :], len(diagonal), l_inverses, u_inverses)
         if on_columns is not None:
             on_columns(k.start + diagonal.shape[0])
 

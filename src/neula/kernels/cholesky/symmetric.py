@@ -41,7 +41,7 @@ def symmetric_copy(
     D has powers of two, ``scales`` (batch, n), in the dtype of the result or of its parts. Columns of the
     result are ``rows`` apart, or n; what is above its diagonal is written only if ``whole``.
     """
-    out = room_for(a, rows)
+    out = empty_rows(a, rows)
     # A row times its scale stays in the range: of a definite matrix it is at most the root of a diagonal
     # element.
     lower = a.tril().to(out.dtype) * scales[:, :, None] * scales[:, None]
@@ -67,7 +67,7 @@ def triangle_room(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
 
 
-def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:
+def empty_rows(a: torch.Tensor, rows: int) -> torch.Tensor:
     """Uninitialized, for the result."""
     count, n, _ = a.shape
     dtype = torch.promote_types(a.dtype, torch.float32)
@@ -78,7 +78,7 @@ TILE = 32
 
 
 def symmetric_copy_triton(a, scales, *, rows=0, whole=True):
-    out, scales = room_for(a, rows), scales.contiguous()
+    out, scales = empty_rows(a, rows), scales.contiguous()
     count, n, _ = a.shape
     across = ceil_div(n, TILE)
     # The second and third index of a grid end at 65535.

@@ -36,7 +36,7 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
     ``x`` (batch, m, n, 2) is as :func:`torch.view_as_real` has them, or means their conjugates. Sums are
     rounded once, to ``dtype``. Planes are column-major where the matrices are.
     """
-    out = room_for_planes(x, dtype)
+    out = empty_planes(x, dtype)
     out[0], out[1] = x[..., 0], x[..., 1]
     if conjugated:
         out[1].neg_()
@@ -78,7 +78,7 @@ def planes_of_product(
     return products
 
 
-def room_for_planes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def empty_planes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Uninitialized, shape (3, batch, m, n), in the order of x."""
     batch, m, n, _ = x.shape
     if x.stride(1) < x.stride(2):
@@ -91,7 +91,7 @@ TILE = (8, 256)
 
 
 def planes_triton(x, dtype, *, conjugated=False):
-    out = room_for_planes(x, dtype)
+    out = empty_planes(x, dtype)
     _launch(_planes_kernel, x, out, -1.0 if conjugated else 1.0)
     return out
 

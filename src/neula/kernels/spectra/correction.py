@@ -36,12 +36,12 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
-    S (batch, n, n).
+def correction(s: torch.Tensor, w: torch.Tensor, min_gap: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``min_gap`` and the numerator ``noise``, else 0,
+    for S (batch, n, n).
     """
     gaps = w[:, None, :] - w[:, :, None]
-    clear = (gaps.abs() > apart[:, None, None]) & (s.abs() > noise[:, None, None])
+    clear = (gaps.abs() > min_gap[:, None, None]) & (s.abs() > noise[:, None, None])
     return torch.where(clear, s / torch.where(clear, gaps, 1.0), 0.0)
 
 

@@ -316,7 +316,7 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
             v, s, u = attach_triplets(graph.mH, v, s, u, errors=errors)
         else:
             u, s, v = attach_triplets(graph, u, s, v, errors=errors)
-    told = call.told(max((each.attempts for each in found), key=len))
+    told = call.diagnostics(max((each.attempts for each in found), key=len))
     return SVDResult(
         U=call.give_back(u),
         s=call.give_back(s, call.first.tensor.dtype.to_real()),

@@ -127,7 +127,7 @@ def _side_by_side(matrices: torch.Tensor, options: QROptions) -> Begun | None:
 
     try:
         for place in range(0, len(matrices) - 1, 2):
-            options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
+            options.low_engine.concurrently(partial(begin, place), partial(begin, place + 1))
         if len(matrices) % 2:
             begin(len(matrices) - 1)
     except torch.OutOfMemoryError:  # one of them may fit into memory

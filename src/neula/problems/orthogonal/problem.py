@@ -493,7 +493,10 @@ def as_result(
         tau=tau,
         certificate=certificates if batch else certificates[0],
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
-        **(call.told(factors.attempts) | {"engine": str(options.engine), "accuracy": options.target.name}),
+        **(
+            call.diagnostics(factors.attempts)
+            | {"engine": str(options.engine), "accuracy": options.target.name}
+        ),
         accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
         _factors=None
         if order is not None or options.in_place

@@ -394,7 +394,7 @@ def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str |
         residuals=call.of_members(measured.residual),
         orthogonalities=call.of_members(measured.orthogonality),
         accepted=call.of_members(run.accepted),
-        **call.told(run.attempts),
+        **call.diagnostics(run.attempts),
     )
     if not result.converged:
         call.report_missed(

@@ -380,7 +380,7 @@ def _solved(
 ) -> SolvedSystems:
     engine, a, sizes, history = options.engine, scaled.a, scaled.norms, []
     # The first columns of factors keep few multiprocessors busy.
-    images, (factors, growth) = engine.beside(
+    images, (factors, growth) = engine.concurrently(
         lambda: Images.from_matrix(a, sizes, vectors=source.vectors, unit=source.unit),
         lambda: source.factorize(scaled, engine),
     )
