@@ -54,6 +54,10 @@ PAIRS = [
     (RidgeCV([0.01, 1.0, 50.0]), linear_model.RidgeCV([0.01, 1.0, 50.0])),
     (RidgeCV([0.1, 5.0], fit_intercept=False), linear_model.RidgeCV([0.1, 5.0], fit_intercept=False)),
     (RidgeCV([0.1, 5.0], cv=3), linear_model.RidgeCV([0.1, 5.0], cv=3)),
+    *(
+        (RidgeCV([0.01, 9.0], scoring=name), linear_model.RidgeCV([0.01, 9.0], scoring=name))
+        for name in ("neg_mean_absolute_error", "r2")
+    ),
 ]
 
 
@@ -88,6 +92,11 @@ def test_penalties_of_each_target() -> None:
     )
     assert np.array_equal(ours.alpha_, theirs.alpha_)
     assert np.allclose(ours.coef_, theirs.coef_)
+    assert np.allclose(ours.cv_results_, theirs.cv_results_)
+    scored = {"alpha_per_target": True, "store_cv_results": True, "scoring": "neg_median_absolute_error"}
+    ours, theirs = (c([0.1, 10.0], **scored).fit(X, y, w) for c in (RidgeCV, linear_model.RidgeCV))
+    assert np.array_equal(ours.alpha_, theirs.alpha_)
+    assert np.allclose(ours.best_score_, theirs.best_score_)
     assert np.allclose(ours.cv_results_, theirs.cv_results_)
     with pytest.raises(ValueError, match="alphas must be positive"):
         RidgeCV([0.0, 1.0]).fit(X, y)

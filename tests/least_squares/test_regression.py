@@ -204,11 +204,22 @@ def test_residuals_of_rows_without_weight() -> None:
             np.testing.assert_allclose(result.residuals, right - result.predict(A), atol=1e-13)
 
 
+def test_gradients_of_predictions() -> None:
+    a, new = (torch.tensor(x, requires_grad=True) for x in (A[:8], A[8:12]))
+    b = torch.tensor(B[:8])
+    for right in (b, torch.stack([b, 2 * b], 1)):
+        assert torch.autograd.gradcheck(
+            lambda a, new, right=right: neula.lstsq(a, right, intercept=True).predict(new), (a, new)
+        )
+    with pytest.raises(ValueError, match="A is no torch tensor"):
+        neula.lstsq(a, b).predict(A)
+
+
 def test_gradients_with_an_intercept() -> None:
     a, s = (torch.tensor(x, requires_grad=True) for x in (A[:8], 1 / W[:8]))
     b = torch.tensor(B[:8])
     assert torch.autograd.gradcheck(
-        lambda a, s: neula.lstsq(a, b, intercept=True, damp=1.0, sigma=s).x, (a, s)
+        lambda a, s: neula.lstsq(a, b, intercept=True, damp=1.0, sigma=s).x, (a, s), fast_mode=True
     )
 
 

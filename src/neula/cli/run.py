@@ -373,7 +373,9 @@ def running(command: str, as_json: bool = False) -> Iterator[CommandRun]:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        elif isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
             text = show.at_shell(str(error))
         elif _is_out_of_memory(error):
             text = f"out of memory ({error}); use a smaller matrix, a narrower dtype or a larger machine"

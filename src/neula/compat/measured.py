@@ -35,6 +35,7 @@ from neula.errors import warn
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint, phases
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import restored
 from neula.pipeline.inputs import take
 
 EPS = float(np.finfo(np.float64).eps)
@@ -173,7 +174,7 @@ def _of_array(a: np.ndarray) -> Determinants:
         sign, logs, error = _of_one(a)
         kind, real, logabsdet = a.dtype.type, a.real.dtype.type, logs.sum()
         single = a.dtype.char in "fF"
-        if _is_unsure(float(error + _rounding(logs, single=single)), single=single):
+        if _is_doubtful(float(error + _rounding(logs, single=single)), single=single):
             found = _of_array(a.astype(np.result_type(a, np.float64)))
             return Determinants(kind(found.sign), real(found.logabsdet), kind(found.product))
         return Determinants(kind(sign), real(logabsdet), kind(sign * np.exp(logabsdet)))
@@ -183,7 +184,7 @@ def _of_tensors(a: torch.Tensor) -> Determinants:
     """Determinants of several matrices, on any device."""
     sign, logs, error = _of_batch(a)
     single = format_of(a.dtype) is FP32
-    if _is_unsure(float((error + _rounding(logs, single=single)).max()), single=single):
+    if _is_doubtful(float((error + _rounding(logs, single=single)).max()), single=single):
         found = _of_tensors(in_double(a))
         return Determinants(found.sign.to(a.dtype), found.logabsdet.float(), found.product.to(a.dtype))
     product = (sign * logs.sum(-1).exp()).to(a.dtype)
@@ -194,7 +195,7 @@ def _rounding(logs: Any, *, single: bool) -> Any:
     return logs.shape[-1] * (FP32 if single else FP64).u * abs(logs).sum(-1)
 
 
-def _is_unsure(worst: float, *, single: bool) -> bool:
+def _is_doubtful(worst: float, *, single: bool) -> bool:
     """Whether single precision leaves no digit; a warning where double precision leaves none."""
     need(worst == worst)  # not NaN
     if not worst <= SURE and not single:
@@ -235,6 +236,7 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     )
 
 
+@restored
 def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
     """Signs, logarithms of pivots and bounds of several matrices, on any device."""
     n, g = a.shape[-1], directions(a.shape[-1], a.device, a.dtype).to(a.dtype)

@@ -139,7 +139,7 @@ _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _MATLAB_NUMBERS = ("double", "single", "logical", *_INTEGERS)
 
 
-def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
+def read_mat(file: InputFile, key: str | None, report: Message) -> np.ndarray:
     """Read one matrix of a ``.mat`` file, of any version."""
     import scipy.io
     import scipy.sparse
@@ -155,7 +155,7 @@ def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
         _check_class(f"{file.name}: {name}", kind)
     check_memory(file.name, shape)
     matrix = scipy.io.loadmat(file.path, variable_names=[name])[name]
-    return as_dense(file.name, matrix, tell) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+    return as_dense(file.name, matrix, report) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
 
 
 def _read_mat_73(file: InputFile, key: str | None) -> np.ndarray:

@@ -99,12 +99,12 @@ def read_table(
     """
     if isinstance(key, str) and file.kind in (".npy", *MARKET):
         raise FileError(f"{file.name}: a {file.kind} file holds one array, so ':{key}' cannot choose one")
-    tell = message or (lambda text: None)
+    report = message or (lambda text: None)
     with system_errors(file.name, "read"), arrays.damage_reported(file):
-        table = _read(file, key, decimal, missing, header, tell)
+        table = _read(file, key, decimal, missing, header, report)
     if key is None and (pairs := pairs_in(table.columns or ())):
         text = f"parts of {listed(pairs)} are read as real columns; {file.name}:{pairs[0]} joins them"
-        tell(f"{file.name}: {text}")
+        report(f"{file.name}: {text}")
     values = arrays.native_numbers(file.name, table.values)
     vectors = file.kind in (*TEXT, ".parquet", ".mat", *MARKET)
     if column_as_vector and vectors and values.ndim == 2 and values.shape[1] == 1:
@@ -118,17 +118,17 @@ def _read(
     decimal: str,
     missing: MissingValues,
     header: bool | None,
-    tell: Message,
+    report: Message,
 ) -> Table:
     if file.kind in TEXT:
-        return read_text(file, key, decimal, missing, header, tell)
+        return read_text(file, key, decimal, missing, header, report)
     if file.kind == ".parquet":
         return arrays.read_parquet(file, key, missing)
     key = key if isinstance(key, str) else None
     if file.kind in MARKET:
-        return Table(read_market(file, tell))
+        return Table(read_market(file, report))
     if file.kind == ".mat":
-        return Table(arrays.read_mat(file, key, tell))
+        return Table(arrays.read_mat(file, key, report))
     if file.kind in HDF5:
         return Table(arrays.read_hdf5(file, key))
     return Table(arrays.read_npz(file, key) if file.kind == ".npz" else arrays.read_npy(file))

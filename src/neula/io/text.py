@@ -65,13 +65,13 @@ def read_text(
     decimal: str,
     missing: MissingValues,
     header: bool | None,
-    tell: Message,
+    report: Message,
 ) -> Table:
-    """Read a table of numbers; ``tell`` gets a line on whatever is not taken for numbers."""
+    """Read a table of numbers; ``report`` gets a line on whatever is not taken for numbers."""
     try:
         extent = _extent(file)
         layout = layout_of(file, decimal, header)
-        chosen = _chosen(file, layout, key, tell)
+        chosen = _chosen(file, layout, key, report)
         wanted = [i for _, places in chosen for i in places]
         check_memory(file.name, (extent.lines, len(wanted)))
         values = _numbers(file, layout, extent, wanted, missing)
@@ -84,21 +84,21 @@ def read_text(
     return joined(file.name, values, chosen, named=bool(layout.names))
 
 
-def _chosen(file: InputFile, layout: TextLayout, key: str | Choose | None, tell: Message) -> Choice:
+def _chosen(file: InputFile, layout: TextLayout, key: str | Choose | None, report: Message) -> Choice:
     """The columns to read."""
     if len(layout.names) not in (0, layout.columns):
         raise FileError(f"{file.name}: {_fault(file, layout, [], 'nan') or 'names do not fit'}")
     doubt = f" (give {layout.assumed})" if layout.assumed else ""
     if layout.names and (not isinstance(key, str) or doubt):
         header = shorten(", ".join(filter(None, layout.names)))
-        tell(f"{file.name}: line {layout.header} is a header: {header}{doubt}")
+        report(f"{file.name}: line {layout.header} is a header: {header}{doubt}")
     elif doubt:
-        tell(f"{file.name}: the first line is read as numbers{doubt}")
+        report(f"{file.name}: the first line is read as numbers{doubt}")
     names = layout.names or [str(i + 1) for i in range(layout.columns)]
     if isinstance(key, str) or (key is not None and layout.names):
         return chosen_columns(file.name, names, key, named=bool(layout.names))
     if layout.indexed:
-        tell(f"{file.name}: column 1 has no name and was left out: it numbers or names the rows")
+        report(f"{file.name}: column 1 has no name and was left out: it numbers or names the rows")
     return [(names[i], (i,)) for i in range(layout.indexed, layout.columns)]
 
 

@@ -33,7 +33,7 @@ def fit(
     absolute_sigma: opt.AbsoluteSigmaOption = False,
     loss: Annotated[str, opt.option("linear, or for outliers soft_l1, huber, cauchy or arctan.")] = "linear",
     f_scale: Annotated[float, opt.option("Residuals beyond it count as outliers.")] = 1.0,
-    level: Annotated[float, opt.option("Probability of intervals and of the band.")] = 0.95,
+    level: Annotated[float, opt.option("Probability of intervals and of the band.", min=0, max=1)] = 0.95,
     plot: Annotated[
         Path | None,
         opt.option("Picture of data, curve, band and residuals (.png, .svg or .pdf).", metavar="FILE"),

@@ -259,15 +259,18 @@ class Regression(Named):
         ValueError
             If a column is missing, or shapes do not fit.
         """
-        from neula.pipeline.inputs import take
+        from neula.pipeline.inputs import gradient_wanted, take
         from neula.pipeline.names import in_order
 
         if self._design is not None:
             A = self._design(A)
-        a = take(in_order(A, self.names[self.intercept :] if self.names else None, "A"), "A", or_complex=True)
-        x = take(self.x, "x", differentiable=True, or_complex=True).tensor
-        x = x.to(a.tensor.device, a.tensor.dtype.to_complex() if x.is_complex() else a.tensor.dtype)
-        matrix = x[:, None] if x.ndim == 1 else x
+        A = in_order(A, self.names[self.intercept :] if self.names else None, "A")
+        a, given = (take(y, "A", differentiable=True, or_complex=True) for y in (A, self.x))
+        gradient_wanted(a, given)
+        x = given.graph.to(a.tensor.device)
+        x = x.to(a.tensor.dtype.to_complex() if x.is_complex() else a.tensor.dtype)
+        is_vector = self._axis_of_x == x.ndim - 1
+        matrix = x.unsqueeze(-1) if is_vector else x
         first, matrix = matrix[..., : self.intercept, :], matrix[..., self.intercept :, :]
         if a.tensor.shape[-1] != matrix.shape[-2]:
             without = " without the intercept" if self.intercept else ""
@@ -275,8 +278,8 @@ class Regression(Named):
                 f"A has {a.tensor.shape[-1]} columns, and the fit {matrix.shape[-2]}{without}: pass A with "
                 "the columns that were fitted"
             )
-        found = a.tensor.to(x.dtype) @ matrix + first.sum(-2, keepdim=True)
-        return a.wrap(found[..., 0] if x.ndim == 1 else found)
+        found = a.graph.to(x.dtype) @ matrix + first.sum(-2, keepdim=True)
+        return a.wrap(found[..., 0] if is_vector else found)
 
     @property
     def residuals(self) -> Any:

@@ -201,6 +201,7 @@ class BoundedResult(SolutionResult[ArrayT], Named, Generic[ArrayT]):
     residual_norms: Any = Deferrable(None)  # noqa: RUF009
     active_mask: Any = Deferrable(None)  # noqa: RUF009
     is_variable: bool = False
+    _axis: int | None = 0  # after those of the batch
 
     @property
     def residual_norm(self) -> Any:

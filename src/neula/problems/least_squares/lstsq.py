@@ -371,8 +371,8 @@ def _by_parts(
     pairs = np.reshape(found.residual_norm, (-1 if k else len(shapes.matrices), 2, k))
     norms = np.hypot(pairs[:, 0], pairs[:, 1]).flatten().tolist()
     fit: Any = found._fit
-    if isinstance(fit, LinearFit) and fit.x.numel():
-        x, sizes = (y.unflatten(-1, (-1, 2 * k)) for y in (fit.x, fit.norms))
+    if isinstance(fit, LinearFit) and k:
+        x, sizes = (y.unflatten(-1, (y.shape[-1] // (2 * k), 2 * k)) for y in (fit.x, fit.norms))
         make = fit_spread if call.engine.over_rows.spread else RegressionFit
         fit = make(*whole(), complex_columns(x).flatten(-2), torch.hypot(*sizes.split(k, -1)).flatten(-2))
     return replace(found, residual_norm=norms[0] if len(norms) == 1 else norms, _fit=fit)

@@ -35,14 +35,12 @@ from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.call import Call
 from neula.pipeline.factors import LUMethods
-from neula.pipeline.inputs import Taken, check_finite, check_matrix, take
+from neula.pipeline.inputs import Taken, check_finite, check_matrix, itself, take
 from neula.pipeline.operators import eager
 from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.signatures import ArrayLike, Kind, LUKeywords
-
-DEFAULT = "5.2/5.1"  # variant
 
 
 def check_square(a: torch.Tensor) -> None:
@@ -157,7 +155,7 @@ class LUPlan:
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
         if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
             return None
-        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else lambda x: x
+        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else itself
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
 
 
@@ -207,7 +205,7 @@ def _factors(
 
 def plan_of(
     A: Any,
-    variant: str = DEFAULT,
+    variant: str = "5.2/5.1",
     *,
     engine: str | Engine = "auto",
     compute: str | None = None,
@@ -238,7 +236,7 @@ def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUF
 @partial(eager, plans=Plans(plan_of, operands=1, fetches=False))
 def lu_factor(
     A: ArrayLike,
-    variant: str = DEFAULT,
+    variant: str = "5.2/5.1",
     *,
     panel: int | None = None,
     inner_panel: InnerPanel | None = None,
@@ -355,7 +353,7 @@ def lu_factor(
     check_name("variant", variant, VARIANTS)
     check_name("pivot", pivot, PIVOTING)
     batch, n, tuning = tuple(a.shape[:-2]), a.shape[-1], call.engine.tuning
-    named = variant != DEFAULT or pivot != "partial" or panel is not None or inner_panel is not None
+    named = variant != "5.2/5.1" or pivot != "partial" or panel is not None or inner_panel is not None
     # Half the precision gains nothing on a CPU, nor where a GPU is not busy.
     whole = tuning.lapack or (not named and tuning[LUTuning].direct(n, is_complex=a.is_complex()))
     chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype, whole=whole)
@@ -474,7 +472,7 @@ def _factorize_together(
     work = here.mT.to(
         matching_dtype(storage.dtype, a.dtype), copy=True, memory_format=torch.contiguous_format
     )
-    packed = by_library(work.mT, largest, storage)
+    packed = by_library(work.mT, tops, storage)
     usable = work.diagonal(0, 1, 2).all(1) & (largest_magnitude(work, (1, 2)) < torch.inf)
     for place in (~usable).nonzero().flatten().tolist():
         with naming(indices[place]):
