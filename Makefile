@@ -22,7 +22,7 @@ BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "impo
 
 # The same where .venv has no CMake: pip builds in an environment that it deletes afterwards, so that a demo does without these 77 MB.
 PIP_CORE = rm -rf build/core && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/core . && \
-	cp build/core/neula/_core.*.so src/neula/ && rm -r build/core
+	cp build/core/neula/_core.*.so src/neula/ 2> /dev/null && rm -r build/core
 
 .PHONY: core demo ahead test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve linkcheck dist smoke dist-check \
 	gpu-test clean
