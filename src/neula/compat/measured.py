@@ -35,6 +35,7 @@ from neula.errors import warn
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint, phases
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import restored
 from neula.pipeline.inputs import take
 
 EPS = float(np.finfo(np.float64).eps)
@@ -200,12 +201,15 @@ def _is_doubtful(error: Any, logs: Any, *, single: bool) -> bool:
 
 
 @lru_cache(256)
-def _tools(n: int, char: str) -> tuple[Any, Any, np.ndarray, np.ndarray]:
-    """LAPACK's routines to factorize and solve, and Gaussian vectors in double precision and in a dtype."""
+def _tools(n: int, char: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """LAPACK's driver, and Gaussian vectors in double precision and in a dtype.
+
+    Not its two routines: OpenBLAS substitutes in all of its threads, whatever the order.
+    """
     dtype = torch.complex128 if char in "FD" else torch.float64
     g = directions(n, torch.device("cpu"), dtype).numpy()
-    routines = (getattr(scipy_linalg.lapack, f"{LAPACKS[char]}getr{x}") for x in "fs")
-    return *routines, g, g.astype(char, copy=False)
+    solve = getattr(scipy_linalg.lapack, f"{LAPACKS[char]}gesv")
+    return solve, g, g.astype(char, copy=False)
 
 
 def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
@@ -214,10 +218,10 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     Of the transpose, which is a matrix in Fortran's order and has the same determinant.
     """
     a = a.T
-    factorize, solve, g, rounded = _tools(len(a), a.dtype.char)
-    lu, pivots, singular = factorize(a)
+    solve, g, rounded = _tools(len(a), a.dtype.char)
+    lu, pivots, image, singular = solve(a, a @ rounded)
     need(not singular)
-    image = solve(lu, pivots, a @ rounded)[0] - g
+    image -= g
     diagonal = lu.diagonal()
     swaps = (pivots != np.arange(len(a))).sum()
     sizes = abs(diagonal)
@@ -228,6 +232,7 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     )
 
 
+@restored
 def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
     """Signs, logarithms of pivots and bounds of several matrices, on any device."""
     n, g = a.shape[-1], directions(a.shape[-1], a.device, a.dtype).to(a.dtype)
@@ -296,6 +301,9 @@ def is_for_lapack(a: Any) -> bool:
 def mirrored(a: Any, *, upper: bool = False, hermitian: bool = True) -> Any:
     """The Hermitian or symmetric matrix of which one triangle is read; in float64 unless it has floats."""
     if isinstance(a, np.ndarray):
+        other = adjoint(a) if hermitian else a.swapaxes(-1, -2)
+        if a.dtype.kind in "fc" and bool((a == other).all()):
+            return a
         copy = np.array(
             a, a.dtype if a.dtype.kind in "fc" else np.float64, order="C"
         )  # torch writes everywhere

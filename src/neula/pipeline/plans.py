@@ -311,6 +311,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
     def reason(self, found: Answer[Any], of: Extremes) -> str:
         """Why all are accepted, in words."""
 
+    @restored
     def begin(self, problems: P) -> Answer[S] | None:
         with plain_arithmetic(self.options.engine.device):
             return answer_of_first([self.link], problems)

@@ -10,8 +10,9 @@ arithmetic of the panels (:mod:`neula.algorithms.elimination.lu_panels`).
 from __future__ import annotations
 
 import itertools
+import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -205,7 +206,7 @@ def lu_factorize(
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
         whole = a if in_place else engine.empty(n, n, dtype=dtype).copy_(a)
-        return by_library(whole[None], largest_of(whole)[None], kept)[0]
+        return by_library(whole[None], [float(largest_of(whole))], kept)[0]
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     if isinstance(s, int) and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
@@ -262,22 +263,22 @@ def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
     return whole and all(each is None for each in asked)
 
 
-def by_library(matrices: torch.Tensor, largest: torch.Tensor, kept: Format) -> list[PackedLU]:
+def by_library(matrices: torch.Tensor, largest: Sequence[float], kept: Format) -> list[PackedLU]:
     """LU of a batch by the library, in place, for variants that use one precision only; singular matrices are
     allowed.
 
-    ``matrices``, shape (batch, n, n), column-major; ``largest``, shape (batch,): their largest magnitudes.
+    ``matrices``, shape (batch, n, n), column-major; ``largest``: their largest magnitudes.
     """
-    power = -torch.frexp(largest.double()).exponent
-    power = torch.where(power > SMALL * kept.max_exponent, power.clamp(max=kept.max_exponent - 1), 0)
-    some_small = bool(power.any())
-    if some_small:  # pivots whose reciprocals overflow leave no digit
-        scale = torch.exp2(power.to(matrices.real.dtype))[:, None, None]
-        matrices.mul_(scale)
+    powers = [-math.frexp(each)[1] for each in largest]
+    powers = [min(p, kept.max_exponent - 1) if p > SMALL * kept.max_exponent else 0 for p in powers]
+    scales = None
+    if any(powers):  # pivots whose reciprocals overflow leave no digit
+        scales = matrices.real.new_tensor([2.0**p for p in powers])[:, None, None]
+        matrices.mul_(scales)
     pivots, info = (torch.empty(0, dtype=torch.int32, device=matrices.device) for _ in range(2))
     torch.linalg.lu_factor_ex(matrices, out=(matrices, pivots, info))
-    if some_small:
-        matrices.copy_(matrices.tril(-1).add_(matrices.triu().div_(scale)))
+    if scales is not None:
+        matrices.copy_(matrices.tril(-1).add_(matrices.triu().div_(scales)))
     interchanges = [Interchanges(each) for each in pivots.cpu().long().sub_(1)]
     orders = torch.stack([each.permutation() for each in interchanges]).to(matrices.device)
     return [PackedLU(*each[:2], kept, each[2]) for each in zip(matrices, orders, interchanges, strict=True)]

@@ -250,6 +250,7 @@ class BoundedSolution:
             "forward_errors": self._given(values.forward_error),
             "active_mask": call.give_back(self.of_unknowns(values.side.double()).long(), torch.int64),
             "residual_norms": self._given(values.residual_norm),
+            "_axis": len(self.shapes.batch),
         }
         return attached(call, self.shapes, kind._from_fields(common | fields))
 

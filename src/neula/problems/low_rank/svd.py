@@ -180,8 +180,9 @@ def svd_lowrank(
     call = Call.begin(
         {"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict, gradients=not spread
     )
+    check_matrices(call.first.tensor, "A")
+    call = call if call.differentiable else call.by_host(engine)
     a = call.first.tensor
-    check_matrices(a, "A")
     shape = (call.engine.over_rows.count(a.shape[-2]), a.shape[-1])
     _check_truncation(rank, tol, min(shape))
     check_name("algorithm", algorithm, ALGORITHMS, optional=True)

@@ -213,7 +213,7 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[st
     known: dict[str, Any] = {"x": None, "residual_norms": None, "active_mask": columns(mask)}
     known |= {"converged": accepted.all(), **settings(options, A, b)}
     known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
-    known |= {"backward_errors": backward, "forward_errors": forward}
+    known |= {"backward_errors": backward, "forward_errors": forward, "_axis": x.ndim - 2}
     if kind is LsqLinearResult:
         free, ranks, *_ = LSTSQ.by_name(A, rhs, **options)
         unbounded = torch.where((ranks < A.shape[-1])[..., None, None], 0.0, free)

@@ -65,8 +65,6 @@ class QROptions(ProblemOptions):
     panel: str | None = None
     cutoff: int | None = None
     in_place: bool = False  # whether Q is to take the memory of A
-    # Whether the host may wait for small matrices: no engine is named, nor anything else.
-    by_host: bool = False
 
     @property
     def named(self) -> bool:

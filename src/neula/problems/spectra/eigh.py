@@ -287,7 +287,7 @@ def begin(
         m, n = taken.tensor.shape[-2:]
         if m != n:
             raise ValueError(f"{name} must be square, got {m} x {n}; use neula.svd for other shapes")
-    return call
+    return call if call.differentiable else call.by_host(engine)
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:

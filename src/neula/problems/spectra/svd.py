@@ -140,6 +140,7 @@ def svd(
             f"A of shape {tuple(a.shape)} requires a gradient, and vectors beyond its rank have none: pass "
             "full_matrices=False"
         )
+    call = call if call.differentiable else call.by_host(engine)
     vectors = compute_uv or certify == "measured" or call.differentiable
     options = SpectralOptions(call.target, call.engine, symmetric=False, vectors=vectors, progress=progress)
     with call.computing():
@@ -200,7 +201,7 @@ def _plan(
 ) -> SpectralPlan | None:
     """Plan for a single matrix on a CPU."""
     check_name("certify", certify, CERTIFIED, optional=True)
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound).by_host(engine)
     a = call.first.tensor
     check_matrices(a, "A")
     if certify == "measured" and not compute_uv:

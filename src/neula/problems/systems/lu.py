@@ -35,7 +35,7 @@ from neula.errors import check_name
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.call import Call
 from neula.pipeline.factors import LUMethods
-from neula.pipeline.inputs import Taken, check_finite, check_matrix, take
+from neula.pipeline.inputs import Taken, check_finite, check_matrix, itself, take
 from neula.pipeline.operators import eager
 from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
@@ -157,7 +157,7 @@ class LUPlan:
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
         if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
             return None
-        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else lambda x: x
+        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else itself
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
 
 
@@ -474,7 +474,7 @@ def _factorize_together(
     work = here.mT.to(
         matching_dtype(storage.dtype, a.dtype), copy=True, memory_format=torch.contiguous_format
     )
-    packed = by_library(work.mT, largest, storage)
+    packed = by_library(work.mT, tops, storage)
     usable = work.diagonal(0, 1, 2).all(1) & (largest_magnitude(work, (1, 2)) < torch.inf)
     for place in (~usable).nonzero().flatten().tolist():
         with naming(indices[place]):
