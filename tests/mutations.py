@@ -419,7 +419,8 @@ _PIPELINE = [
     ),
     Mutation(
         "warning not given", "pipeline/call.py",
-        "report_missed(what, why, result, indices, strict=self.strict, unsure=unsure)", "del result, unsure",
+        "report_missed(what, why, result, indices, strict=self.strict, no_digits=no_digits)",
+        "del result, no_digits",
         "an answer that misses its accuracy says so", "test_accuracy.py test_errors.py",
     ),
     Mutation(

@@ -65,8 +65,6 @@ class QROptions(ProblemOptions):
     panel: str | None = None
     cutoff: int | None = None
     in_place: bool = False  # whether Q is to take the memory of A
-    # Whether the host may wait for small matrices: no engine is named, nor anything else.
-    by_host: bool = False
 
     @property
     def named(self) -> bool:
@@ -495,7 +493,10 @@ def as_result(
         tau=tau,
         certificate=certificates if batch else certificates[0],
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
-        **(call.told(factors.attempts) | {"engine": str(options.engine), "accuracy": options.target.name}),
+        **(
+            call.diagnostics(factors.attempts)
+            | {"engine": str(options.engine), "accuracy": options.target.name}
+        ),
         accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
         _factors=None
         if order is not None or options.in_place
