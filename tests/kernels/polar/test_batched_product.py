@@ -6,9 +6,11 @@ The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from tests import devices
 from tests.devices import DEVICE, KERNEL
 
 from neula.kernels.polar.batched_product import batched_product, joined, split
@@ -31,9 +33,7 @@ def split_in(multiply: Multiply) -> Callable[..., torch.Tensor]:
     return split.reference if multiply is batched_product.reference else split.kernel
 
 
-def normal(*shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(DEVICE)
+normal = partial(devices.normal, dtype=torch.float32)
 
 
 def bound(
