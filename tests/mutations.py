@@ -499,7 +499,7 @@ _AROUND = [
     ),
     Mutation(
         "errors of the first target alone", "compat/sklearn/ridge.py",
-        "errors = errors.mean(1)", "errors = errors[:, 0]",
+        "errors.mean(1), errors", "errors[:, 0], errors",
         "one alpha for all targets", "compat/test_sklearn.py",
     ),
 ]  # fmt: skip

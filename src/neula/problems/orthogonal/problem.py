@@ -55,6 +55,10 @@ class QRTuning:
     low_columns: int  # columns up to which Cholesky QR of a whole tall matrix comes first in half precision
     tall_ratio: int  # rows a column from which on a matrix is tall
     partly_corrected: float  # columns from which on only the last ones of a square Q are corrected
+    # Columns up to which a GPU's library reflects those of one matrix, or of a batch, before Q and R are
+    # tried, where reflectors are asked for.
+    reflected: int
+    reflected_of_batch: int
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import (
+    QRFactors,
+    QRJudge,
+    QRMatrices,
+    QROptions,
+    QRTuning,
+    QRValues,
+    raw_dtype,
+)
 
 RECONSTRUCTED = "reconstruction"  # label of the link that goes through an explicit Q
 
@@ -116,15 +124,11 @@ def _answer(
 Case = tuple[tuple[int, ...], QROptions]  # shape of the batch, and what is requested
 _when = Rule[Case, bool]
 
-FEW = 512
-"""Columns of one matrix up to which cuSOLVER's reflections take no longer than Q, R and reflectors from them:
-(64, 32) on an H200 0.13 ms, and 1.9; (2000, 500) 2.6 and 3.4."""
-FEW_OF_A_BATCH = 32
-
 
 def _few(case: Case) -> bool:
     (count, _, n), options = case
-    return not options.engine.tuning.lapack and n <= (FEW if count == 1 else FEW_OF_A_BATCH)
+    tuning = options.engine.tuning[QRTuning]
+    return n <= (tuning.reflected if count == 1 else tuning.reflected_of_batch)
 
 
 _lapack = _when(

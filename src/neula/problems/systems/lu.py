@@ -42,8 +42,6 @@ from neula.pipeline.progress import Progress
 from neula.pipeline.result import LUFactors
 from neula.problems.signatures import ArrayLike, Kind, LUKeywords
 
-DEFAULT = "5.2/5.1"  # variant
-
 
 def check_square(a: torch.Tensor) -> None:
     """Refuse what is neither a square matrix nor a batch of such; (0, 0) is one."""
@@ -207,7 +205,7 @@ def _factors(
 
 def plan_of(
     A: Any,
-    variant: str = DEFAULT,
+    variant: str = "5.2/5.1",
     *,
     engine: str | Engine = "auto",
     compute: str | None = None,
@@ -238,7 +236,7 @@ def lu_factor(A: Any, variant: str = ..., **keywords: Unpack[LUKeywords]) -> LUF
 @partial(eager, plans=Plans(plan_of, operands=1, fetches=False))
 def lu_factor(
     A: ArrayLike,
-    variant: str = DEFAULT,
+    variant: str = "5.2/5.1",
     *,
     panel: int | None = None,
     inner_panel: InnerPanel | None = None,
@@ -355,7 +353,7 @@ def lu_factor(
     check_name("variant", variant, VARIANTS)
     check_name("pivot", pivot, PIVOTING)
     batch, n, tuning = tuple(a.shape[:-2]), a.shape[-1], call.engine.tuning
-    named = variant != DEFAULT or pivot != "partial" or panel is not None or inner_panel is not None
+    named = variant != "5.2/5.1" or pivot != "partial" or panel is not None or inner_panel is not None
     # Half the precision gains nothing on a CPU, nor where a GPU is not busy.
     whole = tuning.lapack or (not named and tuning[LUTuning].direct(n, is_complex=a.is_complex()))
     chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype, whole=whole)
