@@ -11,21 +11,14 @@ from functools import partial
 import pytest
 import torch
 from tests import devices
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE, variants
 
 from neula.kernels.polar.batched_product import batched_product, joined, split
 
 Multiply = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=["reference", KERNEL])
-def multiply(request: pytest.FixtureRequest) -> Multiply:
-    if request.param == "reference":
-        return batched_product.reference
-    pytest.importorskip("triton")
-    from neula.kernels.polar import batched_product as module
-
-    return module.batched_product_triton
+multiply = variants(batched_product)
 
 
 @pytest.fixture
