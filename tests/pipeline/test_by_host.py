@@ -55,6 +55,11 @@ SMALL: list[Callable[..., Any]] = [
     lambda **asked: neula.solve(system(12)[0] + system(12)[0].T, system(12)[1], assume_a="pos", **asked),
     lambda **asked: neula.qr(normal(40, 8), **asked),
     lambda **asked: neula.qr(normal(40, 8, dtype=torch.float32), "r", **asked),
+    lambda **asked: neula.eigh(system(12)[0], **asked),
+    lambda **asked: neula.eigh(system(12)[0], eigvals_only=True, **asked),
+    lambda **asked: neula.svd(normal(40, 8), **asked),
+    lambda **asked: neula.svd_lowrank(normal(40, 8), 3, **asked),
+    lambda **asked: neula.polar(normal(40, 8), **asked),
 ]
 
 

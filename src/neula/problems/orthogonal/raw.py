@@ -101,9 +101,11 @@ def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
     """Equal parts of a batch that a CUDA graph may each have, one after the other; 1 where there are none:
-    hundreds of launches a call take longer than the reflectors of dozens of matrices.
+    hundreds of launches a call take longer than the reflectors of dozens of matrices, but not of hundreds.
     """
-    count, nbytes = len(inputs[0]), sum(x.nbytes for x in inputs)
+    (count, _, n), nbytes = inputs[0].shape, sum(x.nbytes for x in inputs)
+    if count > n:
+        return 1
     fitting = (k for k in range(1, count + 1) if count % k == 0 and nbytes <= k * largest)
     return next(fitting, 1)
 
