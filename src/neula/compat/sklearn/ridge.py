@@ -15,7 +15,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.metaestimators import available_if
 
 import neula
-from neula.compat.sklearn.base import Linear, Seen, of_any_sign
+from neula.compat.sklearn.base import Linear, Seen, counted, of_any_sign
 from neula.compat.sklearn.data import TrainingData, rows_times, with_accuracy
 from neula.engines import FP64
 from neula.pipeline.result.shown import Later
@@ -113,7 +113,8 @@ class Ridge(Linear, linear_model.Ridge):
 
     def _solve(self, data: TrainingData, y: torch.Tensor, alpha: float) -> Any:
         if not self.positive:
-            return neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
+            found = neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
+            return counted(found, int(self.fit_intercept))
         w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights
         n = data.x.shape[1]
         penalty = alpha**0.5 * torch.eye(n, dtype=data.x.dtype, device=data.x.device)

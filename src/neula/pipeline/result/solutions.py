@@ -150,6 +150,10 @@ class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
     constraint_rank: int | None = None
     _fit: Any = Deferrable(None)  # noqa: RUF009
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles have no rows, nor their labels."""
+        return {**super().__getstate__(), "_row_labels": None}
+
     def _remark(self) -> str:
         """Which problem was solved where the rank is not full, else how many digits are correct."""
         return self._deficiency() or super()._remark()

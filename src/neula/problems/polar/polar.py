@@ -158,6 +158,7 @@ def polar(
     0
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = call.by_host(engine) if wait and not call.differentiable else call
     options = _options(call, side, rcond, completion, progress)
     return polar_result(call, options, side, wait=wait)
 
@@ -216,9 +217,11 @@ def _plan(
     completion: bool = False,
     strict: bool = False,
     wait: bool = True,
+    engine: str | Engine = "auto",
     **asked: Any,
 ) -> PolarPlan | None:
-    call = Call.begin({"A": A}, **asked)
+    call = Call.begin({"A": A}, engine=engine, **asked)
+    call = call.by_host(engine) if wait else call
     options, a = _options(call, side, rcond, completion, None), call.first.tensor
     alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD
     here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
@@ -391,7 +394,7 @@ def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str |
         residuals=call.of_members(measured.residual),
         orthogonalities=call.of_members(measured.orthogonality),
         accepted=call.of_members(run.accepted),
-        **call.told(run.attempts),
+        **call.diagnostics(run.attempts),
     )
     if not result.converged:
         call.report_missed(

@@ -148,7 +148,7 @@ class Decomposed:
         """Fields of all results."""
         accepted = self.run.accepted
         known = {"converged": bool(accepted.all()), "accepted": call.of_members(accepted)}
-        return known | call.told(self.run.attempts)
+        return known | call.diagnostics(self.run.attempts)
 
     def report(self, call: Call, what: str, result: Any) -> None:
         """Warn, or raise if the call is strict, where the accuracy was missed."""

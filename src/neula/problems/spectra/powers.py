@@ -320,14 +320,14 @@ def _collect(
         why = run.attempts[-1].reason
         if decomposed:
             why = f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})"
-        if unsure := bool(accurate.all()):
+        if no_digits := bool(accurate.all()):
             why = f"the bound on its error is {result.error:.1e} of its norm, so no digit is guaranteed"
         call.report_missed(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
             why,
             result,
             call.missed(run.accepted),
-            unsure=unsure,
+            no_digits=no_digits,
         )
     return result
 
