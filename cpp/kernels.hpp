@@ -7,11 +7,12 @@ namespace neula {
 
 using Index = std::ptrdiff_t;
 
-// Matrices of a batch: float or double, any strides (in elements).
+// Matrices of a batch: of float or double, or of complex numbers of these, any strides (in elements).
 struct Matrices {
     void *data;
     bool single;
     Index member, row, column;
+    bool complex = false;
 };
 
 // Limits of least squares with bounds (documented in bounded_host.py).

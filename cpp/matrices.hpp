@@ -1,13 +1,18 @@
 // Elements of matrices of float or of double, with any strides.
 #pragma once
 
-#include "level.hpp"
+#include "complex.hpp"
 
 NEULA_BEGIN
 
-inline double element(const Matrices &x, Index member, Index i, Index j)
+// As a Complex number also those of complex matrices.
+template <typename Number = double> inline Number element(const Matrices &x, Index member, Index i, Index j)
 {
     Index place = member * x.member + i * x.row + j * x.column;
+    if constexpr (sizeof(Number) > sizeof(double))
+        if (x.complex)
+            return x.single ? Number(static_cast<const ComplexOf<float> *>(x.data)[place])
+                            : static_cast<const ComplexOf<double> *>(x.data)[place];
     return x.single ? double(static_cast<const float *>(x.data)[place]) : static_cast<const double *>(x.data)[place];
 }
 

@@ -1,6 +1,7 @@
 // Bindings of the kernels for linear systems.
 #include <nanobind/stl/unique_ptr.h>
 
+#include <complex>
 #include <memory>
 #include <new>
 
@@ -13,6 +14,7 @@ namespace {
 
 using Doubles = Contiguous<double, 2>;
 using Vectors = Contiguous<const double, 2>;
+using Solutions = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;  // of double, or of complex numbers
 
 constexpr size_t NUMBERS = sizeof(SystemEvidence) / sizeof(double);
 
@@ -46,8 +48,16 @@ void require(bool condition, const char *message)
         throw nb::value_error(message);
 }
 
+// Memory of solutions of a matrix.
+double *memory_of(const Solutions &x, const Matrices &a)
+{
+    if (x.dtype() != (a.complex ? nb::dtype<std::complex<double>>() : nb::dtype<double>()))
+        throw nb::type_error("x must be float64 where A is real, and complex128 where it is not");
+    return static_cast<double *>(x.data());
+}
+
 bool solve_systems(
-    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Doubles &x,
+    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Solutions &x,
     const Doubles &forward_error, const Doubles &evidence, bool definite, bool single_result, Index threads)
 {
     require(a.ndim() == b.ndim() && (a.ndim() == 2 || a.ndim() == 3), "a and b must be matrices, or batches of matrices");
@@ -56,17 +66,18 @@ bool solve_systems(
                 (first == 0 || b.shape(0) == count),
             "solve_systems takes a (count, n, n) and b (count, n, k), or without count, and none may be zero");
     require(setting.vectors.shape(1) == n && setting.vectors.shape(0) > 1, "vectors must be of length n, and two at least");
+    SystemsProblem problem = {};
+    problem.a = complex_matrices(a), problem.b = complex_matrices(b);
+    require(problem.a.complex || !problem.b.complex, "b must be real where a is");
     require(x.shape(0) == count * n && x.shape(1) == k, "x must be (count n, k)");
     require(forward_error.shape(0) == count && forward_error.shape(1) == k, "forward errors must be (count, k)");
     require(evidence.shape(0) == NUMBERS && evidence.shape(1) == count, "evidence must be (all its numbers, count)");
-    SystemsProblem problem = {};
-    problem.a = matrices(a), problem.b = matrices(b);
     problem.count = Index(count), problem.n = Index(n), problem.k = Index(k);
     problem.probes = Index(setting.vectors.shape(0)) - 1, problem.threads = threads > 1 ? threads : 1;
     problem.vectors = setting.vectors.data();
     problem.definite = definite, problem.single_result = single_result;
     problem.limits = setting.limits;
-    SystemsSolution solution = {x.data(), forward_error.data(), evidence.data()};
+    SystemsSolution solution = {memory_of(x, problem.a), forward_error.data(), evidence.data()};
     nb::gil_scoped_release release;
     return core.kernels->solve_systems(problem, solution) == Status::done;
 }

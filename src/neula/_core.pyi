@@ -157,6 +157,8 @@ class Core:
     ) -> bool:
         """Systems, one or a batch, with their evidence: :func:`neula.algorithms.elimination.compiled.solved`.
 
+        Matrices may also be complex64 or complex128, b is real where A is, and x is float64 or complex128.
+
         Returns False where memory does not suffice.
         """
 

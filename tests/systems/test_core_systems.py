@@ -55,6 +55,19 @@ def test_small_systems(kind: str) -> None:
         small(core, a=np.eye(N, dtype=np.float16))
 
 
+def test_types_of_numbers() -> None:
+    core, of_complex = core_of("baseline"), np.ones((N, K), complex)
+    assert small(core, a=np.eye(N) * 1j, x=of_complex)
+    assert small(core, a=np.eye(N, dtype=np.complex64), b=of_complex, x=of_complex)
+    with pytest.raises(ValueError, match="b must be real"):
+        small(core, b=of_complex)
+    for wrong in ({"a": np.eye(N) * 1j}, {"x": of_complex}, {"x": np.ones((N, K), np.float32)}):
+        with pytest.raises(TypeError, match="x must be"):
+            small(core, **wrong)
+    with pytest.raises(TypeError, match="float64"):
+        small(core, a=np.eye(N, dtype=np.clongdouble), x=of_complex)
+
+
 LARGE: dict[str, dict[str, Any]] = {
     "no dimension": {"a": np.array(1.0)},
     "no contiguous rows": {"a": np.asfortranarray(np.arange(81.0).reshape(N, N))},

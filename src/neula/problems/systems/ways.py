@@ -373,8 +373,7 @@ class CoreTuning:
 
 def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
-    most, dtypes = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning], tuple(dtypes)
-    n *= 1 + any(dtype.is_complex for dtype in dtypes)
+    most = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning]
     small = 0 < n <= most.core_order and most.has_room(n, k)
     return small and all(dtype.to_real() in DTYPES for dtype in dtypes) and available()
 
@@ -391,8 +390,8 @@ def is_for_core(n: int, options: SystemsOptions) -> bool:
 
 
 def is_small(n: int, options: SystemsOptions) -> bool:
-    """Whether the core factorizes systems of order n itself, complex ones as real ones of twice the order."""
-    return n * (1 + options.dtype.is_complex) <= options.engine.tuning[CoreTuning].core_order
+    """Whether the core factorizes systems of order n itself."""
+    return n <= options.engine.tuning[CoreTuning].core_order
 
 
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
