@@ -35,6 +35,7 @@ template <typename Real> struct ComplexOf {
     friend ALWAYS_INLINE ComplexOf operator-(ComplexOf a) { return {-a.re, -a.im}; }
     friend ALWAYS_INLINE ComplexOf operator*(Real a, ComplexOf b) { return {a * b.re, a * b.im}; }
     friend ALWAYS_INLINE ComplexOf operator/(ComplexOf a, Real b) { return {a.re / b, a.im / b}; }
+    friend ALWAYS_INLINE ComplexOf operator/(ComplexOf a, ComplexOf b) { return a * ComplexOf(b.re, -b.im) / (b.re * b.re + b.im * b.im); }
     friend ALWAYS_INLINE ComplexOf operator*(ComplexOf a, ComplexOf b)
     {
         return {minus_product(a.re * b.re, a.im, b.im), plus_product(a.re * b.im, a.im, b.re)};

@@ -182,9 +182,9 @@ struct LargeSystem {
     Index n, k, threads;  // MOST_THREADS at most
     const void *a;        // (n, n)
     void *factors;        // of A^T, column by column
-    bool single, single_factors, single_result;
+    bool single, single_factors, single_result, complex;
     int *pivots;            // counted from 0
-    const double *b;        // (k, n)
+    const double *b;        // (k, n), of complex numbers their parts
     const double *vectors;  // (LARGE_PROBES + 1, n): random, the last one for the norm of A
     SystemLimits limits;    // without rounding and digits
     double *workspace;      // as large as large_workspace says

@@ -94,38 +94,41 @@ struct Large {
     Given a;
     Overwritten factors;
     Contiguous<int, 1> pivots;
-    Vectors b;
+    Given b;
     SystemsSetting setting;
-    Doubles x, forward_error, evidence;
+    Solutions x;
+    Doubles forward_error, evidence;
     LargeSystem system = {};
     std::unique_ptr<double, Freed> workspace;
     double largest = 0.0;
 
     void prepare(bool single_result, Index threads)
     {
-        require(a.ndim() == 2 && factors.ndim() == 2, "a and factors must be matrices");
+        require(a.ndim() == 2 && factors.ndim() == 2 && b.ndim() == 2, "a, b and factors must be matrices");
         size_t n = a.shape(0), k = b.shape(0);
-        bool single = factors.dtype() == nb::dtype<float>();
+        Matrices of_a = complex_matrices(a), of_b = complex_matrices(b), of_factors = complex_matrices(factors);
         require(n > 0 && a.shape(1) == n && a.stride(0) == Index(n) && a.stride(1) == 1,
                 "a must be (n, n) with contiguous rows");
-        require(single || factors.dtype() == nb::dtype<double>(), "factors must be float32 or float64");
+        require(of_factors.complex == of_a.complex && of_b.complex == of_a.complex && !of_b.single,
+                "factors and b must be complex where a is, and b in double precision");
         require(factors.shape(0) == n && factors.shape(1) == n && factors.stride(0) == Index(n) && factors.stride(1) == 1,
                 "factors must be (n, n) with contiguous rows");
-        require(b.shape(1) == n && x.shape(0) == n && x.shape(1) == k && pivots.shape(0) == n,
-                "b must be (k, n), x (n, k), and pivots (n)");
+        require(b.shape(1) == n && b.stride(0) == Index(n) && b.stride(1) == 1 && x.shape(0) == n && x.shape(1) == k && pivots.shape(0) == n,
+                "b must be (k, n) with contiguous rows, x (n, k), and pivots (n)");
         require(setting.vectors.shape(0) == LARGE_PROBES + 1 && setting.vectors.shape(1) == n, "there must be five vectors");
         require(k > 0 && forward_error.size() == k && evidence.size() == NUMBERS, "evidence must be that of one system");
-        Matrices of_a = matrices(a);
+        memory_of(x, of_a);
         threads = threads > 1 ? threads : 1;
         system = {Index(n), Index(k), threads < MOST_THREADS ? threads : MOST_THREADS, of_a.data, factors.data(),
-                  of_a.single, single, single_result, pivots.data(), b.data(), setting.vectors.data(),
+                  of_a.single, of_factors.single, single_result, of_a.complex, pivots.data(),
+                  static_cast<const double *>(of_b.data), setting.vectors.data(),
                   setting.limits, nullptr};
         workspace.reset(static_cast<double *>(operator new(
             core.kernels->large_workspace(system) * sizeof(double), LINE)));
         system.workspace = workspace.get();
     }
 
-    SystemsSolution solution() const { return {x.data(), forward_error.data(), evidence.data()}; }
+    SystemsSolution solution() const { return {static_cast<double *>(x.data()), forward_error.data(), evidence.data()}; }
 
     void copy()
     {
@@ -145,8 +148,8 @@ struct Large {
 };
 
 std::unique_ptr<Large> large_system(
-    const Core &core, const Given &a, const Vectors &b, const SystemsSetting &setting, const Overwritten &factors,
-    const Contiguous<int, 1> &pivots, const Doubles &x, const Doubles &forward_error, const Doubles &evidence,
+    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Overwritten &factors,
+    const Contiguous<int, 1> &pivots, const Solutions &x, const Doubles &forward_error, const Doubles &evidence,
     bool single_result, Index threads)
 {
     std::unique_ptr<Large> large(new Large{core, a, factors, pivots, b, setting, x, forward_error, evidence, {}, {}, 0.0});

@@ -385,8 +385,7 @@ def is_for_core(n: int, options: SystemsOptions) -> bool:
     named = options.pivot is not None or options.compute is not None or options.progress is not None
     here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
     usual = here and not (named or options.over_rows.spread) and options.dtype.to_real() in DTYPES and n > 0
-    by_factors = not (options.forward or options.dtype.is_complex)
-    return usual and available() and (is_small(n, options) or by_factors)
+    return usual and available() and (is_small(n, options) or not options.forward)
 
 
 def is_small(n: int, options: SystemsOptions) -> bool:
