@@ -50,11 +50,11 @@ struct QRErrors {
 };
 
 // QR factorizations of a batch, all of one type. They are given, and R is made to have no negative diagonal element; or
-// they are found.
+// they are found, also of complex numbers.
 struct QRProblem {
     Matrices a, q, r;
     Index batch, m, n;
-    const double *probes;  // (n, PROBES)
+    const double *probes;  // (n, PROBES), for complex numbers (2 n, PROBES)
     QRErrors *errors;      // (batch)
     double loss;           // ||I - Q^T Q||_F / sqrt(n) at which factorizations that are found may end
     Index threads;
