@@ -20,6 +20,10 @@ CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "import sys; print(sys.implementation.cache_tag)") && \
 	cmake -S cpp -B $$build -G Ninja -DPython_EXECUTABLE="$$(command -v $(1))" > /dev/null && cmake --build $$build
 
+# The same where .venv has no CMake: pip builds in an environment that it deletes afterwards, so that a demo does without these 77 MB.
+PIP_CORE = rm -rf build/core && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/core . && \
+	cp build/core/neula/_core.*.so src/neula/ && rm -r build/core
+
 .PHONY: core demo ahead test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve linkcheck dist smoke dist-check \
 	gpu-test clean
 
@@ -113,7 +117,7 @@ dist-check: dist  ## wheel and source distribution, in an empty environment: tor
 HOOK = $(VENV)/lib/python3*/site-packages/_editable_skbc_neula.pth
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]" && \
 	sed "/^import/d" $(HOOK) > $(VENV)/path && cp $(VENV)/path $(HOOK) && touch $@
-$(VENV)/installed: EXTRAS := plot,core
+$(VENV)/installed: EXTRAS := plot
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL)
@@ -123,7 +127,7 @@ $(VENV)/developer: $(VENV)/installed
 
 # Without a compiler all works, small problems in more time; NEULA_CORE=required makes that an error.
 $(CORE): $(VENV)/installed $(wildcard cpp/*)
-	@{ $(call BUILD_CORE,$(CURDIR)/$(BIN)/python) && touch $@; } || { test "$$NEULA_CORE" != required && \
+	@{ if test -x $(BIN)/cmake; then $(call BUILD_CORE,$(CURDIR)/$(BIN)/python); else $(PIP_CORE); fi && touch $@; } || { test "$$NEULA_CORE" != required && \
 		echo "neula runs without its compiled core, which could not be built: small problems on a CPU take longer."; }
 
 clean:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -28,6 +29,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if name in item.keywords:
                 item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """All modules stay: garbage collection, of which some tests ask for many, need not go through them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

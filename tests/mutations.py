@@ -419,7 +419,8 @@ _PIPELINE = [
     ),
     Mutation(
         "warning not given", "pipeline/call.py",
-        "report_missed(what, why, result, indices, strict=self.strict, unsure=unsure)", "del result, unsure",
+        "report_missed(what, why, result, indices, strict=self.strict, no_digits=no_digits)",
+        "del result, no_digits",
         "an answer that misses its accuracy says so", "test_accuracy.py test_errors.py",
     ),
     Mutation(
@@ -498,7 +499,7 @@ _AROUND = [
     ),
     Mutation(
         "errors of the first target alone", "compat/sklearn/ridge.py",
-        "errors = errors.mean(1)", "errors = errors[:, 0]",
+        "errors.mean(1), errors", "errors[:, 0], errors",
         "one alpha for all targets", "compat/test_sklearn.py",
     ),
 ]  # fmt: skip

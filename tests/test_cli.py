@@ -225,7 +225,7 @@ def test_solve_prints_a_short_solution_and_takes_every_option() -> None:
 @pytest.mark.parametrize(
     ("matrix", "arguments", "says"),
     [
-        (A, [], "A must be square, got 60 x 7; use lstsq"),
+        (A, [], "A must be square, got 60 x 7; use 'neula lstsq'"),
         (np.ones((60, 60)), [], "A is singular: pivot 1 is exactly zero"),
         (-np.eye(60), ["--assume-a", "pos"], "not positive definite: A[0, 0] is -1.0"),
         (np.eye(9), [], "shapes of A and b do not fit: A is (9, 9), b is (60,)"),

@@ -126,6 +126,27 @@ def test_without_columns_b_must_be_finite():
         neula.lstsq(np.zeros((2, 0)), np.array([1.0, np.nan]))
 
 
+@pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+@pytest.mark.parametrize("k", [None, 0, 2])
+@each_shape
+def test_constraints_and_covariances(shape, k, dtype):
+    m, n = shape[-2:]
+    a, b = np.zeros(shape, dtype), np.zeros((*shape[:-2], m, k or 0) if k is not None else m, dtype)
+    x = (*shape[:-2], n) if k is None else (*shape[:-2], n, k)
+    for covariance in (np.ones(m), np.eye(m)):
+        assert neula.lstsq(a, b, covariance=covariance, strict=True).x.shape == x
+    assert neula.lstsq(a, b, covariance_factor=np.eye(m), strict=True).x.shape == x
+    for c, d, more in [
+        (np.zeros((0, n)), np.zeros(0), {}),
+        (np.zeros((1, n)), np.zeros(1), {"damp": 1.0}),
+        (np.ones((1, n)), np.full(1, float(n)), {"weights": np.ones(m)}),
+    ]:
+        result = neula.lstsq(a, b, constraints=(c, d), strict=True, **more)
+        assert (result.x.shape, result.x.dtype) == (x, dtype)
+        np.testing.assert_allclose(result.x, np.full(x, d.sum() / max(n, 1)), rtol=1e-15)
+        assert result.coefficients.keys() == {f"x{i + 1}" for i in range(n)}
+
+
 def test_damping_has_the_rank_of_its_rows():
     assert neula.lstsq(np.zeros((0, 3)), np.zeros(0), damp=0.1).rank == 3
     assert neula.lstsq(np.zeros((0, 3)), np.zeros(0)).rank == 0

@@ -310,12 +310,10 @@ def test_missing_directory_empty(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.xlsx", "a", "a.json.gz", "a.npy.bak"])
 def test_unknown_extension_lists_the_known_ones(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("1")
-    with pytest.raises(FileError, match=r"unknown extension .*\.npy, \.npz, \.csv, .*\.mtx, \.mtx\.gz"):
+    with pytest.raises(FileError, match=r"extension.*; \.npy, \.npz, \.csv, .*\.mtx, \.mtx\.gz"):
         read_matrix(tmp_path / name)
     for action in (check_output, lambda path: write_matrix(path, np.eye(2))):
-        with pytest.raises(
-            FileError, match=r"unknown extension .*\.npy, \.npz, \.csv, .*\.mtx can be written"
-        ):
+        with pytest.raises(FileError, match=r"extension.*; \.npy, \.npz, \.csv, .*\.mtx can be written"):
             action(tmp_path / name)
 
 

@@ -137,6 +137,37 @@ def test_what_is_to_be_fitted(folder):
     assert "--response" in result.stderr
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_that_the_fit_does_not_use(kind):
+    pd = pytest.importorskip("pandas")
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+    labels = ["a label"] * 40
+    frame = pd.DataFrame({"label": labels, "x": X, "y": Y, "empty": [np.nan, *X[1:]]})
+    frame.to_csv("more.csv", index=False)
+    if kind == "parquet":
+        frame.to_parquet("more.parquet")
+    result = fit(f"more.{kind}", "y = a*exp(-b*x)+c")
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose([v for v, _ in answer(result).values()], EXPECTED.popt, rtol=1e-8)
+    # An empty field of a column that is not used leaves out no line.
+    dropped = fit(f"more.{kind}", "y = a*exp(-b*x)+c", "--missing", "drop")
+    assert answer(dropped) == answer(result)
+    refused = fit(f"more.{kind}", "y = a*label")
+    assert refused.exit_code == 2
+    assert "label" in refused.stderr
+    mistyped = fit(f"more.{kind}", "y = a*exp(-b*X)+c")
+    assert "did you mean 'x'?" in mistyped.stderr
+
+
+def test_two_columns_of_one_name():
+    Path("twice.csv").write_text("x,y,z,z\n1,2,3,4\n2,4,5,6\n3,6.1,7,8\n")
+    assert fit("twice.csv", "y = a*x").exit_code == 0
+    refused = fit("twice.csv", "y = a*z")
+    assert refused.exit_code == 2
+    assert "2 columns are named 'z'" in refused.stderr
+
+
 def test_a_parameter_that_looks_like_a_column(folder):
     result = fit("data.csv", "y = a*exp(-X*x)+c", "--p0", "X=1")
     assert result.exit_code == 0, result.output

@@ -112,6 +112,26 @@ def test_factors_of_a_batch(pivot: str, variant: str, rng: np.random.Generator) 
         assert np.linalg.norm(permuted - F.L @ F.U) <= 4 * 9**0.5 * 2.0**-11 * np.linalg.norm(A)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+def test_the_library_takes_a_batch_at_once(dtype: str, rng: np.random.Generator) -> None:
+    """As one by one, also where one matrix is so small that reciprocals of its pivots overflow."""
+    a = normal_batch(rng, dtype)
+    a[1, 0] *= 4 * np.finfo(a.real.dtype).tiny
+    together = lu_factor(a)
+    for index in np.ndindex(a.shape[:2]):
+        one = lu_factor(a[index])
+        assert np.array_equal(together.permutation[index], one.permutation)
+        u = a.shape[-1] * float(np.finfo(a.real.dtype).eps)
+        assert np.abs(together.L[index] - one.L).max() <= 16 * u
+        assert np.abs(together.U[index] - one.U).max() <= 16 * u * np.abs(one.U).max()
+        assert together.growth[index] == pytest.approx(one.growth, rel=16 * u)
+
+
+def normal_batch(rng: np.random.Generator, dtype: str) -> np.ndarray:
+    a = rng.standard_normal((2, 3, 12, 12))
+    return (a + 1j * rng.standard_normal(a.shape) if dtype.startswith("complex") else a).astype(dtype)
+
+
 def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:
     A = np.stack([np.eye(3)] * 4)
     for bad, error, message in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 
 import numpy as np
@@ -90,6 +91,27 @@ def test_several_responses() -> None:
     result = neula.lstsq(FRAME, right)
     assert list(result.to_frame().columns) == ["p", "q"]
     np.testing.assert_array_equal(result.coefficients["u"], result.x[0])
+
+
+@pytest.mark.parametrize("function", [neula.lstsq, neula.nnls, neula.lsq_linear])
+@pytest.mark.parametrize("batch", [(2,), (2, 2), (0,)])
+@pytest.mark.parametrize("k", [None, 2])
+def test_coefficients_of_batches(function, batch, k) -> None:
+    a = np.random.default_rng(0).random((*batch, 5, 2))
+    result = function(a, B[:5] if k is None else np.ones((*batch, 5, k)))
+    for j, values in enumerate(result.coefficients.values()):
+        np.testing.assert_array_equal(values, result.x[..., j] if k is None else result.x[..., j, :])
+    assert list(result.to_dict()["coefficients"]) == ["x1", "x2"]
+    if function is neula.lstsq:
+        x = result.x[..., None] if k is None else result.x
+        expected = a @ x
+        np.testing.assert_allclose(result.predict(a), expected[..., 0] if k is None else expected, rtol=1e-13)
+
+
+def test_complex_coefficients_as_json() -> None:
+    result = neula.lstsq(A, (1 + 2j) * B)
+    found = json.loads(result.to_json())["coefficients"]
+    assert found == {f"x{i + 1}": [z.real, z.imag] for i, z in enumerate(result.x)}
 
 
 def test_names_that_are_there_twice() -> None:

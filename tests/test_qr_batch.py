@@ -143,13 +143,13 @@ def test_an_r_that_overflows_is_not_accepted_where_nobody_looks() -> None:
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_two_large_ones_side_by_side(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """First links of two at a time; what they do not solve goes on by itself, and NaN lets none begin."""
-    pairs, beside = [], Engine.beside
+    pairs, original = [], Engine.concurrently
 
     def counted(self: Engine, launch: Callable[[], None], other: Callable[[], object]) -> object:
         pairs.append(1)
-        return beside(self, launch, other)
+        return original(self, launch, other)
 
-    monkeypatch.setattr(Engine, "beside", counted)
+    monkeypatch.setattr(Engine, "concurrently", counted)
     engine = OneByOne("cpu")
     a = normal(count, 90, 40)
     a[1, :, 7] = a[1, :, 2]

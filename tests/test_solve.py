@@ -212,7 +212,7 @@ def test_accuracy_levels_cost_what_they_should(rng):
 @pytest.mark.parametrize(
     ("A", "error", "message"),
     [
-        (np.ones((3, 4)), ValueError, "A must be square, got 3 x 4; use lstsq"),
+        (np.ones((3, 4)), ValueError, "A must be square, got 3 x 4; use neula.lstsq"),
         (np.ones(3), ValueError, "A must be a matrix"),
         (scipy.sparse.eye(3).tocsr(), TypeError, "A is a sparse"),
         (np.diag([1, np.nan, 1]), ValueError, r"A\[1, 1\] is nan"),

@@ -13,7 +13,7 @@ from tests.matrices import definite, with_condition
 from tests.systems.conftest import without_core
 
 import neula
-from campaign.oracle import System
+from campaign.oracle import system
 from neula.certificates.bounds import solve_bound
 from neula.engines import FORMATS, CpuEngine, EmulatedEngine, Engine
 from neula.engines.shipped import cuda_tuning
@@ -143,7 +143,7 @@ def check(a: np.ndarray, b: np.ndarray, found: Any, u: float) -> None:
     """
     wide, right, x = (np.asarray(v, dtype=np.float64) for v in (a, b, found.x))
     assert found.converged
-    assert (System(wide, right).errors(x, len(a)) <= found.forward_errors).all()
+    assert (system(wide, right).errors(x, len(a)) <= found.forward_errors).all()
     size = np.abs(wide).max()
     if 1e-150 < size < 1e150:
         residual = np.abs(right - wide @ x).max(0)

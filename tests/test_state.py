@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -124,6 +125,26 @@ def test_a_product_that_breaks_off(
     assert state() == before
 
 
+def held() -> None:
+    fit = neula.LeastSquares(2)
+    for seed in range(3):
+        fit.update(normal(20, 2, seed, torch.float64, "cpu"), torch.ones(20))
+    fit.downdate(normal(20, 2, 0, torch.float64, "cpu"), torch.ones(20))
+    fit.solve()
+
+
+SMALL = {
+    name: normal(9, 9, 3, torch.float64, "cpu").mT @ normal(9, 9, 3, torch.float64, "cpu")
+    for name in ("eigh", "svd", "polar", "inv_sqrt", "cholesky")
+}
+BROKEN_OFF: dict[str, Callable[[], object]] = {
+    **{name: partial(call, name) for name in ("qr", "lstsq", "solve")},
+    **{f"small {name}": partial(getattr(neula, name), a) for name, a in SMALL.items()},
+    "statistics": lambda: call("lstsq").covariance(),
+    "incremental": held,
+}
+
+
 class Interrupter:
     """Runs a function and lets Ctrl-C come where Python looks for it: when a function of Python's own begins,
     and when one written in C has returned.
@@ -154,15 +175,16 @@ class Interrupter:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", ["qr", "lstsq", "solve"])
-def test_interrupted_anywhere(name: str, state: Callable[[], list[object]]) -> None:
+@pytest.mark.parametrize("work", BROKEN_OFF)
+def test_interrupted_anywhere(work: str, state: Callable[[], list[object]]) -> None:
     """At the beginning, where modes are set, and at fifty places all over the call."""
-    call(name)
+    function = BROKEN_OFF[work]
+    function()
     whole = Interrupter()
-    whole.run(lambda: call(name))
+    whole.run(function)
     before = state()
     for last in {*range(1, 60), *range(60, whole.seen, max(1, whole.seen // 50))}:
-        Interrupter(last).run(lambda: call(name))
+        Interrupter(last).run(function)
         assert state() == before, f"at place {last}"
     for work in WORK:
         work(3, "cpu", "cpu")

@@ -103,7 +103,7 @@ def test_two_processes_at_once_do_no_harm(folder: Path) -> None:
     """Whoever reads finds the whole of what one of them wrote."""
     machine = tuned.machine_of(CPU)
     tuned.write(machine, {"direct": 0})
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")  # new interpreters would take seconds to import torch
     path = tuned.file_of(machine)
     writers = [context.Process(target=_write_often, args=(path, dict(machine), i)) for i in (1, 2)]
     for process in writers:

@@ -45,7 +45,7 @@ plt.title("Geoid heights")
 plt.show()
 
 # %%
-# Errors of the coefficients, degree by degree, beside their size:
+# Errors of the coefficients, degree by degree, compared with their size:
 
 degrees, sizes, errors = degree_errors(mission, result.x)
 plt.semilogy(degrees, sizes, label="coefficients")

@@ -86,10 +86,10 @@ directions = {
     "smallest": Vt[-1],
 }
 for name, direction in directions.items():
-    spoilt = exact + 1e-8 * np.linalg.norm(exact) * direction / np.linalg.norm(
-        direction
-    )
-    r = b - A @ spoilt
+    perturbed = exact + 1e-8 * np.linalg.norm(
+        exact
+    ) * direction / np.linalg.norm(direction)
+    r = b - A @ perturbed
     print(f"{name:8}: error 1.0e-08, backward error {norm(r) / size:.1e}")
 
 # %%
@@ -115,7 +115,7 @@ print(f"neula's estimate {result.condition:.1e}")
 # twice the working precision, solve for an update, and take the last update, which is not worth applying, for the error.
 # neula does the second for very small problems, and for others if you say ``certify="forward"``.
 #
-# Here are both beside the true error, for least-squares problems of growing condition. A bound must never be below the
+# Here are both compared with the true error, for least-squares problems of growing condition. A bound must never be below the
 # truth:
 
 conditions = 10.0 ** np.arange(1, 11)
@@ -203,7 +203,7 @@ plt.show()
 
 # %%
 # So it is an estimate and not a bound: off by more than a factor of three in two cases of a hundred at
-# the worst, and usually within some percent. The estimate of a real factorization, beside the truth:
+# the worst, and usually within some percent. The estimate for a real factorization, compared with the truth:
 
 A = random_matrix("geometric", 1000, 200, cond=100)
 factors = neula.qr(A, accuracy="fp16", engine="emulated")

@@ -104,7 +104,7 @@ assert errors(A, result.Q, result.R)[1] < 4 * u
 #    A B \approx A_1 B_1 + 2^{-11} (A_2 B_1 + A_1 B_2) ,
 #
 # three products of halves for one of single precision. There is a catch. Tensor cores *truncate* when they add, always
-# toward zero, and in a long sum that spoils what was gained. So neula has the unit add sixteen products at a time, and adds
+# toward zero, which in a long sum cancels the gain. So neula has the unit add sixteen products at a time, and adds
 # these sums in single precision.
 
 core = EmulatedEngine(format="fp16", unit="h100")

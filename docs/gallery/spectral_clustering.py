@@ -41,7 +41,7 @@ def adjacency(neighbours):
 # --------------------
 #
 # With the diagonal matrix D of degrees, the Laplacian is :math:`L = D - W`. It has the eigenvalue zero once for each connected component.
-# Rounding errors make small numbers of these zeros. ``clusters`` says which eigenvalues cannot be told apart, so no threshold has to be chosen.
+# Rounding errors make small numbers of these zeros. ``clusters`` says which eigenvalues cannot be distinguished, so no threshold has to be chosen.
 
 W = adjacency(3)
 L = np.diag(W.sum(axis=1)) - W

@@ -75,7 +75,7 @@ def test_a_batch_is_factorized_as_its_members_are(name: str) -> None:
 
 def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept:
     """Storage for operands in parts, as on a GPU."""
-    return Kept.room(rows, columns, largest)
+    return Kept.empty(rows, columns, largest)
 
 
 @pytest.mark.parametrize(("inverted", "n"), [(8, 100), (16, 128), (32, 137)])
@@ -127,13 +127,13 @@ def the_other_way_round(launch: Callable[[], None], other: Callable[[], None]) -
 
 @pytest.mark.parametrize("name", ["fp16", "fp32"])
 @pytest.mark.parametrize("block", [16, 32])
-def test_what_runs_beside_a_diagonal_block_does_not_depend_on_it(
+def test_what_runs_concurrently_with_a_diagonal_block_does_not_depend_on_it(
     name: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, a = HalfEngine("cpu", name), definite(150)
     monkeypatch.setattr(engine, "pieces", a_few_rows)
     expected = factorized(a, engine, 16, block=block).lower
-    monkeypatch.setattr(engine, "beside", the_other_way_round)
+    monkeypatch.setattr(engine, "concurrently", the_other_way_round)
     error = (factorized(a, engine, 16, block=block).lower - expected).tril().abs().max()
     assert error <= 10 * engine.format.u * expected.tril().max()
 

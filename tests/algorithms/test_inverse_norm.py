@@ -81,7 +81,7 @@ def test_norm_of_scaled_matrices(kind: str, n: int) -> None:
     a = torch.stack([10.0**i * random_matrix(kind, n, n, cond=1e5, seed=i) for i in range(3)])
     columns = torch.stack([weights(n, i) for i in range(3)])
     x = weights(n, 5).expand(3, n, 1)
-    norm, images = norm_of(a, columns, beside=x)
+    norm, images = norm_of(a, columns, vectors=x)
     true = torch.linalg.matrix_norm(a / columns.mT, 2)
     assert torch.allclose(images, a @ x, rtol=1e-12, atol=0)
     assert norm.shape == true.shape

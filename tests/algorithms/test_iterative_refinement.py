@@ -13,9 +13,9 @@ from tests.matrices import normal
 from neula.algorithms.elimination.factorization import LibraryLU, library_lu
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.iterative_refinement import (
-    Beside,
-    Companions,
-    OnTheWay,
+    ConcurrentProbes,
+    ProbeSystems,
+    Requests,
     cg_refinement,
     classical,
     gmres_refinement,
@@ -25,7 +25,7 @@ from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.engines import EmulatedEngine
 from neula.io.matrices import random_matrix
 
-companions = partial(normal, seed=5)
+drawn = partial(normal, seed=5)
 
 U64 = 2.0**-53
 
@@ -198,16 +198,16 @@ def test_the_worst_scaling_counts() -> None:
 def test_companions_save_iterations_and_are_not_returned() -> None:
     """The space of several right-hand sides has what slows convergence down sooner."""
     n = 200
-    a, b = random_matrix("geometric", n, n, cond=1e4), companions(n, 1)
+    a, b = random_matrix("geometric", n, n, cond=1e4), drawn(n, 1)
     factors, taken = rounded(a, 2.0**-8), []
     for count in (0, 6):
         probe = torch.ones(n, 2, dtype=torch.float64)
-        beside = Beside(probe, 1e-4, companions(n, count))
-        x, iterations = gmres_refinement(a, factors, beside)(b, 1e-10, 100)
+        probes = ProbeSystems(probe, 1e-4, drawn(n, count))
+        x, iterations = gmres_refinement(a, factors, probes)(b, 1e-10, 100)
         assert x.shape == b.shape
         assert torch.linalg.vector_norm(b - a @ x) <= 1e-10 * torch.linalg.vector_norm(b)
-        assert beside.x is not None
-        left = torch.linalg.vector_norm(probe - a @ beside.x, dim=0)
+        assert probes.x is not None
+        left = torch.linalg.vector_norm(probe - a @ probes.x, dim=0)
         assert (left <= 1e-4 * torch.linalg.vector_norm(probe, dim=0)).all()
         taken.append(iterations)
     assert taken[1] < 0.8 * taken[0]
@@ -216,44 +216,44 @@ def test_companions_save_iterations_and_are_not_returned() -> None:
 def test_cg_multiplies_and_solves_for_others_on_the_way() -> None:
     """Results of two solves with the factors join the right-hand sides."""
     n = 80
-    g = companions(n, n)
+    g = drawn(n, n)
     a = g @ g.T / n + 0.1 * torch.eye(n, dtype=torch.float64)
-    b, factors = companions(n, 1), rounded(a, 2.0**-6)
-    vectors, seen = companions(n, 3), []
+    b, factors = drawn(n, 1), rounded(a, 2.0**-6)
+    vectors, seen = drawn(n, 3), []
 
-    def products() -> Companions:
+    def products() -> Requests:
         seen.append((yield vectors))
 
-    def solves() -> Companions:
+    def solves() -> Requests:
         found = yield vectors
-        beside.b = (yield found)[:, :1]
+        probes.b = (yield found)[:, :1]
 
-    beside = OnTheWay(b[:, :0], 1e-3, b[:, :0], products=products(), solves=solves())
-    solve = cg_refinement(a, factors, beside)
+    probes = ConcurrentProbes(b[:, :0], 1e-3, b[:, :0], products=products(), solves=solves())
+    solve = cg_refinement(a, factors, probes)
     x, _ = solve(b, 1e-8, 100)
     assert torch.linalg.vector_norm(b - a @ x) <= 1e-8 * torch.linalg.vector_norm(b)
     bound = n * U64 * torch.linalg.matrix_norm(a) * torch.linalg.matrix_norm(vectors)
     assert torch.linalg.matrix_norm(seen[0] - a @ vectors) <= bound
     expected = factors.solve(factors.solve(vectors))[:, :1]
-    assert torch.allclose(beside.b, expected, rtol=0, atol=n * 2.0**-44 * float(expected.abs().max()))
-    assert beside.x is not None
-    assert torch.linalg.vector_norm(beside.b - a @ beside.x) <= 1e-3 * torch.linalg.vector_norm(beside.b)
+    assert torch.allclose(probes.b, expected, rtol=0, atol=n * 2.0**-44 * float(expected.abs().max()))
+    assert probes.x is not None
+    assert torch.linalg.vector_norm(probes.b - a @ probes.x) <= 1e-3 * torch.linalg.vector_norm(probes.b)
     again, _ = solve(b, 1e-8, 100)
     assert again.shape == b.shape
 
 
 def test_residuals_read_the_matrix_for_others_once() -> None:
     n = 60
-    a, b = companions(n, n) + n**0.5 * torch.eye(n, dtype=torch.float64), companions(n, 2)
-    along = companions(n, 3)
-    beside = Beside(companions(n, 1), 1e-3, companions(n, 0), along)
-    assert torch.equal(beside.multiplied(a, b), a @ b)
-    assert beside.image is None  # there is no solution yet
+    a, b = drawn(n, n) + n**0.5 * torch.eye(n, dtype=torch.float64), drawn(n, 2)
+    along = drawn(n, 3)
+    probes = ProbeSystems(drawn(n, 1), 1e-3, drawn(n, 0), along)
+    assert torch.equal(probes.multiplied(a, b), a @ b)
+    assert probes.image is None  # there is no solution yet
     plain = Scaling(torch.linalg.matrix_norm(a, torch.inf))
-    solver = gmres_refinement(a, rounded(a, 2.0**-8), beside)
-    refined = refine(a, b, solver, scalings=[plain], tolerance=1e-14, max_iterations=60, beside=beside)
+    solver = gmres_refinement(a, rounded(a, 2.0**-8), probes)
+    refined = refine(a, b, solver, scalings=[plain], tolerance=1e-14, max_iterations=60, probes=probes)
     bound = n * 2.0**-52
-    for x, image in ((beside.x, beside.image), (along, beside.along_image)):
+    for x, image in ((probes.x, probes.image), (along, probes.along_image)):
         assert x is not None
         assert image is not None
         assert ((image - a @ x).abs() <= bound * (a.abs() @ x.abs())).all()
@@ -267,7 +267,7 @@ def test_equations_in_small_units_are_solved_as_well_in_their_scales() -> None:
     units = torch.logspace(0, -9, n, dtype=torch.float64)
     a, rows = units[:, None] * a, torch.exp2(-torch.log2(units).floor())
     scale = Scales(rounded(rows[:, None] * a, 2.0**-8), rows)
-    b = companions(n, 1)
+    b = drawn(n, 1)
     x, _ = gmres_refinement(a, scale, None, rows)(b, 1e-12, 50)
     assert torch.linalg.vector_norm(rows[:, None] * (b - a @ x)) <= 1e-12 * torch.linalg.vector_norm(
         rows[:, None] * b

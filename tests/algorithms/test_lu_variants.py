@@ -360,7 +360,7 @@ def test_the_border_of_a_singular_matrix(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(("n", "r"), [(1, 4), (5, 4), (97, 64), (150, 32), (300, 128)])
 def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pivots by several rounds, rows above that do not play, and the same theorem."""
-    monkeypatch.setattr(calu, "play", partial(tournament.play_reference, tile=64))
+    monkeypatch.setattr(calu, "find_pivots", partial(tournament.find_pivots_reference, tile=64))
     a, engine = random_matrix("normal", n, n, seed=n), Half("cpu")
     matrix, done = engine.empty(n, n, dtype=torch.float16).copy_(a), []
     permutation = by_pivoted_blocks(matrix, engine, r, done.append)

@@ -10,9 +10,9 @@ import torch
 
 from neula.algorithms.spectra.ritz import (
     Ritz,
-    is_blind,
+    is_asynchronous,
     orthonormal,
-    orthonormal_blindly,
+    orthonormal_asynchronously,
     ritz_triplets,
 )
 from neula.algorithms.spectra.subspace_iteration import MixedPrecisionOperator, subspace_iteration
@@ -130,10 +130,10 @@ def test_blocks_are_orthonormal_without_a_look_at_them(kind: str) -> None:
     x = torch.randn(200, 6, generator=generator) * (1e-12 if kind == "scaled" else 1.0)
     if kind == "graded":
         x = x @ (torch.randn(6, 6, generator=generator) * 10.0 ** -torch.linspace(0, 3, 6))
-    assert is_blind(x, on_a_gpu(torch.float32))
-    assert not is_blind(x.double(), on_a_gpu(torch.float64))
-    assert not is_blind(x, engine_of(torch.float32))
-    q, r = orthonormal_blindly(x, on_a_gpu(torch.float32))
+    assert is_asynchronous(x, on_a_gpu(torch.float32))
+    assert not is_asynchronous(x.double(), on_a_gpu(torch.float64))
+    assert not is_asynchronous(x, engine_of(torch.float32))
+    q, r = orthonormal_asynchronously(x, on_a_gpu(torch.float32))
     assert float((q.double().T @ q.double() - torch.eye(6)).norm()) <= 100 * U32
     assert float((q.double() @ r - x.double()).norm()) <= 100 * U32 * float(x.double().norm())
 

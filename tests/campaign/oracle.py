@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from flint import arb, arb_mat, ctx, fmpz_mat
@@ -408,6 +408,17 @@ class System(LeastSquares):
     def bounds(self, rank: int, u: float) -> np.ndarray:
         """``2 kappa u`` for each right-hand side."""
         return np.full(self._b.ncols(), 2 * self.condition(self.shape[0]) * u)
+
+
+def system(a: np.ndarray, b: np.ndarray) -> System:
+    """A system; the exact solution of one that was here before is found already."""
+    dtype = np.result_type(a, b, np.float64)
+    return _system(*(x.astype(dtype).tobytes() for x in (a, b)), len(a), dtype)
+
+
+@lru_cache(maxsize=256)
+def _system(a: bytes, b: bytes, n: int, dtype: np.dtype) -> System:
+    return System(np.frombuffer(a, dtype).reshape(n, n), np.frombuffer(b, dtype).reshape(n, -1))
 
 
 def _tall(c: arb_mat, rhs: arb_mat) -> arb_mat:

@@ -45,7 +45,7 @@ def few_bits(rng: Rng, kind: str, m: int, n: int) -> np.ndarray:
 
 def system(source: Seeded, rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A, b and x."""
-    n = source.integer(20, 300)
+    n = source.integer(20, 180)
     a = few_bits(rng, source.choice(DIFFICULT), n, n)
     x = rng.integers(-63, 64, (n, source.integer(1, 3))) * 1.0
     return a, a @ x, x
@@ -53,7 +53,7 @@ def system(source: Seeded, rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 def least_squares(source: Seeded, rng: Rng) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A, b and x."""
-    n = source.integer(10, 150)
+    n = source.integer(10, 100)
     half = few_bits(rng, source.choice(DIFFICULT), n * source.choice([1, 2, 6]), n)
     x = rng.integers(-63, 64, (n, source.integer(1, 3))) * 1.0
     unit = 2.0 ** (exponent_of(half) - BITS)

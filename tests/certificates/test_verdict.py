@@ -12,7 +12,7 @@ import torch
 from neula.certificates.polar import PolarBounds, PolarNumbers
 from neula.certificates.verdict import Evidence, Limits, within
 
-COUNT = 100_000
+COUNT = 20_000
 
 SHAPE, RCOND = (50, 20), 2.0**-40
 

@@ -54,6 +54,10 @@ PAIRS = [
     (RidgeCV([0.01, 1.0, 50.0]), linear_model.RidgeCV([0.01, 1.0, 50.0])),
     (RidgeCV([0.1, 5.0], fit_intercept=False), linear_model.RidgeCV([0.1, 5.0], fit_intercept=False)),
     (RidgeCV([0.1, 5.0], cv=3), linear_model.RidgeCV([0.1, 5.0], cv=3)),
+    *(
+        (RidgeCV([0.01, 9.0], scoring=name), linear_model.RidgeCV([0.01, 9.0], scoring=name))
+        for name in ("neg_mean_absolute_error", "r2")
+    ),
 ]
 
 
@@ -88,6 +92,11 @@ def test_penalties_of_each_target() -> None:
     )
     assert np.array_equal(ours.alpha_, theirs.alpha_)
     assert np.allclose(ours.coef_, theirs.coef_)
+    assert np.allclose(ours.cv_results_, theirs.cv_results_)
+    scored = {"alpha_per_target": True, "store_cv_results": True, "scoring": "neg_median_absolute_error"}
+    ours, theirs = (c([0.1, 10.0], **scored).fit(X, y, w) for c in (RidgeCV, linear_model.RidgeCV))
+    assert np.array_equal(ours.alpha_, theirs.alpha_)
+    assert np.allclose(ours.best_score_, theirs.best_score_)
     assert np.allclose(ours.cv_results_, theirs.cv_results_)
     with pytest.raises(ValueError, match="alphas must be positive"):
         RidgeCV([0.0, 1.0]).fit(X, y)
@@ -244,6 +253,41 @@ def test_rows_in_parts(model, targets, weighted) -> None:
         assert parts.result_.converged
         again = pickle.loads(pickle.dumps(parts)).partial_fit(X[:1], y[:1])
         assert np.isfinite(again.coef_).all()
+
+
+@pytest.mark.parametrize("intercept", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_standard_errors_count_the_intercept(intercept, weighted) -> None:
+    """However many parts there are, each of which adds a row for its mean."""
+    sm = pytest.importorskip("statsmodels.api")
+    X, y, w = data()
+    expected = sm.WLS(y, sm.add_constant(X) if intercept else X, weights=w if weighted else 1.0).fit()
+    given = w if weighted else None
+    models = [LinearRegression(fit_intercept=intercept).fit(X, y, given)]
+    models += [Ridge(0.0, fit_intercept=intercept).fit(X, y, given)]
+    for size in (1, 7, len(y)):
+        parts = LinearRegression(fit_intercept=intercept)
+        for rows in (slice(k, k + size) for k in range(0, len(y), size)):
+            parts.partial_fit(X[rows], y[rows], None if given is None else given[rows])
+        models += [parts, pickle.loads(pickle.dumps(parts))]
+    for model in models:
+        result = model.result_
+        assert result.degrees_of_freedom == expected.df_resid
+        assert np.allclose(result.standard_errors(), expected.bse[intercept:], rtol=1e-10)
+        assert np.allclose(result.confidence_intervals(), expected.conf_int()[intercept:], rtol=1e-9)
+    table = models[0].result_
+    for name, peer in (("adjusted_r_squared", "rsquared_adj"), ("aic", "aic"), ("f_statistic", "fvalue")):
+        assert np.isclose(getattr(table, name), getattr(expected, peer), rtol=1e-10)
+
+
+def test_parts_are_checked() -> None:
+    X, y, _ = data()
+    model = LinearRegression().partial_fit(X, y)
+    for wrong in (X[:, :4], np.full_like(X, np.nan), np.full_like(X, np.inf), X[:0], np.full(X.shape, "a")):
+        with pytest.raises(ValueError, match=r"features|NaN|infinity|sample|could not convert"):
+            model.partial_fit(wrong, y[: len(wrong)])
+    with pytest.raises(ValueError, match="inconsistent"):
+        model.partial_fit(X, y[:-1])
 
 
 @pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # a difference of rounding errors has no rank

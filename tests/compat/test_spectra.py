@@ -181,6 +181,7 @@ def test_powers(n: int, dtype: type, told: list[str]) -> None:
     assert root.dtype == dtype
     assert np.linalg.norm(root @ root - a) < tolerance * np.linalg.norm(a)
     fourth = sp_compat.fractional_matrix_power(a, 0.25)
+    assert fourth.dtype == scipy.linalg.fractional_matrix_power(a, 0.25).dtype
     assert np.linalg.norm(fourth @ fourth - root) < tolerance * np.linalg.norm(root)
     assert np.array_equal(sp_compat.fractional_matrix_power(a, 3), scipy.linalg.fractional_matrix_power(a, 3))
     assert told == ["fractional_matrix_power"] * (2 if n == 140 else 1)

@@ -184,6 +184,16 @@ def test_options_with_a_real_matrix(keywords):
     assert np.allclose(found.x, same.x, rtol=1e-13)
 
 
+@pytest.mark.parametrize(
+    "keywords", [{"intercept": True}, {"intercept": True, "damp": 0.1}, {"damp": 0.1}], ids=str
+)
+def test_conjugates_that_are_not_formed(keywords):
+    a, b = normal(20, 4), normal(20)
+    views = (torch.from_numpy(x).conj() for x in (a, b))
+    expected = neula.lstsq(a.conj(), b.conj(), **keywords).x
+    assert np.allclose(neula.lstsq(*views, **keywords).x.numpy(), expected, rtol=1e-13)
+
+
 def test_real_right_hand_sides_of_a_complex_matrix():
     a, b = normal(20, 4), normal(20).real
     assert np.array_equal(neula.lstsq(a, b).x, neula.lstsq(a, b + 0j).x)

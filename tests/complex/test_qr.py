@@ -207,13 +207,13 @@ FIRST_LINKS = [
 @pytest.mark.parametrize(("m", "n", "accuracy", "first"), FIRST_LINKS)
 def test_first_links_on_an_h200(m: int, n: int, accuracy: str, first: str) -> None:
     dtype = torch.complex128 if accuracy == "fp64" else torch.complex64
-    options = QROptions(FORMATS[accuracy], over(OnH200("cpu"), dtype), by_host=True)
+    options = QROptions(FORMATS[accuracy], over(OnH200("cpu"), dtype))
     assert chain_alone(MatrixLayout(m, n, dtype), options)[0].label == first
 
 
 def test_batches_on_an_h200() -> None:
     """All members of a batch together, without kernels and without a loop over them."""
-    options = QROptions(FORMATS["fp32"], over(OnH200("cpu"), torch.complex64), by_host=True)
+    options = QROptions(FORMATS["fp32"], over(OnH200("cpu"), torch.complex64))
     labels = [link.label for link in chain_together(256, 128, options)]
     assert labels == [
         "cholesky-qr fp64",

@@ -568,7 +568,7 @@ def test_products_beside_something_else() -> None:
     engine = EmulatedEngine()
     a, b, c = (engine.operand(random_matrix("normal", 8, 8, seed=i).float()) for i in range(3))
     expected = engine.gemm_low(a, b, c.clone())
-    assert engine.subtract_beside([(a, b, c)], lambda: "done") == "done"
+    assert engine.subtract_concurrently([(a, b, c)], lambda: "done") == "done"
     assert torch.equal(c, expected)
 
 

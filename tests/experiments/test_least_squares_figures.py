@@ -32,8 +32,10 @@ def without_bf16() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def refinement() -> Measurements:
-    return stored(ls.measure_refinement(Setting(ExperimentScale.small)))
+def refinement() -> Iterator[Measurements]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Setting, "shape", lambda setting, **shapes: (512, 256))
+        yield stored(ls.measure_refinement(Setting(ExperimentScale.small)))
 
 
 @pytest.fixture(scope="module")

@@ -371,13 +371,13 @@ def test_the_page(tmp_path: Path) -> None:
     picture, table, long = text.split("\n## ")[1:]
     assert picture.startswith("Figure 1: a picture\n")
     for part in (picture, table):
-        assert "\n\nHow `||e||` falls. Engines: " in part
+        assert "\n\nHow `||e||` falls. Data: " in part
         assert "Scaled down: 4 columns instead of 4000" in part
         assert "Note: the [largest] one is left out." in part
         assert r"| the error \|e\| falls | all | 2 of 2 | holds | [from] 0.1 to 0.025 |" in part
-    assert "`neula experiment tiny picture --scale small` on " in picture
-    assert "[JSON](picture.json), [CSV](picture.csv)" in picture
-    assert f"torch {torch.__version__}" in picture
+    assert text.count("`neula experiment tiny NAME --scale small` on ") == text.count("Engines: ") == 1
+    assert "[picture.json](picture.json), [CSV](picture.csv)" in picture
+    assert f"torch {torch.__version__}" in text
     assert "![Figure 1: a picture](picture.png)" in picture
     assert "| it is [always] finite | at most 0 | 1 | **does not hold** | not finite for 1 |" in picture
     assert "![" not in table
@@ -460,7 +460,7 @@ def test_unknown_figure(tmp_path: Path) -> None:
     ],
 )
 def test_a_claim_is_a_number_with_an_interval(values: list[float | None], outcome: Outcome) -> None:
-    check = within(values, (5.0, 15.0), "", tendency=(1.0, math.inf))
+    check = within(values, (5.0, 15.0), "", weaker=(1.0, math.inf))
     assert check.outcome() is outcome
     assert check.holds == (outcome is Outcome.holds)
 

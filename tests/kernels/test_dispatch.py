@@ -107,6 +107,19 @@ def test_a_capture_is_refused_before_anything_is_known(monkeypatch: pytest.Monke
     assert tried.passed(GPU)
 
 
+def test_kernels_take_real_numbers_as_they_lie_in_memory() -> None:
+    """The imaginary part of a conjugate is a view of numbers that are to be negated."""
+
+    @kernel("neg", trial=trial("The kernel", "plain torch takes its place")(lambda device: None))
+    def negative(a: torch.Tensor) -> torch.Tensor:
+        return -a
+
+    z = torch.ones(3, dtype=torch.complex128)
+    assert [negative.takes(x.as_subclass(OnGPU)) for x in (z.real, z.imag, z.conj().imag, z)] == [
+        *(True, True, False, False)
+    ]
+
+
 def on_gpu() -> torch.Tensor:
     return torch.ones(1).as_subclass(OnGPU)
 

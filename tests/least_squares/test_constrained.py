@@ -106,7 +106,7 @@ def test_right_hand_sides_batches_and_gradients() -> None:
         return neula.lstsq(a, torch.from_numpy(B), constraints=(C, D)).x
 
     a = torch.from_numpy(A[:1].copy()).requires_grad_()
-    assert torch.autograd.gradcheck(solution, (a,))
+    assert torch.autograd.gradcheck(solution, (a,), fast_mode=True)
 
 
 def test_with_weights_and_damping() -> None:
@@ -147,12 +147,25 @@ def test_covariance() -> None:
     assert np.allclose(both.x, gglse(np.linalg.solve(L, A), np.linalg.solve(L, b), C, d), rtol=1e-11)
 
 
+@pytest.mark.parametrize("given", ["constraints", "covariance"])
+def test_zero_matrices(given: str) -> None:
+    A, b, C, d = problem(9, 4, 2)
+    result = neula.lstsq(0 * A, b, **{"covariance": np.arange(1.0, 10.0)} if given == "covariance" else {})
+    assert result.converged
+    assert not result.x.any()
+    for right in (d, 0 * d):
+        result = neula.lstsq(0 * A, b, constraints=(C, right))
+        assert result.converged
+        assert np.allclose(result.x, np.linalg.pinv(C) @ right, rtol=1e-12)
+
+
 def test_bad_input() -> None:
     A, b, C, d = problem(9, 4, 2)
     for message, given in [
         (r"pair \(C, d\)", {"constraints": C}),
         (r"C must have shape \(p, 4\).*got \(2, 3\)", {"constraints": (C[:, :3], d)}),
         (r"d must have shape \(2,\)", {"constraints": (C, d[:1])}),
+        (r"d must have shape \(2,\) or \(2, 1\), got \(2, 3\)", {"constraints": (C, np.ones((2, 3)))}),
         (r"C\[1, 2\] is nan", {"constraints": (np.where(np.arange(8).reshape(2, 4) == 6, np.nan, C), d)}),
         (r"covariance\[3\] is -1", {"covariance": np.where(np.arange(9) == 3, -1.0, 1.0)}),
         (r"shape \(9, 9\) or \(9,\)", {"covariance": np.eye(4)}),

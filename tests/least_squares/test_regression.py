@@ -204,11 +204,22 @@ def test_residuals_of_rows_without_weight() -> None:
             np.testing.assert_allclose(result.residuals, right - result.predict(A), atol=1e-13)
 
 
+def test_gradients_of_predictions() -> None:
+    a, new = (torch.tensor(x, requires_grad=True) for x in (A[:8], A[8:12]))
+    b = torch.tensor(B[:8])
+    for right in (b, torch.stack([b, 2 * b], 1)):
+        assert torch.autograd.gradcheck(
+            lambda a, new, right=right: neula.lstsq(a, right, intercept=True).predict(new), (a, new)
+        )
+    with pytest.raises(ValueError, match="A is no torch tensor"):
+        neula.lstsq(a, b).predict(A)
+
+
 def test_gradients_with_an_intercept() -> None:
     a, s = (torch.tensor(x, requires_grad=True) for x in (A[:8], 1 / W[:8]))
     b = torch.tensor(B[:8])
     assert torch.autograd.gradcheck(
-        lambda a, s: neula.lstsq(a, b, intercept=True, damp=1.0, sigma=s).x, (a, s)
+        lambda a, s: neula.lstsq(a, b, intercept=True, damp=1.0, sigma=s).x, (a, s), fast_mode=True
     )
 
 
@@ -244,6 +255,49 @@ def test_what_robust_covariances_refuse() -> None:
     fit.update(A, B)
     with pytest.raises(ValueError, match=r"A"):
         _ = fit.solve().r_squared
+
+
+def test_groups_go_by_labels() -> None:
+    table = pandas.DataFrame(A, index=RNG.permutation(40))
+    result = neula.lstsq(table, B, intercept=True)
+    expected = result.standard_errors(groups=GROUPS)
+    groups = pandas.Series(GROUPS, table.index)
+    assert np.array_equal(result.standard_errors(groups=groups), expected)
+    with pytest.raises(ValueError, match="other row labels"):
+        result.standard_errors(groups=groups.sort_index())
+    for wrong in ([None, *"ab" * 19, "c"], [np.nan, *GROUPS[1:]], pandas.array([pandas.NA, *GROUPS[1:]])):
+        with pytest.raises(ValueError, match="missing"):
+            result.standard_errors(groups=wrong)
+    assert vars(pickle.loads(pickle.dumps(result)))["_row_labels"] is None
+
+
+def test_numbers_that_nothing_determines() -> None:
+    """Of a constant, whose rounding errors are no variance, and of a fit with no more than a constant."""
+    for w in (None, W):
+        constant = neula.lstsq(A, np.full(40, 0.1), intercept=True, weights=w)
+        assert math.isnan(constant.r_squared)
+        assert math.isnan(constant.adjusted_r_squared)
+    alone = neula.lstsq(np.ones((40, 1)), B)
+    assert math.isnan(alone.f_statistic)
+    assert math.isnan(alone.f_p_value)
+    assert alone.r_squared == pytest.approx(0.0, abs=1e-14)
+    assert alone.aic == pytest.approx(sm.OLS(B, np.ones(40)).fit().aic)
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e160, 1e300])
+def test_columns_of_very_different_sizes(scale: float) -> None:
+    expected = sm.OLS(B, sm.add_constant(A)).fit()
+    result = neula.lstsq(A * scale, B, intercept=True)
+    np.testing.assert_allclose(result.standard_errors()[1:] * scale, expected.bse[1:], rtol=1e-12)
+    np.testing.assert_allclose(result.t_values(), expected.tvalues, rtol=1e-9)
+
+
+def test_coefficients_of_a_batch() -> None:
+    vectors = neula.lstsq(np.stack([A, 2 * A]), B)
+    columns = neula.lstsq(np.stack([A, 2 * A]), B[:, None])
+    for place, name in enumerate(("x1", "x2", "x3")):
+        assert np.array_equal(vectors.coefficients[name], vectors.x[:, place])
+        assert np.array_equal(columns.coefficients[name], columns.x[:, place])
 
 
 def test_the_summary_reads_like_that_of_statsmodels() -> None:
@@ -303,3 +357,11 @@ def test_formulas() -> None:
         neula.fit_formula("y ~ x", table.assign(x=table.x.where(table.x > 2)))
     with pytest.raises(ValueError, match="not seen in original dataset"):
         neula.fit_formula("y ~ x + kind", table).predict(table.assign(kind="z"))
+    with pytest.raises(ValueError, match="two columns are named 'x'"):
+        neula.fit_formula("y ~ x", pandas.concat([table, table[["x"]]], axis=1))
+    for reordered in (
+        lambda: neula.fit_formula("y ~ x", table, sample_weight=table.w[::-1]),
+        lambda: neula.fit_formula("y ~ x", table).standard_errors(groups=table.kind[::-1]),
+    ):
+        with pytest.raises(ValueError, match="other row labels"):
+            reordered()

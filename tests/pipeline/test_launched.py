@@ -36,6 +36,7 @@ ENGINE = OnAGPU("cpu")
 
 
 DEFINITE = normal(30, 30) @ normal(30, 30).T + 30 * np.eye(30)
+SKEW = normal(30, 30)
 CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
     "system": (neula.solve, normal(30, 30), normal(30), {}),
     "some right-hand sides": (neula.solve, normal(30, 30), normal(30, 3), {}),
@@ -43,6 +44,9 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
     "definite": (neula.solve, DEFINITE, normal(30), {"assume_a": "pos"}),
     "float32": (neula.solve, normal(30, 30, dtype=np.float32), normal(30, dtype=np.float32), {}),
     "mixed": (neula.solve, normal(30, 30, dtype=np.float32), normal(30), {"certify": "forward"}),
+    "complex": (neula.solve, normal(270, 270) + 1j * normal(270, 270).T, normal(270) + 1j, {}),
+    "complex, definite": (neula.solve, DEFINITE + 1j * (SKEW - SKEW.T), normal(30) + 1j, {"assume_a": "pos"}),
+    "complex, batch": (neula.solve, normal(3, 20, 20) + 1j * normal(3, 20, 20), normal(3, 20, 1) + 1j, {}),
     "batch": (neula.solve, normal(3, 2, 20, 20), normal(3, 2, 20, 1), {}),
     "one vector for all": (neula.solve, normal(3, 20, 20), normal(20), {}),
     "one matrix": (neula.solve, normal(20, 20), normal(3, 20, 2), {}),

@@ -79,6 +79,17 @@ def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch)
     assert pickle.loads(pickle.dumps(third)).backward_error == first.backward_error
 
 
+@pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize(
+    "name", ["lu_factor", "qr", "cholesky", "eigh", "svd", "polar", "sqrtm", "orth", "pinv"]
+)
+def test_results_travel(name: str, wrap: Any) -> None:
+    a = SQUARE @ SQUARE.T + np.eye(7)
+    for _ in range(3):
+        found = getattr(neula, name)(wrap(a))
+        assert repr(pickle.loads(pickle.dumps(found))) == repr(found)
+
+
 def test_what_is_not_accepted_goes_through_the_chain() -> None:
     a, b = normal(9, 9), normal(9)
     for _ in range(3):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,12 @@ def hermitian(kind: str, dtype: torch.dtype, n: int) -> torch.Tensor:
     return a.tril(-1) + a.tril(-1).mH + a.diagonal().real.diag()
 
 
+@cache
+def spectrum(kind: str, dtype: torch.dtype, n: int) -> Spectrum:
+    a = hermitian(kind, dtype, n).numpy()
+    return Spectrum.of(balls(a.astype(np.complex128 if dtype.is_complex else np.float64)))
+
+
 def ratio(a: Any, v: Any, s: Any, u: Any, unit: float) -> float:
     """``||A V - U diag(s)|| / (n u ||A||)`` and ``||V^H V - I|| / (n u)``: the largest."""
     a, v, s, u = (x.to(torch.promote_types(x.dtype, torch.float64)) for x in (a, v, s, u))
@@ -80,7 +87,7 @@ def test_eigh(path: str, kind: str) -> None:
         w, v = result
         assert (w.shape, v.shape) == ((last + 1 - first,), (n, last + 1 - first))
         assert ratio(a, v, w, v, unit) < THRESHOLD
-        truth = Spectrum.of(balls(a.numpy().astype(np.complex128 if dtype.is_complex else np.float64)))
+        truth = spectrum(kind, dtype, n)
         allowed = THRESHOLD * (n + 1) * unit * max(1.0, float(a.norm()))
         for i, (x, error) in enumerate(zip(w.tolist(), result.errors.tolist(), strict=True)):
             assert truth.distance(first + i, x) <= error * (1 + 1e-9) + 1e-40

@@ -13,7 +13,7 @@ import torch
 from tests.matrices import normal_array
 
 import neula
-from campaign.oracle import System
+from campaign.oracle import system
 from capabilities import LEVELS, core_of
 from neula.algorithms.elimination import compiled, factored
 from neula.certificates.bounds import solve_bound
@@ -131,7 +131,7 @@ def check(found: compiled.CompiledSolutions, a: np.ndarray, b: np.ndarray) -> No
     """Accepted solutions are as accurate as their errors say."""
     accepted = accepted_of(found, a.shape[1], FP32)
     for i in np.flatnonzero(accepted):
-        errors = System(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
+        errors = system(a[i], b[i]).errors(found.x[i].numpy(), a.shape[1])
         assert (errors <= found.forward_errors[i]).all()
         residual = np.abs(b[i] - a[i] @ found.x[i].numpy()).max(0)
         size = np.abs(a[i]).sum(1).max() * np.abs(found.x[i].numpy()).max(0) + np.abs(b[i]).max(0)

@@ -22,7 +22,7 @@ from neula.pipeline.batches import SingularMember
 from neula.pipeline.chain import Answer, Declined
 from neula.problems.systems.problem import Systems, SystemsOptions, SystemsSolutions
 from neula.problems.systems.system import ALIKE, NEAR, ScaledSystems, SystemsJudge
-from neula.problems.systems.together import _LU, VECTORS, _worst, solve_together
+from neula.problems.systems.together import VECTORS, _worst, library_solvers, solve_together
 
 noise = partial(normal, seed=3)
 
@@ -159,7 +159,7 @@ def test_the_forward_error_is_that_of_the_format(cond: float) -> None:
     lu, pivots = torch.linalg.lu_factor(scaled.a)
     images = Images.from_matrix(scaled.a, scaled.norms, vectors=VECTORS, unit=True)
     square = FactoredSystems(
-        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=True
+        scaled.a, library_solvers(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=True
     )
     found = Refinement(square, scaled.b, U64 / 2).solved()
     x = scaled.unscale(found.x)
@@ -177,7 +177,7 @@ def test_without_doubled_residuals(cond: float) -> None:
     lu, pivots = torch.linalg.lu_factor(scaled.a)
     images = Images.from_matrix(scaled.a, scaled.norms, vectors=VECTORS, unit=True)
     square = FactoredSystems(
-        scaled.a, _LU(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=False
+        scaled.a, library_solvers(lu, pivots), scaled.norms, scaled.b, scaled.frobenius, images, doubled=False
     )
     found = Refinement(square, scaled.b, U64 / 2).solved()
     errors = System(a[0].numpy(), b[0].numpy()).errors(scaled.unscale(found.x)[0].numpy(), 12)

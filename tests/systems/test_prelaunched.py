@@ -190,14 +190,18 @@ def test_what_prelaunched_steps_leave_goes_on_to_the_library(cond: float) -> Non
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("n", [50, 500, 1001, 3000])
-def test_on_a_gpu(n: int) -> None:
-    a, x = random_matrix("normal", n, n, device="cuda"), torch.ones(n, dtype=torch.float64, device="cuda")
+def test_on_a_gpu(n: int, dtype: torch.dtype) -> None:
+    a, x = random_matrix("normal", n, n, device="cuda").to(dtype), torch.ones(n, dtype=dtype, device="cuda")
+    if dtype.is_complex:
+        a, x = a + 1j * a.flip(0).T, x * 1j
     for _ in range(3):  # as it is, captured, played back
         found = neula.solve(a, a @ x, engine="cuda")
         assert found.converged
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
-        definite = a @ a.mT + n * torch.eye(n, device="cuda")
+        assert [attempt.method for attempt in found.attempts] == [found.attempts[0].method]
+        definite = a @ a.mH + n * torch.eye(n, device="cuda")
         found = neula.solve(definite, definite @ x, assume_a="pos", engine="cuda")
         assert float((found.x - x).norm() / x.norm()) <= 1e-13 * n
 

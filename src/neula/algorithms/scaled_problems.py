@@ -160,6 +160,11 @@ class ScaledProblems(ScaledUnknowns):
         """Which columns are not zero, shape (..., 1, n)."""
         return _any(self.a != 0, self.over_rows)
 
+    @property
+    def matters(self) -> torch.Tensor:
+        """Where neither A nor b is zero, shape (..., k): else x = 0 is exact."""
+        return self.b.detach().any(-2) & self.nonzero.any(-1)
+
     @cached_property
     def units(self) -> torch.Tensor:
         """The largest exponent of a column that is not zero, shape (..., 1, 1)."""
@@ -301,7 +306,7 @@ def _scaled(
     keeps_rounding: bool,
 ) -> tuple[Sum, torch.Tensor]:
     """``diag(weights) X``, or ``factor^-1 X``, with scaled columns, and their exponents."""
-    if factor is None:
+    if factor is None or not len(factor):
         return _weighted(x, weights, over_rows, keeps_rounding=keeps_rounding)
     rows = power_of_two_scales(factor.abs().amax(1))
     (x, _), exponents = _weighted(x, rows, keeps_rounding=False)
@@ -339,5 +344,5 @@ def _shifted(x: Sum, exponents: torch.Tensor) -> Sum:
 def lengths(x: torch.Tensor) -> torch.Tensor:
     """Norms of columns, shape (..., columns), whose squares may be out of range."""
     x = x.detach()
-    largest = x.abs().amax(-2, keepdim=True) if x.shape[-2] else x.sum(-2, keepdim=True)
+    largest = x.abs().amax(-2, keepdim=True) if x.shape[-2] else x.abs().sum(-2, keepdim=True)
     return two_norms(x / largest.masked_fill(largest == 0, 1.0), -2) * largest.squeeze(-2)

@@ -120,7 +120,7 @@ def traced(engine: EngineKind, trace: Tracer) -> EngineKind:
     return twin
 
 
-def panels_told(trace: Tracer, on_columns: Callable[[int], None] | None) -> Callable[[int], None]:
+def with_panel_events(trace: Tracer, on_columns: Callable[[int], None] | None) -> Callable[[int], None]:
     """A callback for the number of factorized columns, which makes each panel a step of the trace."""
     done = 0
 

@@ -38,11 +38,11 @@ def enlarged(x: X, rate: X | float) -> X:
     >>> enlarged(1.0, 0.5), enlarged(0.0, 1.0)
     (2.0, inf)
     """
-    room = 1 - rate
-    if isinstance(room, float):
-        return x / room if room > 0 else where(False, x, math.inf)
+    remaining = 1 - rate
+    if isinstance(remaining, float):
+        return x / remaining if remaining > 0 else where(False, x, math.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return where(room > 0, x / room, math.inf)
+        return where(remaining > 0, x / remaining, math.inf)
 
 
 def inverse_margin(count: int) -> float:

@@ -133,13 +133,13 @@ def largest_beyond(
     """
 
     def times(x: torch.Tensor) -> torch.Tensor:
-        return beside(u, engine.gemm(a, x), engine)
+        return projected_out(u, engine.gemm(a, x), engine)
 
     def transposed_times(y: torch.Tensor) -> torch.Tensor:
-        return beside(v, engine.inner(a, y), engine.alone)
+        return projected_out(v, engine.inner(a, y), engine.alone)
 
     seen, over_rows = visible(), engine.over_rows
-    g = beside(v, random_vectors(len(v), v.dtype, v.device), engine.alone)
+    g = projected_out(v, random_vectors(len(v), v.dtype, v.device), engine.alone)
     image = times(g)
     product = transposed_times(image)
     grams = [double_gram(g), over_rows.total(double_gram(image)), double_gram(product)]
@@ -217,7 +217,7 @@ def _by_eigenvalues(s: np.ndarray, larger: np.ndarray, rank: int) -> np.ndarray:
     return np.minimum(np.sqrt(np.maximum(values, 0.0)), s[:rank] + np.sqrt(np.trace(larger).real))
 
 
-def beside(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
+def projected_out(q: torch.Tensor, x: torch.Tensor, engine: Engine) -> torch.Tensor:
     """``(I - Q Q^H) X`` for a Q with orthonormal columns."""
     return x - engine.gemm(q, engine.inner(q, x))
 

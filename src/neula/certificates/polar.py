@@ -181,9 +181,9 @@ def _extremes(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _lacking(steps: LanczosDecomposition, squares: torch.Tensor) -> torch.Tensor:
     """``||A - A U^H U||``, as far as the basis sees, from ``V^H A A^H V`` for the basis V."""
-    diagonal, beside = (x.double() for x in steps.numbers)
+    diagonal, off_diagonal = (x.double() for x in steps.numbers)
     count = diagonal.shape[1]
-    lower = torch.diag_embed(beside[:, :-1], -1)
+    lower = torch.diag_embed(off_diagonal[:, :-1], -1)
     # The last step has left the basis.
     image = (torch.diag_embed(diagonal) + lower + lower.mT)[:, :, : max(1, count - 1)].to(squares.dtype)
     return _largest(exact_matmul(image.mH, exact_matmul(squares, image))).sqrt()
@@ -220,8 +220,8 @@ def lanczos(
     for step in range(steps):
         image = multiply(basis[:, step, :, None])
         numbers.append(advance(image[..., 0].contiguous(), basis, step))
-    diagonal, beside = (torch.stack(x, 1) for x in zip(*numbers, strict=True))
-    return LanczosDecomposition((diagonal, beside), basis.mT)
+    diagonal, off_diagonal = (torch.stack(x, 1) for x in zip(*numbers, strict=True))
+    return LanczosDecomposition((diagonal, off_diagonal), basis.mT)
 
 
 class PolarNumbers(NamedTuple):

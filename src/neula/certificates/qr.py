@@ -172,12 +172,6 @@ def accepted_by(measures: Tensor, shape: Sequence[int], target: Format) -> Tenso
     return found
 
 
-def measures_of_norms(norms: np.ndarray, n: int) -> np.ndarray:
-    """Norms that were computed, not estimated, shape (batch, 3), as numbers of :func:`qr_measures`."""
-    residual, orthogonality, norm = norms.T
-    return np.array([residual, np.ones_like(residual), orthogonality * _gaussian_norm(n), norm])
-
-
 def _errors(measures: Any, shape: Sequence[int], measured_in: torch.dtype, target: Format) -> tuple[Any, ...]:
     residual, size, loss, norm = measures
     relative = residual / where(size == 0, 1.0, size), loss / (_gaussian_norm(min(shape)) or 1.0)

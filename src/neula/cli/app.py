@@ -6,6 +6,7 @@ Commands import what needs torch when they run, so that help and refusals come a
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,11 +36,15 @@ UsageError: Any = typer.BadParameter.__base__
 
 def _as_line(error: Any) -> str:
     """An error of Typer as all other errors are shown."""
-    text = (
-        error.format_message().replace("Value error, ", "").replace("Input should be", "must be").rstrip(".")
-    )
+    text = error.format_message().rstrip(".?")
+    for pattern, words in (
+        (r"Value error, |, unable to parse string as an? \w+| for '\[.*?\]\.*'", ""),
+        ("Input should be", "must be"),
+        (r" \(Possible options: (.*)\)|\. Did you mean (.*)", r"; did you mean \1\2"),
+    ):
+        text = re.sub(pattern, words, text)
     command = error.ctx.command_path if error.ctx else "neula"
-    return f"neula: error: {text[:1].lower()}{text[1:]}: see '{command} --help'"
+    return f"neula: error: {text[:1].lower()}{text[1:]}; see '{command} --help'"
 
 
 @contextmanager
@@ -60,6 +65,8 @@ def _ended_early() -> Iterator[None]:
     except KeyboardInterrupt:
         print("neula: interrupted", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    except SystemExit:  # of rich, which prints the help: nobody reads it
+        raise typer.Exit(BROKEN_PIPE) from None
     except OSError as error:
         # Python would try once more to write what is left.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

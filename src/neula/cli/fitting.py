@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,17 +23,27 @@ POINTS = 400  # points of a drawn curve
 
 
 @dataclass(frozen=True)
-class Fitting:
+class Roles:
+    """The parts that names play in a fit."""
+
     formula: Formula
     label: str  # the response, as the caller named it
+    observed: Formula  # the response, of columns
+    sigma: str | None
+    parameters: tuple[str, ...]
+    start: np.ndarray
+    columns: tuple[str, ...]  # those that the fit uses
+
+
+@dataclass(frozen=True)
+class Fitting:
+    roles: Roles
     predictors: dict[str, torch.Tensor]  # columns in the formula
     observed: torch.Tensor
     deviations: np.ndarray | None
-    parameters: tuple[str, ...]
-    start: np.ndarray
 
     def model(self, columns: dict[str, torch.Tensor], *values: torch.Tensor) -> torch.Tensor:
-        found = self.formula({**columns, **dict(zip(self.parameters, values, strict=True))})
+        found = self.roles.formula({**columns, **dict(zip(self.roles.parameters, values, strict=True))})
         length = len(next(iter(columns.values()))) if columns else len(self.observed)
         return torch.as_tensor(found, dtype=torch.float64, device="cpu").expand(length)
 
@@ -50,37 +60,38 @@ class FitPicture:
     deviations: np.ndarray | None = None  # of the observations, drawn as error bars
 
 
-def prepare(table: Table, text: str, response: str | None, sigma: str | None, p0: str | None) -> Fitting:
+def roles_of(
+    columns: Sequence[str], text: str, response: str | None, sigma: str | None, p0: str | None
+) -> Roles:
     """Tell columns from parameters."""
-    columns = _columns(table)
     left, right = _sides(text)
     formula = Formula.parse(right)
     if sigma is not None and sigma not in columns:
-        raise ValueError(f"no column is named {sigma!r} for --sigma: there are {listed(list(columns))}")
+        raise ValueError(f"no column is named {sigma!r} for --sigma: there are {listed(columns)}")
     label = _response(left, response, columns, formula, sigma)
     observed = Formula.parse(f"Q({label!r})" if label in columns else label)
-    strange = [name for name in observed.names if name not in columns]
-    if strange:
-        raise ValueError(f"{label!r} is not made of columns: there are {listed(list(columns))}")
+    if not observed.names or not set(observed.names) <= set(columns):
+        raise ValueError(f"{label!r} is not made of columns: there are {listed(columns)}")
     parameters = tuple(name for name in formula.names if name not in columns)
     _check_spelling(parameters, columns, p0)
     if not parameters:
         raise ValueError(
             f"every name in {right!r} is a column ({listed(list(formula.names))}): there is nothing to fit"
         )
-    values = np.asarray(observed(columns), dtype=np.float64)
-    return Fitting(
-        formula=formula,
-        label=label,
-        predictors={name: torch.from_numpy(columns[name]) for name in formula.names if name in columns},
-        observed=torch.from_numpy(values),
-        deviations=None if sigma is None else columns[sigma],
-        parameters=parameters,
-        start=_start(p0, parameters),
-    )
+    used = dict.fromkeys([*formula.names, *observed.names, *([] if sigma is None else [sigma])])
+    needed = tuple(name for name in used if name in columns)
+    return Roles(formula, label, observed, sigma, parameters, _start(p0, parameters), needed)
 
 
-def _check_spelling(parameters: tuple[str, ...], columns: Mapping[str, np.ndarray], p0: str | None) -> None:
+def prepare(table: Table, roles_of_columns: Callable[[Sequence[str]], Roles]) -> Fitting:
+    columns = _columns(table)
+    roles = roles_of_columns(list(columns))
+    predictors = {name: torch.from_numpy(columns[name]) for name in roles.formula.names if name in columns}
+    observed = torch.from_numpy(np.asarray(roles.observed(columns), dtype=np.float64))
+    return Fitting(roles, predictors, observed, None if roles.sigma is None else columns[roles.sigma])
+
+
+def _check_spelling(parameters: tuple[str, ...], columns: Sequence[str], p0: str | None) -> None:
     """Refuse a parameter that looks like a column whose name was mistyped, unless ``--p0`` names it."""
     started = {part.partition("=")[0].strip() for part in (p0 or "").split(",") if "=" in part}
     lower = {name.lower(): name for name in columns}
@@ -99,7 +110,7 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
     deviation = math.sqrt(result.residual_variance)
     values, errors = found.popt.numpy(), found.standard_errors().numpy()
     lower, upper = found.confidence_intervals(level).numpy().T
-    rows = show.estimates(wanted.parameters, values, errors, lower, upper, level)
+    rows = show.estimates(wanted.roles.parameters, values, errors, lower, upper, level)
     rows |= {
         "residual": f"standard deviation {deviation:.4g}, {result.degrees_of_freedom} degrees of freedom",
         "digits": f"{shown.correct(result.digits)}, condition {result.condition:.1e}",
@@ -108,16 +119,16 @@ def report(wanted: Fitting, found: Any, level: float) -> tuple[dict[str, Any], d
     names = ("converged", "residual_variance", "degrees_of_freedom", "stationarity", "condition", "digits")
     facts = show.facts_of(result, *names, "rank", "nfev", "message")
     facts |= {
-        "formula": wanted.formula.text,
-        "response": wanted.label,
-        "names": list(wanted.parameters),
+        "formula": wanted.roles.formula.text,
+        "response": wanted.roles.label,
+        "names": list(wanted.roles.parameters),
         "values": values,
         "standard_errors": errors,
         "lower": lower,
         "upper": upper,
         "covariance": found.pcov.numpy(),
     }
-    table = Table(np.column_stack([values, errors]), ("value", "standard_error"), wanted.parameters)
+    table = Table(np.column_stack([values, errors]), ("value", "standard_error"), wanted.roles.parameters)
     return facts, rows, table
 
 
@@ -125,7 +136,7 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
     """The data with the curve; of several predictors with what was fitted."""
     fitted, spread = (part.numpy() for part in found.band(wanted.predictors, level))
     observed = wanted.observed.numpy()
-    title = f"{wanted.label} = {wanted.formula.text.strip()}"
+    title = f"{wanted.roles.label} = {wanted.roles.formula.text.strip()}"
     if len(wanted.predictors) == 1:
         ((name, x),) = wanted.predictors.items()
         grid = torch.linspace(float(x.min()), float(x.max()), POINTS, dtype=torch.float64, device="cpu")
@@ -134,7 +145,7 @@ def picture_of(wanted: Fitting, found: Any, level: float) -> FitPicture:
     else:
         name, at, order = "fitted", fitted, np.argsort(fitted)
         line = fitted[order], fitted[order], spread[order]
-    labels, residuals = (name, wanted.label), observed - fitted
+    labels, residuals = (name, wanted.roles.label), observed - fitted
     return FitPicture(title, labels, (at, observed), residuals, line, level, wanted.deviations)
 
 
@@ -191,7 +202,7 @@ def _sides(text: str) -> tuple[str | None, str]:
 
 
 def _response(
-    left: str | None, named: str | None, columns: dict[str, np.ndarray], formula: Formula, sigma: str | None
+    left: str | None, named: str | None, columns: Sequence[str], formula: Formula, sigma: str | None
 ) -> str:
     if left is not None and named is not None:
         raise ValueError(f"the formula says {left!r} and --response {named!r}: leave one out")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from neula.algorithms.trace import Trace
     from neula.io.paths import InputFile
-    from neula.io.table import Table
+    from neula.io.table import Choose, Table
 
 Answer: TypeAlias = "Mapping[str, np.ndarray | Table]"  # arrays by their names
 MATRICES = ("A", "C")  # arguments of which a single column is a matrix, and no vector
@@ -162,8 +162,12 @@ class CommandRun:
                 "give the name of a file, or send them through a pipe"
             )
 
-    def read(self, files: Mapping[str, str | None], *, drops: bool = True) -> dict[str, Table]:
+    def read(
+        self, files: Mapping[str, str | None], *, drops: bool = True, choose: Choose | None = None
+    ) -> dict[str, Table]:
         """Read the files of the arguments, by the names of these; all except matrices may be vectors.
+
+        ``choose`` is from the columns of a table to those to read, unless the argument names them.
 
         With ``--missing drop`` lines that lack a value in any of them are left out of all, if ``drops``.
         """
@@ -172,7 +176,7 @@ class CommandRun:
         given = {name: _standard(argument) for name, argument in files.items() if argument is not None}
         missing = self.text.get("missing") if drops else None
         with self._timed("read"):
-            tables = {name: self._read(name, given[name], missing) for name in given}
+            tables = {name: self._read(name, given[name], missing, choose) for name in given}
             if missing is opt.Missing.drop:
                 tables, left_out = without_missing(tables)
                 if left_out:
@@ -185,7 +189,7 @@ class CommandRun:
         self._inputs[name] = {"file": file, "shape": values.shape, "dtype": str(values.dtype), "names": names}
         return table
 
-    def _read(self, name: str, argument: str, missing: opt.Missing | None) -> Table:
+    def _read(self, name: str, argument: str, missing: opt.Missing | None, choose: Choose | None) -> Table:
         from neula.io.files import read_table
         from neula.io.paths import STANDARD, InputFile, split_key
 
@@ -193,7 +197,7 @@ class CommandRun:
         path, key = split_key(argument)
         return read_table(
             self._spooled(path) if str(path) == STANDARD or path.is_fifo() else InputFile.from_path(path),
-            key=key,
+            key=choose if key is None else key,
             column_as_vector=name not in MATRICES,
             decimal=str(self.text.get("decimal", ".")),
             missing="needed" if missing is None else "nan" if missing is opt.Missing.drop else "error",
@@ -369,7 +373,9 @@ def running(command: str, as_json: bool = False) -> Iterator[CommandRun]:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
+        if isinstance(error, OSError) and error.filename is not None:
+            text = f"{error.filename}: {error.strerror}"
+        elif isinstance(error, (ValueError, TypeError, ArithmeticError, OSError)):
             text = show.at_shell(str(error))
         elif _is_out_of_memory(error):
             text = f"out of memory ({error}); use a smaller matrix, a narrower dtype or a larger machine"

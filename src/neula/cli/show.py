@@ -151,8 +151,8 @@ def at_shell(message: str) -> str:
         return f"--{match[1].replace('_', '-')} {match[2]}".rstrip()
 
     text = re.sub(rf"\b({KEYWORDS})='?([\w.-]*\w|)'?", option, " ".join(message.split()))
-    text = text.replace(", or pass jitter='auto'", "")
-    return re.sub(r"\bneula\.(lstsq|solve|qr)\b", r"'neula \1'", text)
+    text = re.sub(rf"^({KEYWORDS}|rank) must", r"--\1 must", text.replace(", or pass jitter='auto'", ""))
+    return re.sub(r"\bneula\.(lstsq|solve|qr|svd)\b", r"'neula \1'", text)
 
 
 def not_kept(answer: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ import torch
 
 from neula.certificates.orthogonality import gaussian_probes
 from neula.errors import warn
-from neula.io.integers import InexactIntegerError
+from neula.io.integers import WHOLE, InexactIntegerError
 from neula.pipeline.inputs import take
 from neula.pipeline.result import AccuracyWarning
 
@@ -78,7 +78,8 @@ def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P,
         def answered(*args: P.args, **kwargs: P.kwargs) -> T:
             refused: Exception | None = None
             for place, x in (*enumerate(args, 1), *kwargs.items()):
-                warn_of_rounding(x, f"argument {place}")
+                if may_hold_integers(x):
+                    warn_of_rounding(x, f"argument {place}")
             try:
                 return function(*args, **kwargs)
             except Refused as found:
@@ -90,6 +91,7 @@ def drop_in(peer: ModuleType, warns: str = UNCERTIFIED) -> Callable[[Callable[P,
             answer: T = getattr(peer, name)(*args, **kwargs)
             return answer
 
+        vars(call)["answered"] = answered  # for those who know that they are not inside
         call.__doc__ = _documented(function.__doc__ or "", peer.__name__, name, warns)
         return call
 
@@ -110,14 +112,17 @@ def _documented(text: str, peer: str, name: str, warns: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def may_hold_integers(x: Any) -> bool:
+    """Whether it is an array, a list or a table in which there may be integers; no tensor, no float64."""
+    if isinstance(x, (np.ndarray, np.generic)):
+        return x.dtype.kind in "iuO"
+    if type(x) is int:
+        return abs(x) > WHOLE
+    return type(x) is list or (hasattr(x, "__array__") and not isinstance(x, torch.Tensor))
+
+
 def warn_of_rounding(x: Any, name: str) -> None:
-    """Warn of an integer in an array, a list or a table that is no float64; none of floats and of tensors."""
-    if isinstance(x, np.ndarray):
-        is_float = x.dtype.kind not in "iuO"
-    else:
-        is_float = not isinstance(x, (list, int)) and not hasattr(x, "__array__")
-    if is_float or isinstance(x, torch.Tensor):
-        return
+    """Warn of an integer that is no float64."""
     try:
         take(x, name)
     except InexactIntegerError as error:

@@ -35,6 +35,7 @@ from neula.errors import warn
 from neula.kernels import scipy_linalg
 from neula.kernels.phases import adjoint, phases
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import restored
 from neula.pipeline.inputs import take
 
 EPS = float(np.finfo(np.float64).eps)
@@ -172,7 +173,7 @@ def _of_array(a: np.ndarray) -> Determinants:
     with np.errstate(all="ignore"):  # NaN is not accepted, and the determinant may overflow
         sign, logs, error = _of_one(a)
         kind, real, logabsdet = a.dtype.type, a.real.dtype.type, logs.sum()
-        if _is_unsure(error, logs, single=a.dtype.char in "fF"):
+        if _is_doubtful(error, logs, single=a.dtype.char in "fF"):
             found = _of_array(a.astype(np.result_type(a, np.float64)))
             return Determinants(kind(found.sign), real(found.logabsdet), kind(found.product))
         return Determinants(kind(sign), real(logabsdet), kind(sign * np.exp(logabsdet)))
@@ -181,14 +182,14 @@ def _of_array(a: np.ndarray) -> Determinants:
 def _of_tensors(a: torch.Tensor) -> Determinants:
     """Determinants of several matrices, on any device."""
     sign, logs, error = _of_batch(a)
-    if _is_unsure(error, logs, single=format_of(a.dtype) is FP32):
+    if _is_doubtful(error, logs, single=format_of(a.dtype) is FP32):
         found = _of_tensors(in_double(a))
         return Determinants(found.sign.to(a.dtype), found.logabsdet.float(), found.product.to(a.dtype))
     product = (sign * logs.sum(-1).exp()).to(a.dtype)
     return Determinants(sign.to(a.dtype), logs.sum(-1).to(product.real.dtype), product)
 
 
-def _is_unsure(error: Any, logs: Any, *, single: bool) -> bool:
+def _is_doubtful(error: Any, logs: Any, *, single: bool) -> bool:
     """Whether single precision leaves no digit; a warning where double precision leaves none."""
     rounded = logs.shape[-1] * (FP32 if single else FP64).u * abs(logs).sum(-1)
     worst = float((error + rounded).max())
@@ -200,12 +201,15 @@ def _is_unsure(error: Any, logs: Any, *, single: bool) -> bool:
 
 
 @lru_cache(256)
-def _tools(n: int, char: str) -> tuple[Any, Any, np.ndarray, np.ndarray]:
-    """LAPACK's routines to factorize and solve, and Gaussian vectors in double precision and in a dtype."""
+def _tools(n: int, char: str) -> tuple[Any, np.ndarray, np.ndarray]:
+    """LAPACK's driver, and Gaussian vectors in double precision and in a dtype.
+
+    Not its two routines: OpenBLAS substitutes in all of its threads, whatever the order.
+    """
     dtype = torch.complex128 if char in "FD" else torch.float64
     g = directions(n, torch.device("cpu"), dtype).numpy()
-    routines = (getattr(scipy_linalg.lapack, f"{LAPACKS[char]}getr{x}") for x in "fs")
-    return *routines, g, g.astype(char, copy=False)
+    solve = getattr(scipy_linalg.lapack, f"{LAPACKS[char]}gesv")
+    return solve, g, g.astype(char, copy=False)
 
 
 def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
@@ -214,10 +218,10 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     Of the transpose, which is a matrix in Fortran's order and has the same determinant.
     """
     a = a.T
-    factorize, solve, g, rounded = _tools(len(a), a.dtype.char)
-    lu, pivots, singular = factorize(a)
+    solve, g, rounded = _tools(len(a), a.dtype.char)
+    lu, pivots, image, singular = solve(a, a @ rounded)
     need(not singular)
-    image = solve(lu, pivots, a @ rounded)[0] - g
+    image -= g
     diagonal = lu.diagonal()
     swaps = (pivots != np.arange(len(a))).sum()
     sizes = abs(diagonal)
@@ -228,6 +232,7 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     )
 
 
+@restored
 def _of_batch(a: torch.Tensor) -> tuple[Any, Any, Any]:
     """Signs, logarithms of pivots and bounds of several matrices, on any device."""
     n, g = a.shape[-1], directions(a.shape[-1], a.device, a.dtype).to(a.dtype)
@@ -296,6 +301,9 @@ def is_for_lapack(a: Any) -> bool:
 def mirrored(a: Any, *, upper: bool = False, hermitian: bool = True) -> Any:
     """The Hermitian or symmetric matrix of which one triangle is read; in float64 unless it has floats."""
     if isinstance(a, np.ndarray):
+        other = adjoint(a) if hermitian else a.swapaxes(-1, -2)
+        if a.dtype.kind in "fc" and bool((a == other).all()):
+            return a
         copy = np.array(
             a, a.dtype if a.dtype.kind in "fc" else np.float64, order="C"
         )  # torch writes everywhere

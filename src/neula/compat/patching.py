@@ -112,6 +112,8 @@ def _restore() -> None:
 
 
 def _switch(original: Callable[..., Any], drop_in: Callable[..., Any]) -> Callable[..., Any]:
+    answered = vars(drop_in)["answered"]
+
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         on = _on.get()
@@ -119,7 +121,7 @@ def _switch(original: Callable[..., Any], drop_in: Callable[..., Any]) -> Callab
             return original(*args, **kwargs)
         token = _on.set(False)
         try:
-            return drop_in(*args, **kwargs)
+            return answered(*args, **kwargs)
         finally:
             _on.reset(token)
 

@@ -25,7 +25,7 @@ from neula.engines.tuning import Tuning
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.precision import exact_matmul, exactly
-from neula.kernels.products.planes import interleave, planes, planes_of_product, room_for_planes
+from neula.kernels.products.planes import empty_planes, interleave, planes, planes_of_product
 from neula.kernels.transposed_copy import transposed_copy
 
 PARTS = 4  # real products in a complex one, as a library computes it
@@ -232,7 +232,7 @@ def three_products(
         width = -(-width // 4)
     for columns, target in zip(b.split(width, 1), c.split(width, 1), strict=True):
         target = torch.view_as_real(target[None])
-        products, right = room_for_planes(target, target.dtype), _planes(columns[None], dtype)
+        products, right = empty_planes(target, target.dtype), _planes(columns[None], dtype)
         for x, y, z in zip(left, right, products, strict=True):
             multiply(x[0], y[0], z[0])
         interleave(products, target, alpha, beta)

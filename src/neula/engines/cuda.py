@@ -18,7 +18,7 @@ from neula.engines.shipped import cuda_tuning
 from neula.engines.tuned import tuned
 from neula.engines.tuning import CorrectedTuning, Tuning
 from neula.kernels.lu import calu, tournament
-from neula.kernels.polar.batched_product import batched_product, joined, room, split
+from neula.kernels.polar.batched_product import batched_product, joined, padded_empty, split
 from neula.kernels.precision import exact_matmul, exactly
 from neula.kernels.products.gemm import corrected_gemm, corrected_gram, corrected_projection, multiply_kept
 from neula.kernels.products.kept import Kept
@@ -62,7 +62,7 @@ class CudaEngine(Engine):
 
     @cached_property
     def tuning(self) -> Tuning:  # asked for some ten times a call
-        kernels = (multiply_kept, tournament.play, calu.eliminate)
+        kernels = (multiply_kept, tournament.find_pivots, calu.eliminate)
         corrected, *tournaments = (kernel.expected(self.device) for kernel in kernels)
         return _tuning_of(self.device, self.replayed_bytes, corrected, all(tournaments))
 
@@ -134,7 +134,7 @@ class CudaEngine(Engine):
         pays = self.arithmetic.corrected or (exact and self.storage == torch.float32)
         if not pays or not multiply_kept.runs(self.device):
             return None
-        return Kept.room(rows, columns, largest)
+        return Kept.empty(rows, columns, largest)
 
     @property
     def _part_count(self) -> int:
@@ -165,7 +165,7 @@ class CudaEngine(Engine):
         plain = not symmetric and factor == 1.0 and shift == 0.0 and scales is None
         if plain and self._part_count == 1 and cublas.multiplies(a[0], b[0]):
             _, batch, m, _ = a.shape
-            c = room(1, batch, m, b.shape[3], dtype=a.dtype, device=a.device)
+            c = padded_empty(1, batch, m, b.shape[3], dtype=a.dtype, device=a.device)
             cublas.batched(a[0], b[0], c[0])
             return c
         multiply = batched_product if self._part_count else super().product
@@ -174,7 +174,7 @@ class CudaEngine(Engine):
     def adjusted(self, a: Tensor, scales: Tensor, shift: float) -> Tensor:
         if self._part_count != 1:
             return super().adjusted(a, scales, shift)
-        c = room(*a.shape, dtype=a.dtype, device=a.device)
+        c = padded_empty(*a.shape, dtype=a.dtype, device=a.device)
         torch.mul(a, scales[:, None, None].to(a.dtype), out=c)
         c[0].diagonal(dim1=1, dim2=2).add_(shift)
         return c
@@ -207,7 +207,7 @@ class CudaEngine(Engine):
             exactly(torch.addmm, turned, b.T, a.T, alpha=alpha, beta=beta, out=turned)
         return c
 
-    def project_out(self, q: Tensor, a: Tensor, r: Tensor, room: Tensor | None = None) -> None:
+    def project_out(self, q: Tensor, a: Tensor, r: Tensor, workspace: Tensor | None = None) -> None:
         if self.format is FP32 and project_out.takes(q, a, r):
             project_out(q, a, r, self._total)
         elif self._in_corrected_parts and min(r.shape) >= self.tuning[CorrectedTuning].projected_from:
@@ -221,7 +221,7 @@ class CudaEngine(Engine):
                 total = self._total if self.over_rows.spread else None
                 corrected_projection(q, a, r, total, bound=ORTHONORMAL, columns=width)
         else:
-            super().project_out(q, a, r, room)
+            super().project_out(q, a, r, workspace)
 
     def _project_out_replayed(self, q: Tensor, a: Tensor, r: Tensor) -> None:
         """In two graphs, with a message between them: a process that launches late keeps all others waiting.
@@ -258,15 +258,15 @@ class CudaEngine(Engine):
         return cublas.gemm(a, b, c, alpha=-1.0, beta=1.0)
 
     @property
-    def _runs_beside(self) -> bool:
+    def _runs_concurrently(self) -> bool:
         """Whether something else runs concurrently with products."""
         return self._half or self.arithmetic.corrected or self.format is FP64
 
-    def beside(
+    def concurrently(
         self, launch: Callable[[], First], other: Callable[[], Result], share: float = 0.0
     ) -> tuple[First, Result]:
-        if not self._runs_beside:
-            return super().beside(launch, other)
+        if not self._runs_concurrently:
+            return super().concurrently(launch, other)
         current = torch.cuda.current_stream(self.device)
         side = _side_stream(current.device, current.stream_id, threading.get_ident())
         side.wait_stream(current)
@@ -286,7 +286,7 @@ class CudaEngine(Engine):
 
     def pieces(self, m: int, n: int) -> Iterator[tuple[slice, slice]]:
         """Parts of a matrix, each in so few tiles that some multiprocessors stay free for something else."""
-        if not self._runs_beside:
+        if not self._runs_concurrently:
             yield from super().pieces(m, n)
             return
         units = torch.cuda.get_device_properties(self.device).multi_processor_count - FREE

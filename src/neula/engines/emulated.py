@@ -75,10 +75,10 @@ class EmulatedEngine(Engine):
     def operand(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         if self.format in (FP32, FP64) and x.dtype == self.storage:
             return x
-        return self.round(x, self._room(x) if out is None else out)
+        return self.round(x, self._workspace(x) if out is None else out)
 
     def operand_buffer(self, like: torch.Tensor) -> torch.Tensor | None:
-        return None if self.format in (FP32, FP64) else self._room(like)
+        return None if self.format in (FP32, FP64) else self._workspace(like)
 
     def round(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         return out.copy_(round_to(x, self.format))

@@ -149,7 +149,7 @@ class Engine(ABC):
         """``x`` as the unit reads it: rounded to the low format, ``x`` itself where nothing changes."""
         if x.dtype == self.operand_dtype:
             return x
-        return self.round(x, self._room(x) if out is None else out)
+        return self.round(x, self._workspace(x) if out is None else out)
 
     def multiplies_low(self, a: Tensor, b: Tensor, parts: int = 1) -> bool:
         """Whether a product of matrices of these shapes, whose numbers have so many parts as there are real
@@ -161,7 +161,7 @@ class Engine(ABC):
         """``C = A B`` of parts of complex matrices, where :meth:`multiplies_low` is true of these."""
         return self.gemm(self.operand(a), self.operand(b), c)
 
-    def _room(self, like: Tensor) -> Tensor:
+    def _workspace(self, like: Tensor) -> Tensor:
         """Room for an operand: column-major for a matrix, row-major for a batch of tiles."""
         if like.ndim > 2:
             return torch.empty(like.shape, dtype=self.operand_dtype, device=like.device)
@@ -175,7 +175,7 @@ class Engine(ABC):
 
     def operand_buffer(self, like: Tensor) -> Tensor | None:
         """Room for the rounded copy of a working matrix; None where operands are the matrix itself."""
-        return None if like.dtype == self.operand_dtype else self._room(like)
+        return None if like.dtype == self.operand_dtype else self._workspace(like)
 
     def gemm(
         self, a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
@@ -206,15 +206,17 @@ class Engine(ABC):
         """``A^H B`` of tall operands, a contraction over rows."""
         return self.gemm(a.mH, b, c)
 
-    def project_out(self, q: Tensor, a: Tensor, r: Tensor, room: Tensor | None = None) -> None:
+    def project_out(self, q: Tensor, a: Tensor, r: Tensor, workspace: Tensor | None = None) -> None:
         """``R = Q^H A``, then ``A = A - Q R``: what A has in the range of Q, moved to R.
 
-        ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``room`` has room
-        for ``a`` as an operand, or for as many of its columns as are to be dealt with at a time.
+        ``q`` comes from :meth:`operand`, ``a`` and ``r`` are in the storage precision, and ``workspace``
+        holds ``a`` as an operand, or as many of its columns as are processed at a time.
         """
-        width = a.shape[1] if room is None else room.shape[1]
+        width = a.shape[1] if workspace is None else workspace.shape[1]
         for part, r_part in zip(a.split(width, 1), r.split(width, 1), strict=True):
-            self.inner(q, self.operand(part, None if room is None else room[:, : part.shape[1]]), r_part)
+            self.inner(
+                q, self.operand(part, None if workspace is None else workspace[:, : part.shape[1]]), r_part
+            )
             self.subtract(q, r_part, part)
 
     def subtract(self, q: Tensor, r: Tensor, a: Tensor) -> None:
@@ -235,7 +237,7 @@ class Engine(ABC):
         """``C = C - A B`` for C in the low format, to which it is rounded as often as the unit does."""
         return self.round(c.to(self.storage) - self.gemm(a, b), c)
 
-    def subtract_beside(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
+    def subtract_concurrently(self, products: Sequence[Tensors], other: Callable[[], Result]) -> Result:
         """:meth:`gemm_low` of each triple (A, B, C), with ``other``, whose result is returned, at the same
         time where the engine can: it should keep few units busy for long, and touch none of these.
         """
@@ -245,9 +247,9 @@ class Engine(ABC):
                 for rows, columns in self.pieces(*c.shape):
                     self.gemm_low(a[rows], b[:, columns], c[rows, columns])
 
-        return self.beside(subtract, other)[1]
+        return self.concurrently(subtract, other)[1]
 
-    def beside(
+    def concurrently(
         self, launch: Callable[[], First], other: Callable[[], Result], share: float = 0.0
     ) -> tuple[First, Result]:
         """Results of what launches products, and of something else at the same time, as above: to it

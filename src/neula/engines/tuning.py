@@ -69,7 +69,7 @@ class Tuning:
 
     def __init__(self, numbers: Mapping[str, Any], **others: Any) -> None:
         if unknown := others.keys() - numbers.keys():
-            raise TypeError(f"no number of a machine is called {', '.join(sorted(unknown))}")
+            raise TypeError(f"unknown thresholds: {', '.join(sorted(unknown))}")
         found = {**numbers, **others}
         vars(self).update(found, numbers=found, _records={})
 

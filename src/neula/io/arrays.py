@@ -14,7 +14,17 @@ from neula.io.integers import InexactIntegerError, in_float64
 from neula.io.matlab import check_tags
 from neula.io.memory import as_dense, check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.table import Message, MissingValues, Table, advice, chosen_columns, complex_of, joined, listed
+from neula.io.table import (
+    Choose,
+    Message,
+    MissingValues,
+    Table,
+    advice,
+    chosen_columns,
+    complex_of,
+    joined,
+    listed,
+)
 
 
 @contextmanager
@@ -129,7 +139,7 @@ _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64
 _MATLAB_NUMBERS = ("double", "single", "logical", *_INTEGERS)
 
 
-def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
+def read_mat(file: InputFile, key: str | None, report: Message) -> np.ndarray:
     """Read one matrix of a ``.mat`` file, of any version."""
     import scipy.io
     import scipy.sparse
@@ -145,7 +155,7 @@ def read_mat(file: InputFile, key: str | None, tell: Message) -> np.ndarray:
         _check_class(f"{file.name}: {name}", kind)
     check_memory(file.name, shape)
     matrix = scipy.io.loadmat(file.path, variable_names=[name])[name]
-    return as_dense(file.name, matrix, tell) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
+    return as_dense(file.name, matrix, report) if scipy.sparse.issparse(matrix) else np.asarray(matrix)
 
 
 def _read_mat_73(file: InputFile, key: str | None) -> np.ndarray:
@@ -184,19 +194,21 @@ def write_mat(stream: IO[bytes], arrays: Mapping[str, np.ndarray]) -> None:
     scipy.io.savemat(stream, dict(arrays), oned_as="column")
 
 
-def read_parquet(file: InputFile, key: str | None, missing: MissingValues) -> Table:
+def read_parquet(file: InputFile, key: str | Choose | None, missing: MissingValues) -> Table:
     """Read a table, or chosen columns of it, in the dtype that holds all of them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     schema = pq.read_schema(file.path)
     names = schema.names
+    if not isinstance(key, str):
+        # The field in which pandas keeps the index of a frame is no column.
+        index = (schema.pandas_metadata or {}).get("index_columns", [])
+        names = [name for name in names if name not in index]
     if key is not None:
         chosen = chosen_columns(file.name, names, key)
     else:
-        # The field in which pandas keeps the index of a frame is no column.
-        index = (schema.pandas_metadata or {}).get("index_columns", [])
-        chosen = [(name, (i,)) for i, name in enumerate(names) if name not in index]
+        chosen = [(name, (i,)) for i, name in enumerate(names)]
     wanted = [names[i] for _, places in chosen for i in places]
     if not wanted:
         raise FileError(f"{file.name}: holds no columns")

@@ -25,7 +25,7 @@ from neula.io.paths import (
     split_key,
     system_errors,
 )
-from neula.io.table import Message, MissingValues, Table, listed, pairs_in
+from neula.io.table import Choose, Message, MissingValues, Table, listed, pairs_in
 from neula.io.text import read_text, write_text
 
 __all__ = [
@@ -85,22 +85,26 @@ def read_matrix(
 def read_table(
     file: InputFile,
     *,
-    key: str | None = None,
+    key: str | Choose | None = None,
     column_as_vector: bool = False,
     decimal: str = ".",
     missing: MissingValues = "error",
     header: bool | None = None,
     message: Message | None = None,
 ) -> Table:
-    """Read one array with the names of its columns, where the file has some: :func:`read_matrix` says how."""
-    if key is not None and file.kind in (".npy", *MARKET):
+    """Read one array with the names of its columns, where the file has some: :func:`read_matrix` says how.
+
+    The ``key`` may be a function from the names of the columns of a table to those that are read; files
+    whose columns have no names are read as a whole.
+    """
+    if isinstance(key, str) and file.kind in (".npy", *MARKET):
         raise FileError(f"{file.name}: a {file.kind} file holds one array, so ':{key}' cannot choose one")
-    tell = message or (lambda text: None)
+    report = message or (lambda text: None)
     with system_errors(file.name, "read"), arrays.damage_reported(file):
-        table = _read(file, key, decimal, missing, header, tell)
+        table = _read(file, key, decimal, missing, header, report)
     if key is None and (pairs := pairs_in(table.columns or ())):
         text = f"parts of {listed(pairs)} are read as real columns; {file.name}:{pairs[0]} joins them"
-        tell(f"{file.name}: {text}")
+        report(f"{file.name}: {text}")
     values = arrays.native_numbers(file.name, table.values)
     vectors = file.kind in (*TEXT, ".parquet", ".mat", *MARKET)
     if column_as_vector and vectors and values.ndim == 2 and values.shape[1] == 1:
@@ -109,16 +113,22 @@ def read_table(
 
 
 def _read(
-    file: InputFile, key: str | None, decimal: str, missing: MissingValues, header: bool | None, tell: Message
+    file: InputFile,
+    key: str | Choose | None,
+    decimal: str,
+    missing: MissingValues,
+    header: bool | None,
+    report: Message,
 ) -> Table:
     if file.kind in TEXT:
-        return read_text(file, key, decimal, missing, header, tell)
+        return read_text(file, key, decimal, missing, header, report)
     if file.kind == ".parquet":
         return arrays.read_parquet(file, key, missing)
+    key = key if isinstance(key, str) else None
     if file.kind in MARKET:
-        return Table(read_market(file, tell))
+        return Table(read_market(file, report))
     if file.kind == ".mat":
-        return Table(arrays.read_mat(file, key, tell))
+        return Table(arrays.read_mat(file, key, report))
     if file.kind in HDF5:
         return Table(arrays.read_hdf5(file, key))
     return Table(arrays.read_npz(file, key) if file.kind == ".npz" else arrays.read_npy(file))

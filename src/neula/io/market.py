@@ -28,12 +28,12 @@ _SIZES = re.compile(rb"\s*\d{1,18}(\s+\d{1,18}){1,2}\s*")
 _NUMBER = rb"[-+]?(?:\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|(?i:nan|inf|infinity))"
 
 
-def read_market(file: InputFile, tell: Message) -> np.ndarray:
-    """Read a Matrix Market file, compressed or not; ``tell`` gets a line on a sparse matrix made dense."""
+def read_market(file: InputFile, report: Message) -> np.ndarray:
+    """Read a Matrix Market file, compressed or not; ``report`` gets a line on a sparse matrix made dense."""
     # scipy (1.17) ends the whole process when the last line has no newline but a blank, and when it meets
     # an error in the middle of a Python stream: it is given plain files that end with a newline.
     if file.kind == ".mtx" and _ends_with_newline(file.path):
-        return _read_plain(file.name, file.path, tell)
+        return _read_plain(file.name, file.path, report)
     with tempfile.TemporaryDirectory(prefix="neula-") as folder:
         plain = Path(folder) / "matrix.mtx"
         opened = gzip.open if file.kind == ".mtx.gz" else open
@@ -42,7 +42,7 @@ def read_market(file: InputFile, tell: Message) -> np.ndarray:
                 _copy(file.name, given, copy)
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise FileError(f"{file.name}: truncated or damaged gzip file ({error})") from error
-        return _read_plain(file.name, plain, tell)
+        return _read_plain(file.name, plain, report)
 
 
 def _copy(name: str, given: IO[bytes] | gzip.GzipFile, copy: IO[bytes]) -> None:
@@ -78,7 +78,7 @@ def _ends_with_newline(path: Path) -> bool:
         return stream.read() == b"\n"
 
 
-def _read_plain(name: str, plain: Path, tell: Message) -> np.ndarray:
+def _read_plain(name: str, plain: Path, report: Message) -> np.ndarray:
     """Read ``plain``; messages and errors name the file that it comes from."""
     import scipy.io
 
@@ -97,7 +97,7 @@ def _read_plain(name: str, plain: Path, tell: Message) -> np.ndarray:
         matrix = scipy.io.mmread(plain)
     except (ValueError, OverflowError) as error:
         raise FileError(f"{name}: truncated or damaged Matrix Market file ({error})") from error
-    dense = matrix if isinstance(matrix, np.ndarray) else as_dense(name, matrix, tell)
+    dense = matrix if isinstance(matrix, np.ndarray) else as_dense(name, matrix, report)
     return in_float64(dense, f"{name}: A", or_complex=True)
 
 

@@ -88,13 +88,15 @@ def check_memory(
         )
 
 
-def as_dense(name: str, matrix: Any, tell: Callable[[str], None]) -> np.ndarray:
-    """A sparse matrix of SciPy as an array; ``tell`` gets a line on that."""
+def as_dense(name: str, matrix: Any, report: Callable[[str], None]) -> np.ndarray:
+    """A sparse matrix of SciPy as an array; ``report`` gets a line on that."""
     rows, columns = matrix.shape
     check_memory(name, (rows, columns), SPARSE, itemsize=matrix.dtype.itemsize)
     if hasattr(matrix, "indptr"):
         matrix.check_format(full_check=True)  # with indices out of range, toarray ends the process
     share = matrix.nnz / max(rows * columns, 1)
-    tell(f"{name}: sparse, {rows} x {columns} with {matrix.nnz} entries ({share:.2%} dense), was made dense")
+    report(
+        f"{name}: sparse, {rows} x {columns} with {matrix.nnz} entries ({share:.2%} dense), was made dense"
+    )
     dense: np.ndarray = matrix.toarray()
     return dense

@@ -89,12 +89,12 @@ def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
     HDF5 and ``.mat`` hold more than one), if there is no such directory, or if it is not writable.
     """
     path = Path(path)
+    if path.is_dir():
+        raise FileError(f"{path}: is a directory; add the name of a file")
     kind = kind_of(path, WRITABLE, "written")
     if arrays > 1 and kind not in SEVERAL:
         raise FileError(f"{path}: a {kind} file holds one array, not {arrays}; give the name of an .npz file")
     _check_package(kind, str(path))
-    if path.is_dir():
-        raise FileError(f"{path}: is a directory; add the name of a file")
     if not path.parent.is_dir():
         raise FileError(f"{path}: there is no directory {path.parent}; create it first")
     if not os.access(path.parent, os.W_OK | os.X_OK) or (path.exists() and not os.access(path, os.W_OK)):
@@ -106,7 +106,8 @@ def kind_of(path: Path, known: tuple[str, ...], verb: str) -> str:
     for extension in known:
         if path.name.lower().endswith(extension):
             return extension
-    raise FileError(f"{path}: unknown extension {path.suffix!r}; {', '.join(known)} can be {verb}")
+    given = f"unknown extension {path.suffix!r}" if path.suffix else "the name has no extension"
+    raise FileError(f"{path}: {given}; {', '.join(known)} can be {verb}")
 
 
 def readable_kind(path: Path) -> str:
@@ -126,7 +127,7 @@ def readable_kind(path: Path) -> str:
     # Version 4 of .mat files begins with anything.
     if _family(found) != _family(kind) and not (kind == ".mat" and found in (None, ".csv")):
         content = f"looks like {found}; rename it" if found else "is of no known kind"
-        raise FileError(f"{path}: not a {kind} file, as its extension says: the content {content}")
+        raise FileError(f"{path}: not a {kind} file, although its name says so: the content {content}")
     _check_package(kind, str(path))
     return kind
 

@@ -15,6 +15,8 @@ from neula.io.paths import FileError
 
 Message = Callable[[str], None]  # gets a line on each change of a file's content by reading it
 
+Choose = Callable[[Sequence[str]], Sequence[str]]  # from the columns of a table to those that are read
+
 MissingValues = Literal["error", "nan", "needed"]
 """Empty fields: an error that advises to omit such lines, or says that they are needed."""
 
@@ -35,7 +37,7 @@ PARTS = ("_re", "_im"), (".re", ".im"), ("_real", "_imag"), (".real", ".imag")
 """Endings of the names of columns that hold the parts of complex numbers."""
 
 
-def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool = True) -> Choice:
+def chosen_columns(name: str, columns: Sequence[str], key: str | Choose, *, named: bool = True) -> Choice:
     """Indices of the columns listed in ``key``, separated by commas; quoted names may hold commas.
 
     Of a complex column z the parts are named ``z_re`` and ``z_im`` (or as in :data:`PARTS`), or by the key as
@@ -50,7 +52,8 @@ def chosen_columns(name: str, columns: Sequence[str], key: str, *, named: bool =
     for i, column in enumerate(columns):
         places.setdefault(column, []).append(i)
     chosen: Choice = []
-    for wanted in map(str.strip, next(csv.reader([key], skipinitialspace=True), [])):
+    split = key(columns) if callable(key) else next(csv.reader([key], skipinitialspace=True), [])
+    for wanted in map(str.strip, split):
         found = parts_of(wanted, places)
         for one in found:
             if len(places[one]) > 1:

@@ -26,7 +26,17 @@ from neula.io.integers import WHOLE, inexact, is_exact
 from neula.io.layout import MISSING, TextLayout, below_header, complex_parts, hint, layout_of
 from neula.io.memory import check_memory
 from neula.io.paths import FileError, InputFile
-from neula.io.table import Choice, Message, MissingValues, Table, advice, chosen_columns, joined, shorten
+from neula.io.table import (
+    Choice,
+    Choose,
+    Message,
+    MissingValues,
+    Table,
+    advice,
+    chosen_columns,
+    joined,
+    shorten,
+)
 
 _NAN = [sign + name for sign in ("", "+", "-") for name in ("nan", "NaN", "Nan", "NAN")]
 """Numbers that pandas would not know as such."""
@@ -50,13 +60,18 @@ class Extent(NamedTuple):
 
 
 def read_text(
-    file: InputFile, key: str | None, decimal: str, missing: MissingValues, header: bool | None, tell: Message
+    file: InputFile,
+    key: str | Choose | None,
+    decimal: str,
+    missing: MissingValues,
+    header: bool | None,
+    report: Message,
 ) -> Table:
-    """Read a table of numbers; ``tell`` gets a line on whatever is not taken for numbers."""
+    """Read a table of numbers; ``report`` gets a line on whatever is not taken for numbers."""
     try:
         extent = _extent(file)
         layout = layout_of(file, decimal, header)
-        chosen = _chosen(file, layout, key, tell)
+        chosen = _chosen(file, layout, key, report)
         wanted = [i for _, places in chosen for i in places]
         check_memory(file.name, (extent.lines, len(wanted)))
         values = _numbers(file, layout, extent, wanted, missing)
@@ -69,21 +84,21 @@ def read_text(
     return joined(file.name, values, chosen, named=bool(layout.names))
 
 
-def _chosen(file: InputFile, layout: TextLayout, key: str | None, tell: Message) -> Choice:
+def _chosen(file: InputFile, layout: TextLayout, key: str | Choose | None, report: Message) -> Choice:
     """The columns to read."""
     if len(layout.names) not in (0, layout.columns):
         raise FileError(f"{file.name}: {_fault(file, layout, [], 'nan') or 'names do not fit'}")
     doubt = f" (give {layout.assumed})" if layout.assumed else ""
-    if layout.names and (key is None or doubt):
+    if layout.names and (not isinstance(key, str) or doubt):
         header = shorten(", ".join(filter(None, layout.names)))
-        tell(f"{file.name}: line {layout.header} is a header: {header}{doubt}")
+        report(f"{file.name}: line {layout.header} is a header: {header}{doubt}")
     elif doubt:
-        tell(f"{file.name}: the first line is read as numbers{doubt}")
+        report(f"{file.name}: the first line is read as numbers{doubt}")
     names = layout.names or [str(i + 1) for i in range(layout.columns)]
-    if key is not None:
+    if isinstance(key, str) or (key is not None and layout.names):
         return chosen_columns(file.name, names, key, named=bool(layout.names))
     if layout.indexed:
-        tell(f"{file.name}: column 1 has no name and was left out: it numbers or names the rows")
+        report(f"{file.name}: column 1 has no name and was left out: it numbers or names the rows")
     return [(names[i], (i,)) for i in range(layout.indexed, layout.columns)]
 
 

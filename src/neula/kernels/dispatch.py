@@ -107,7 +107,7 @@ class Kernel(Generic[P, R]):
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the kernel computes this call; only the trial of a device launches anything."""
         first = _first_tensor((*args, *kwargs.values()))
-        if not first.is_cuda or _complex_among((*args, *kwargs.values())):
+        if not first.is_cuda or not _as_stored((*args, *kwargs.values())):
             return False
         if not (self._when is None or self._when(*args, **kwargs)):
             return False
@@ -152,9 +152,11 @@ def _first_tensor(given: Iterable[object]) -> torch.Tensor:
     raise TypeError("a kernel's function takes a tensor")
 
 
-def _complex_among(given: Iterable[object]) -> bool:
-    """Kernels read real numbers."""
-    return any(isinstance(x, torch.Tensor) and x.is_complex() for x in given)
+def _as_stored(given: Iterable[object]) -> bool:
+    """Whether all are real numbers as they lie in memory: the imaginary part of a conjugate is a view of what
+    is to be negated.
+    """
+    return not any(isinstance(x, torch.Tensor) and (x.is_complex() or x.is_neg()) for x in given)
 
 
 def kernel(

@@ -6,10 +6,6 @@ from typing import NamedTuple
 
 import torch
 
-from neula.kernels.dispatch import kernel, trial
-from neula.kernels.small_problems.tiles_triton import least_of, most_of
-from neula.kernels.triton_source import jit, tl
-
 BLOCK = 1 << 16
 """Elements whose magnitudes stay in a cache while they are reduced in several ways."""
 
@@ -20,9 +16,6 @@ SQUARABLE_EXPONENT = 400
 SQUARABLE = 2.0**SQUARABLE_EXPONENT
 """Numbers up to this, and down to its reciprocal, have sums of squares that float64 holds."""
 
-FEW = 16
-"""Right-hand sides at most whose sizes one thread block finds."""
-
 
 def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: bool = False) -> torch.Tensor:
     """``max |x|`` along some dimensions; NaN and Inf come through.
@@ -30,11 +23,6 @@ def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: b
     Of complex numbers it is that of their parts, which does not overflow. The norm in the library is one
     launch on a GPU, and on a CPU takes five times as long as two reductions that its vector units know (1000
     x 1000 on an AMD EPYC: 3.8 ms and 0.7).
-
-    Examples
-    --------
-    >>> largest_magnitude(torch.tensor([[1.0, -3.0], [2.0, 0.5]]), 1)
-    tensor([3., 2.])
     """
     if x.is_complex():
         dims = [d % x.ndim for d in ((dim,) if isinstance(dim, int) else dim)]
@@ -46,24 +34,13 @@ def largest_magnitude(x: torch.Tensor, dim: int | tuple[int, ...], *, keepdim: b
 
 
 def squares(x: torch.Tensor) -> torch.Tensor:
-    """``|x|^2`` of each element, real.
-
-    Examples
-    --------
-    >>> squares(torch.tensor([3.0 + 4.0j]))
-    tensor([25.])
-    """
+    """``|x|^2`` of each element, real."""
     return x.square() if not x.is_complex() else x.real.square().addcmul_(x.imag, x.imag)
 
 
 def two_norms(x: torch.Tensor, *dims: int, keepdim: bool = False) -> torch.Tensor:
     """2-norms along some dimensions, by default all; of complex numbers as of their parts, for which the
     library on a CPU takes a third to a fortieth of the time.
-
-    Examples
-    --------
-    >>> two_norms(torch.tensor([[3.0 + 0j], [4.0j]]), 0)
-    tensor([5.])
     """
     of = tuple(dim % x.ndim for dim in dims or range(x.ndim)) if x.is_complex() else ()
     if all(x.shape[dim] == 1 for dim in of):  # of real numbers, and of one, which is not squared
@@ -95,14 +72,7 @@ class Ends(NamedTuple):
 
 
 def magnitudes(a: torch.Tensor) -> Magnitudes:
-    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU.
-
-    Examples
-    --------
-    >>> magnitudes(torch.tensor([[[3.0, 0.0], [-4.0, 1.0]]])).norms
-    tensor([[[5.],
-             [1.]]])
-    """
+    """Sizes of rows and columns of matrices (batch, m, n), by one pass on a CPU."""
     if a.is_cuda:
         norm = torch.linalg.vector_norm
         rows, columns = (norm(a, torch.inf, dim=dim, keepdim=True) for dim in (2, 1))
@@ -124,27 +94,8 @@ def _of_block(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return size.amax(2, keepdim=True), size.amax(1, keepdim=True), size.sum(2), size.square_().sum(1)
 
 
-@trial("The kernel of sizes of systems", "many launches of the library take its place")
-def _tried(device: torch.device) -> None:
-    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
-    ends_of.kernel(magnitudes(one), one)
-
-
-def _alone(sizes: Magnitudes, b: torch.Tensor) -> bool:
-    single = len(b) == 1 and b.numel() > 0 and b.shape[2] <= FEW
-    return single and b.dtype == sizes.sums.dtype == torch.float64 and b.shape[1] == sizes.columns.shape[2]
-
-
-@kernel("ends_of_triton", trial=_tried, when=_alone)
 def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
-    """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k).
-
-    Examples
-    --------
-    >>> ones = torch.ones(1, 2, 2).double()
-    >>> ends_of(magnitudes(4 * ones), ones).ends.tolist()
-    [4.0, 4.0, 4.0, 4.0, 1.0, 1.0]
-    """
+    """Magnitudes that decide whether systems with square matrices need scaling, for B (batch, n, k)."""
     of_b = largest_magnitude(b, 1)
     ends = torch.stack([sizes.rows.flatten(), sizes.columns.flatten()]).aminmax(dim=1)
     ends_of_b = of_b.masked_fill(of_b == 0, 1.0).aminmax()
@@ -154,61 +105,3 @@ def ends_of(sizes: Magnitudes, b: torch.Tensor) -> Ends:
         torch.linalg.vector_norm(sizes.norms, dim=(1, 2)),
         torch.cat([x.reshape(-1) for x in (*ends, *ends_of_b)]),
     )
-
-
-TOGETHER = 1024
-"""Sizes that one thread block compares at a time."""
-
-
-def ends_of_triton(sizes, b):
-    _, n, k = b.shape
-    found = b.new_empty(8 + k)
-    _ends_kernel[(1,)](
-        *(x.contiguous() for x in (sizes.rows, sizes.columns, sizes.sums, sizes.norms)),
-        *(b, *b.stride()[1:], found, n, k, TOGETHER),
-        num_warps=8,
-    )
-    return Ends(found[6:7, None], found[None, 8:], found[7:8], found[:6])
-
-
-@jit(do_not_specialize=["rows", "columns", "sums", "norms", "b", "found", "b_row", "b_column", "n", "k"])
-def _ends_kernel(rows, columns, sums, norms, b, b_row, b_column, found, n, k, BLOCK: tl.constexpr):
-    """Combine the sums of all blocks in one thread block."""
-    infinite = tl.full((BLOCK,), float("inf"), tl.float64)
-    zero = tl.zeros((BLOCK,), tl.float64)
-    least, most, of_a, squares, lost = infinite, zero, zero, zero, zero
-    least_column, most_column = infinite, zero
-    for start in range(0, n, BLOCK):
-        j = start + tl.arange(0, BLOCK)
-        inside = j < n
-        row, column = tl.load(rows + j, mask=inside, other=0.0), tl.load(columns + j, mask=inside, other=0.0)
-        norm = tl.load(norms + j, mask=inside, other=0.0)
-        total = tl.load(sums + j, mask=inside, other=0.0)
-        least = tl.minimum(least, tl.where(inside, row, float("inf")))
-        least_column = tl.minimum(least_column, tl.where(inside, column, float("inf")))
-        most, most_column = tl.maximum(most, row), tl.maximum(most_column, column)
-        of_a = tl.maximum(of_a, total)
-        squares += norm * norm
-        lost += total * 0.0
-    # The largest of numbers and NaN is a number here, but no sum is.
-    nothing = tl.sum(lost, axis=0)
-    tl.store(found, tl.min(least, axis=0) + nothing)
-    tl.store(found + 1, tl.min(least_column, axis=0) + nothing)
-    tl.store(found + 2, tl.max(most, axis=0) + nothing)
-    tl.store(found + 3, tl.max(most_column, axis=0) + nothing)
-    tl.store(found + 6, tl.max(of_a, axis=0) + nothing)
-    tl.store(found + 7, tl.sqrt(tl.sum(squares, axis=0)))
-    least_b, most_b = tl.full((), float("inf"), tl.float64), tl.full((), 0.0, tl.float64)
-    for column in range(k):
-        size, lost = zero, zero
-        for start in range(0, n, BLOCK):
-            j = (start + tl.arange(0, BLOCK)).to(tl.int64)
-            x = tl.abs(tl.load(b + j * b_row + column * b_column, mask=j < n, other=0.0))
-            size = tl.maximum(size, x)
-            lost += x * 0.0
-        of_b = tl.max(size, axis=0) + tl.sum(lost, axis=0)
-        tl.store(found + 8 + column, of_b)
-        of_b = tl.where(of_b == 0.0, 1.0, of_b)
-        least_b, most_b = least_of(least_b, of_b), most_of(most_b, of_b)
-    tl.store(found + 4, least_b)
-    tl.store(found + 5, most_b)

@@ -34,12 +34,6 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
 
     Unless neither the order changes, nor columns are scaled or numbers widened, what the library does at full
     speed. Products are rounded to the wider of the dtypes of ``scales`` and ``a``, then to that of ``out``.
-
-    Examples
-    --------
-    >>> transposed_copy(torch.empty(2, 2).T, torch.ones(2, 2), torch.tensor([1.0, 2.0]))
-    tensor([[1., 2.],
-            [1., 2.]])
     """
     return out.copy_(a) if scales is None else torch.mul(a, scales, out=out)
 
@@ -48,16 +42,6 @@ def transposed_copy(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | N
 def transpose_in_place(a: torch.Tensor) -> torch.Tensor:
     """Exchange ``a[i, j]`` and ``a[j, i]``: from column-major to row-major order, and back; returns ``a.T``,
     the former ``a``.
-
-    Examples
-    --------
-    >>> a = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    >>> transpose_in_place(a)
-    tensor([[1., 2.],
-            [3., 4.]])
-    >>> a
-    tensor([[1., 3.],
-            [2., 4.]])
     """
     a.copy_(a.T.clone())
     return a.T

@@ -375,28 +375,38 @@ def judged(figure: Figure, data: ExperimentData) -> list[tuple[Claim, ClaimCheck
 
 def _page(paper: Paper, out: Path) -> str:
     """The page in Markdown: every figure whose data lies in ``out``, with claims and verdicts."""
+    figures = [figure for figure in paper.figures if (out / f"{figure.name}.json").exists()]
+    found = [ExperimentData.read(out / f"{figure.name}.json") for figure in figures]
+    runs = [_run(paper, data.about) for data in found]
+    usual = max(runs, key=runs.count, default="")
     sections = [
-        _section(paper, figure, out) for figure in paper.figures if (out / f"{figure.name}.json").exists()
+        _section(figure, data, out, run if run != usual else "")
+        for figure, data, run in zip(figures, found, runs, strict=True)
     ]
     head = [
         f"# {paper.title}",
-        f"{paper.source}. Each section is made by one command, from data in the same folder. A claim "
-        "is a number with an interval. It *holds* if our numbers lie in the interval, holds *in part* if at "
-        "least half of them do, or if a weaker claim is true (faster, but not as much), and otherwise *does "
-        "not hold*. Without enough data there is no verdict. Times are compared as ratios, since the paper's "
-        "machine was another one; if the verdict depends on the noise of the run, it is *too noisy*. "
-        "`(neula)` marks what the paper does not say.",
+        f"{paper.source}. A claim is an interval. It *holds* if our numbers lie in it, and *in part* if at "
+        "least half of them do, or if a weaker claim is true (faster, but not as much). Times are compared "
+        "as ratios, since the paper's machine was another one. `(neula)` marks statements that are not in "
+        "the paper.",
+        f"{usual} NAME is that of the data of a section.",
     ]
     return "\n\n".join([*head, *sections]) + "\n"
 
 
-def _section(paper: Paper, figure: Figure, out: Path) -> str:
-    data = ExperimentData.read(out / f"{figure.name}.json")
-    about, drawn = data.about, figure.draw is not None and (out / f"{figure.name}.png").exists()
-    small = about["scale"] == ExperimentScale.small
-    unit = f"{about['threads']} threads" if small else f"CUDA {about['cuda']}"
+def _run(paper: Paper, about: Mapping[str, Any]) -> str:
+    """Which command measured a section, where and when."""
+    unit = f"CUDA {about['cuda']}"
+    if about["scale"] == ExperimentScale.small:
+        unit = f"{about['threads']} threads"
     machine = f"{about['device']}, {unit}, torch {about['torch']}, {about['date'][:10]}"
-    scaled = [f"Scaled down: {figure.scaled_down}"] if small else []
+    command = f"neula experiment {paper.command} NAME --scale {about['scale']}"
+    return f"Measured by `{command}` on {machine}. {_engines(about)}."
+
+
+def _section(figure: Figure, data: ExperimentData, out: Path, run: str) -> str:
+    drawn = figure.draw is not None and (out / f"{figure.name}.png").exists()
+    scaled = [f"Scaled down: {figure.scaled_down}"] if data.about["scale"] == ExperimentScale.small else []
     checks = []
     for claim, check, outcome in judged(figure, data):
         verdict = outcome.value if outcome is Outcome.holds else f"**{outcome}**"
@@ -404,13 +414,12 @@ def _section(paper: Paper, figure: Figure, out: Path) -> str:
     claims = _markdown_table(["the paper", "claimed", "ours", "verdict", "measured"], checks)
     picture = [f"![{figure.title}]({figure.name}.png)"] if drawn else []
     table = [_markdown_table(data.rows.fields, _cells(data.rows))] if figure.draw is None else []
-    made = (
-        f"`neula experiment {paper.command} {figure.name} --scale {about['scale']}` on {machine}. "
-        f"Data: [JSON]({figure.name}.json), [CSV]({figure.name}.csv)."
+    files = f"Data: [{figure.name}.json]({figure.name}.json), [CSV]({figure.name}.csv)."
+    notes = [f"Note: {note}." for note in (*data.about["notes"], *_noise_note(figure, data))]
+    shows = f"{figure.shows} {files}"
+    return "\n\n".join(
+        [f"## {figure.title}", shows, *[run] * bool(run), *scaled, *picture, *table, claims, *notes]
     )
-    notes = [f"Note: {note}." for note in (*about["notes"], *_noise_note(figure, data))]
-    shows = f"{figure.shows} {_engines(about)}."
-    return "\n\n".join([f"## {figure.title}", made, shows, *scaled, *picture, *table, claims, *notes])
 
 
 def _noise_note(figure: Figure, data: ExperimentData) -> list[str]:

@@ -14,7 +14,7 @@ Interval = tuple[float, float]
 MORE: Interval = (1.0, math.inf)  # interval for a claim that a ratio exceeds 1
 EVERY: Interval = (1.0, 1.0)  # interval for counted cases: 1 if a statement is true, else 0
 HALF_AN_ORDER = 10**0.5  # how far from "about an order of magnitude" a factor may be, up and down
-MOST = 0.5  # part of the cases in which a claim, or its tendency, must be true to hold in part
+MOST = 0.5  # part of the cases in which a claim, or its weaker form, must be true to hold in part
 ASSUMED_NOISE = 1.1  # factor that a time may be off where the noise of a run was not measured
 
 
@@ -36,7 +36,7 @@ class ClaimCheck:
     measured: str  # the numbers in words
     # The interval of a weaker claim, as "faster at all" for "six times faster": if the numbers lie in it, the
     # claim holds in part.
-    tendency: Interval | None = None
+    weaker: Interval | None = None
     least: float = 1.0  # part of the values that must lie in the claimed interval
 
     def outcome(self, noise: float = 1.0) -> Outcome:
@@ -52,7 +52,7 @@ class ClaimCheck:
     def _compared(self, values: list[float]) -> Outcome:
         if _part(values, self.claimed) >= self.least:
             return Outcome.holds
-        weaker = self.claimed if self.tendency is None else self.tendency
+        weaker = self.claimed if self.weaker is None else self.weaker
         partly = max(_part(values, self.claimed), _part(values, weaker)) >= MOST
         return Outcome.in_part if partly else Outcome.fails
 
@@ -107,12 +107,12 @@ def within(
     claimed: Interval,
     measured: str,
     *,
-    tendency: Interval | None = None,
+    weaker: Interval | None = None,
     least: float = 1.0,
 ) -> ClaimCheck:
     """Values, None or NaN where a method failed, compared with the claimed interval."""
     numbers = tuple(math.nan if value is None else float(value) for value in values)
-    return ClaimCheck(numbers, claimed, measured, tendency, least)
+    return ClaimCheck(numbers, claimed, measured, weaker, least)
 
 
 def cases(found: Iterable[bool], measured: str, *, least: float = 1.0) -> ClaimCheck:
@@ -129,7 +129,7 @@ def ratio(
     *,
     by: str = "method",
     last: bool = False,
-    tendency: Interval | None = None,
+    weaker: Interval | None = None,
 ) -> ClaimCheck:
     """How many times a field of one series is that of another one, in every case or the last.
 
@@ -140,7 +140,7 @@ def ratio(
         return within([], claimed, f"0 cases of {' and '.join(missing)}")
     found = rows.ratios(field, ours, theirs, by)
     told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} for the largest" * last
-    return within(found[-1:] if last else found, claimed, told, tendency=tendency)
+    return within(found[-1:] if last else found, claimed, told, weaker=weaker)
 
 
 def about(number: float, factor: float = 1.5) -> Interval:

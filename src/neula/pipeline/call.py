@@ -143,8 +143,9 @@ class Call:
         if not 0 < work <= limit:
             return self
         host = over(select_engine("cpu", torch.device("cpu")), self.dtype)
-        # Several threads of a library would work on larger ones.
-        by_library = library and work <= tuning[HostTuning].by_host and m * n < OPENBLAS_THREADS
+        # Several threads of a library would work on larger ones, and sooner on complex numbers.
+        size = m * n * (4 if self.dtype.is_complex else 1)
+        by_library = library and work <= tuning[HostTuning].by_host and size < OPENBLAS_THREADS
         if not by_library and not (work <= most and has_kernel(m, n)):
             return self
         operands = dict(zip(self.operands, fetched([*self.operands.values()]), strict=True))
@@ -190,7 +191,7 @@ class Call:
         known = x if isinstance(x, torch.Tensor) else torch.from_numpy(np.ascontiguousarray(x))
         return self.hand_back(known.reshape(self.first.tensor.shape[:-2]), known.dtype)
 
-    def told(self, attempts: Sequence[Any]) -> dict[str, Any]:
+    def diagnostics(self, attempts: Sequence[Any]) -> dict[str, Any]:
         known = {"engine": str(self.engine), "accuracy": self.target.name, "seconds": self.seconds}
         return {"attempts": tuple(attempts), **known}
 
@@ -199,18 +200,18 @@ class Call:
         return np.argwhere(~accepted.reshape(self.first.tensor.shape[:-2])).tolist()
 
     def report_missed(
-        self, what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, unsure: bool = False
+        self, what: str, why: str, result: Any, indices: Sequence[Sequence[int]], *, no_digits: bool = False
     ) -> None:
         """Warn that the accuracy was missed, or raise where the call is strict: ValueError for a batch that
         holds NaN or Inf. ``result``: the best that was found. ``indices``: of the rejected matrices of a
-        batch; the empty index for a single one. ``unsure``: whether a solution has no guaranteed digit.
+        batch; the empty index for a single one. ``no_digits``: whether a solution has no guaranteed digit.
         """
         if self.strict and any(map(len, indices)):  # a single matrix was checked before
             for name, taken in self.operands.items():
                 check_finite(taken.tensor, taken.tensor, name)
         if places := self.first.places:  # the user's, of a list
             indices = [(places[first], *rest) for first, *rest in indices]
-        report_missed(what, why, result, indices, strict=self.strict, unsure=unsure)
+        report_missed(what, why, result, indices, strict=self.strict, no_digits=no_digits)
 
 
 P = ParamSpec("P")

@@ -444,7 +444,6 @@ def ruled(words: str) -> Callable[[Callable[[C], T]], Rule[C, T]]:
 
 CORE = "compiled core"
 HOST = "host of a GPU"
-KERNEL = "GPU, one kernel"
 ANY = "any device"
 LAUNCHED = "GPU, asynchronous"
 

@@ -42,7 +42,7 @@ def no_answer(*inputs: Tensor) -> Any:
 
 
 @dataclass(frozen=True)
-class Answerer:
+class PrimalFunction:
     """The function that answers, and the solves that its derivatives need."""
 
     call: Callable[..., Tensors]  # from the input to the answer, and the evidence, which has no derivatives
@@ -60,12 +60,12 @@ class Attached(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> Tensors:
-        *operands, answerer = inputs
-        return answerer.call(*operands)
+        *operands, primal = inputs
+        return primal.call(*operands)
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: Any, output: Tensors) -> None:
-        *operands, ctx.answerer = inputs
+        *operands, ctx.primal = inputs
         evidence = output[cls.answers :]
         ctx.evidence = len(evidence)
         ctx.mark_non_differentiable(*evidence)
@@ -76,7 +76,7 @@ class Attached(Function):
     @classmethod
     def backward(cls, ctx: Any, *gradients: Tensor) -> Gradients:
         wanted = ctx.needs_input_grad[: cls.operands]
-        return *cls.pulled_back(ctx.answerer, wanted, ctx.saved_tensors, *gradients[: cls.answers]), None
+        return *cls.pulled_back(ctx.primal, wanted, ctx.saved_tensors, *gradients[: cls.answers]), None
 
     @classmethod
     def jvp(cls, ctx: Any, *changes: Tensor | None) -> Gradients:
@@ -85,13 +85,13 @@ class Attached(Function):
         with forward_ad._set_fwd_grad_enabled(True):
             kept = tuple(forward_ad.unpack_dual(x).primal for x in ctx.saved_tensors)
             with torch.autocast(kept[0].device.type, enabled=False):
-                found = cls.pushed_forward(ctx.answerer, kept, *changes[: cls.operands])
+                found = cls.pushed_forward(ctx.primal, kept, *changes[: cls.operands])
         return *found, *(None,) * ctx.evidence
 
     @classmethod
     def vmap(cls, info: Any, in_dims: Any, *inputs: Any) -> tuple[Tensors, tuple[int, ...]]:
-        *operands, answerer = inputs
-        found = cls.apply(*leading(operands, in_dims), answerer)
+        *operands, primal = inputs
+        found = cls.apply(*leading(operands, in_dims), primal)
         return found, (0,) * len(found)
 
     @classmethod
@@ -100,22 +100,24 @@ class Attached(Function):
         return *operands[:inputs], *output[:outputs]
 
     @classmethod
-    def pulled_back(cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+    def pulled_back(
+        cls, primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor
+    ) -> Gradients:
         """Gradients of the operands, without the caller's autocast."""
         if any(map(is_legacy_batch, gradients)):
-            answerer = replace(answerer, may_raise=False)
+            primal = replace(primal, may_raise=False)
         with torch.autocast(kept[0].device.type, enabled=False):
-            return cls.gradients(answerer, wanted, kept, *gradients)
+            return cls.gradients(primal, wanted, kept, *gradients)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
         """Gradients of the operands from those of the answers."""
         raise NotImplementedError
 
     @classmethod
-    def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Any:
+    def pushed_forward(cls, primal: PrimalFunction, kept: Tensors, *changes: Any) -> Any:
         """Changes of answers from those of operands, None if unchanged; by default, its own adjoint."""
-        return cls.gradients(answerer, (), kept, *changes)
+        return cls.gradients(primal, (), kept, *changes)
 
 
 def leading(operands: Sequence[Tensor], dims: Sequence[int | None]) -> list[Tensor]:
@@ -141,11 +143,11 @@ class ByFormulas(Attached):
     forward_formula: Callable[..., Tensors | Tensor]
 
     @classmethod
-    def gradients(cls, answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(cls, primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         return (cls.backward_formula(*_at_least_single(*kept, *gradients)).to(kept[0].dtype),)
 
     @classmethod
-    def pushed_forward(cls, answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(cls, primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         found = cls.forward_formula(*_at_least_single(*kept, *changes))
         return tuple(x.to(kept[0].dtype) for x in (found if isinstance(found, tuple) else (found,)))
 
@@ -251,12 +253,12 @@ class LogDeterminant(Attached):
     kept = (1, 1)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
-        return (gradients[0][..., None, None] * answerer.again(kept[0]).mH,)
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        return (gradients[0][..., None, None] * primal.again(kept[0]).mH,)
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        change = (answerer.again(kept[0]).mT * changes[0]).sum((-2, -1))
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
+        change = (primal.again(kept[0]).mT * changes[0]).sum((-2, -1))
         return (change if kept[1].is_complex() else change.real,)
 
 
@@ -269,15 +271,15 @@ class LinearSystem(Attached):
     kept = (2, 1)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
-        (a, b, x), (dx,), solve = kept, gradients, answerer.again
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+        (a, b, x), (dx,), solve = kept, gradients, primal.again
         y = solve(in_double(a).mH, in_double(dx))
         return for_operand(-y @ in_double(x).mH, a) if wanted[0] else None, for_operand(y, b)
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         a, _, x = kept
-        return (answerer.again(in_double(a), changed_residual(x, *changes)).to(x.dtype),)
+        return (primal.again(in_double(a), changed_residual(x, *changes)).to(x.dtype),)
 
 
 class Solution(Attached):
@@ -298,10 +300,10 @@ class Solution(Attached):
     kept = (2, 2)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         (given, rhs, y, ranks), (dx,) = kept, gradients
         deficient = _deficient(given, ranks)
-        if answerer.may_raise:
+        if primal.may_raise:
             _refuse_where(deficient[..., 0, 0] & (dx != 0).flatten(-2).any(-1), ranks, given.shape)
         # Their gradients are zero and not needed: those of any matrix of full rank will do.
         instead = torch.eye(*given.shape[-2:], dtype=given.dtype, device=given.device)
@@ -310,12 +312,12 @@ class Solution(Attached):
         # Where this is done and is not an error, they are NaN.
         dx = torch.where(deficient & (dx != 0), math.nan, in_double(dx))
         if a.shape[-2] >= a.shape[-1]:
-            q, r, a = _in_dtype_of(x, *answerer.again(a), a)
+            q, r, a = _in_dtype_of(x, *primal.again(a), a)
             c = solve_triangular(r.mH, dx, upper=False)
             y, z = q @ c, solve_triangular(r, c, upper=True)
             da = (b - a @ x) @ z.mH - y @ x.mH
         else:
-            q, r = _in_dtype_of(x, *answerer.again(a.mH))
+            q, r = _in_dtype_of(x, *primal.again(a.mH))
             c = q.mH @ dx
             y = solve_triangular(r, c, upper=True)
             w = solve_triangular(r.mH, b.to(x.dtype), upper=False)
@@ -323,18 +325,18 @@ class Solution(Attached):
         return for_operand(da, given), for_operand(y, rhs)
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (*_, ranks), (da, db) = kept, changes
         a, b, x = map(in_double, kept[:3])
         rest = changed_residual(x, da, db).to(x.dtype)
         if a.shape[-2] >= a.shape[-1]:
-            q, r, a = _in_dtype_of(x, *answerer.again(a), a)
+            q, r, a = _in_dtype_of(x, *primal.again(a), a)
             image = q.mH @ rest
             if da is not None:
                 image = image + solve_triangular(r.mH, da.to(x.dtype).mH @ (b - a @ x), upper=False)
             dx = solve_triangular(r, image, upper=True)
         else:
-            q, r = _in_dtype_of(x, *answerer.again(a.mH))
+            q, r = _in_dtype_of(x, *primal.again(a.mH))
             dx = q @ solve_triangular(r.mH, rest, upper=False)
             if da is not None:
                 y = da.to(x.dtype).mH @ solve_triangular(r, q.mH @ x, upper=True)
@@ -384,15 +386,15 @@ class ProductFunction(Attached):
     kept = (2, 0)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
-        (a, b), (dc,), multiply = kept, gradients, answerer.again
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Gradients:
+        (a, b), (dc,), multiply = kept, gradients, primal.again
         da = for_operand(multiply(dc, b.mH), a) if wanted[0] else None
         db = for_operand(multiply(a.mH, dc), b) if wanted[1] else None
         return da, db
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
-        (a, b), (da, db), multiply = kept, changes, answerer.again
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
+        (a, b), (da, db), multiply = kept, changes, primal.again
         parts = [multiply(da, b)] if da is not None else []
         parts += [multiply(a, db)] if db is not None else []
         return (reduce(torch.add, parts),)
@@ -409,7 +411,7 @@ class Polar(Attached):
     kept = (1, 2)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         a, u, deficient = _of_full_rank(*kept)
         du = torch.where(deficient & (gradients[0] != 0), math.nan, in_double(gradients[0]))
         return (_derivative_of_polar(a, u, du).to(kept[0].dtype),)
@@ -434,7 +436,7 @@ def _derivative_of_polar(a: Tensor, u: Tensor, change: Tensor) -> Tensor:
 
 def lyapunov(h: Tensor, k: Tensor) -> Tensor:
     """Y of ``H Y + Y H = K`` for a Hermitian positive definite H, differentiable."""
-    return Lyapunov.apply(h, k, Answerer(_lyapunov))[0]
+    return Lyapunov.apply(h, k, PrimalFunction(_lyapunov))[0]
 
 
 def _lyapunov(h: Tensor, k: Tensor) -> Tensors:
@@ -453,13 +455,13 @@ class Lyapunov(Attached):
     kept = (1, 1)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         h, y = kept
         z = lyapunov(h, gradients[0])
         return -(z @ y.mH + y.mH @ z), z
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (h, y), (dh, dk) = kept, changes
         right = torch.zeros_like(y) if dk is None else dk
         return (lyapunov(h, right if dh is None else right - dh @ y - y @ dh),)

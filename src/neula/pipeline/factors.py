@@ -345,13 +345,15 @@ class RightSides:
             seconds=perf_counter() - self._begun,
         )
         if not converged:
-            unsure = not worst[1] <= SURE
+            no_digits = not worst[1] <= SURE
             what = (
                 "no digit of the solution is guaranteed"
-                if unsure
+                if no_digits
                 else f"x is not solved to {target.name} accuracy"
             )
-            report_missed(what, reason, result, (~accepted).nonzero().tolist(), strict=False, unsure=unsure)
+            report_missed(
+                what, reason, result, (~accepted).nonzero().tolist(), strict=False, no_digits=no_digits
+            )
         return result
 
 
@@ -377,7 +379,7 @@ def _report_numbers(what: str, value: Tensor, error: Tensor, least: float) -> No
     if not bool(sure.all()):
         why = f"the bound on its error is {float(error.amax()):.1e}"
         lost = (~sure).nonzero().tolist()
-        report_missed(f"no digit of {what} is guaranteed", why, None, lost, strict=False, unsure=True)
+        report_missed(f"no digit of {what} is guaranteed", why, None, lost, strict=False, no_digits=True)
 
 
 def _forgotten() -> None:

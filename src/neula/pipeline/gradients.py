@@ -23,8 +23,8 @@ Tensor = torch.Tensor
 Solve = Callable[[Tensor, Tensor], Tensor]  # differentiable ``A^-1 b``, or ``A b``
 
 
-def known(*answer: Tensor, again: Callable[..., Any] = dense.no_answer) -> dense.Answerer:
-    return dense.Answerer(lambda *inputs: tuple(x.detach() for x in answer), again)
+def known(*answer: Tensor, again: Callable[..., Any] = dense.no_answer) -> dense.PrimalFunction:
+    return dense.PrimalFunction(lambda *inputs: tuple(x.detach() for x in answer), again)
 
 
 def _single(x: Tensor) -> torch.dtype:

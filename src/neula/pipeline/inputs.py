@@ -121,7 +121,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
     no float64, and for a table with missing values.
     """
     if type(x) is torch.Tensor and differentiable:  # microseconds count
-        return _take_tensor(x, name, _itself, or_complex)
+        return _take_tensor(x, name, itself, or_complex)
     if is_spread(x):
         whole = f"{name}.full()" if isinstance(x, Spread) else f"{name}.full_tensor()"
         raise TypeError(
@@ -133,7 +133,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
     if isinstance(x, torch.Tensor):
         if not differentiable:
             refuse_gradient(x, name)
-        return _take_tensor(x, name, _itself, or_complex)
+        return _take_tensor(x, name, itself, or_complex)
     if isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array: pass {name}.filled(...), or leave the masked rows out")
     if isinstance(x, np.ndarray):
@@ -157,7 +157,7 @@ def take(x: Any, name: str, *, differentiable: bool = False, or_complex: bool = 
 def gradient_wanted(first: Taken, *others: Taken | None) -> bool:
     """Whether the answer is to be differentiated; ValueError if the first operand's library is not torch."""
     wanted = any(x is not None and x.is_variable for x in (first, *others))
-    if wanted and first.wrap is not _itself:
+    if wanted and first.wrap is not itself:
         raise ValueError(
             "an operand requires a gradient or has a tangent, and the answer cannot, since A is no torch "
             "tensor: pass torch.as_tensor(A), or detach the other"
@@ -255,7 +255,7 @@ def usable_members(x: torch.Tensor, measured: np.ndarray) -> np.ndarray:
     return usable
 
 
-def _itself(x: torch.Tensor) -> torch.Tensor:
+def itself(x: torch.Tensor) -> torch.Tensor:
     return x
 
 

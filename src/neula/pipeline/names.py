@@ -20,7 +20,7 @@ INTERCEPT = "intercept"
 
 def column_names(x: Any) -> tuple[str, ...] | None:
     """Names of the columns of a table, a labelled DataArray of xarray, or a source of Parquet."""
-    if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)):
+    if isinstance(x, (np.ndarray, torch.Tensor, list, tuple)) or type(x).__name__ == "LazyFrame":
         return None
     if is_source(x):
         return x.names if isinstance(x, Parquet) else None
@@ -50,9 +50,10 @@ def check_aligned(labels: Any, others: Mapping[str, Any], name: str = "A") -> No
         if theirs is None or labels is None or len(theirs) != len(labels) or labels.equals(theirs):
             continue
         place = int(np.flatnonzero(np.asarray(labels != theirs))[0])
+        by_label = f"{other}.loc[{name}.index]" if hasattr(x, "iloc") else f"{other}.reindex_like({name})"
         raise ValueError(
             f"{other} has other row labels than {name}: {theirs[place]} at row {place}, where {name} has "
-            f"{labels[place]}; pass {other}.loc[{name}.index] to match rows by label, or "
+            f"{labels[place]}; pass {by_label} to match rows by label, or "
             f"{other}.to_numpy() to go by position"
         )
 
@@ -96,6 +97,7 @@ def keeps_names(function: Callable[P, T]) -> Callable[P, T]:
             "names": (INTERCEPT, *names) if kwargs.get("intercept") else names,
             "responses": column_names(others["b"]) or _series_name(others["b"]),
             "_library": type(a).__module__.partition(".")[0],
+            "_row_labels": row_labels(a),
         }
         try:
             result = function(*args, **kwargs)

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from neula.engines import Engine
 from neula.pipeline.call import restored
-from neula.pipeline.derivatives import Answerer, Attached, Tensors, is_legacy_batch, leading, no_answer
+from neula.pipeline.derivatives import Attached, PrimalFunction, Tensors, is_legacy_batch, leading, no_answer
 from neula.pipeline.inputs import is_spread, refuse_gradient, tensors_in
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import showing
@@ -84,7 +84,7 @@ class Operator:
         if torch.compiler.is_compiling():  # what compilers trace has the derivatives of the operator itself
             return self._called(*inputs)
         operands, options = self._split(inputs)
-        return self._function.apply(*operands, self._answerer(options))
+        return self._function.apply(*operands, self._primal(options))
 
     def _called(self, *inputs: Any) -> Tensors:
         found = self.packet.default(*inputs)
@@ -104,9 +104,9 @@ class Operator:
             given["accuracy"] = accuracy_of(given["accuracy"])
         return given
 
-    def _answerer(self, options: Sequence[Any]) -> Answerer:
+    def _primal(self, options: Sequence[Any]) -> PrimalFunction:
         again = no_answer if self._again is None else self._again(**self._named(options))
-        return Answerer(lambda *operands: self._called(*operands, *options), again, may_raise=False)
+        return PrimalFunction(lambda *operands: self._called(*operands, *options), again, may_raise=False)
 
     def _keep(self, ctx: Any, inputs: Sequence[Any], output: Any) -> None:
         operands, ctx.options = self._split(inputs)
@@ -116,7 +116,7 @@ class Operator:
     def _backward(self, ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         wanted = ctx.needs_input_grad[: self._function.operands]
         given = gradients[: self._function.answers]
-        found = self._function.pulled_back(self._answerer(ctx.options), wanted, ctx.saved_tensors, *given)
+        found = self._function.pulled_back(self._primal(ctx.options), wanted, ctx.saved_tensors, *given)
         return *found, *(None,) * len(ctx.options)
 
     def _batched(self, info: Any, dims: Any, *inputs: Any) -> tuple[Any, Any]:

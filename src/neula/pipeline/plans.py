@@ -44,7 +44,7 @@ OF_EACH = {"accepted": "doubtful", "backward_errors": "backward_error"}
 OF_EACH |= {"conditions": "condition", "forward_errors": "forward_error"}
 """Fields of results with what is known of each problem, and where solutions have it."""
 
-Told = tuple[str, Callable[[], str]]  # the label of a link, and why its answer is accepted, in words
+Acceptance = tuple[str, Callable[[], str]]  # the label of a link, and why its answer is accepted, in words
 COPIED = 1 << 15  # elements of a view up to which its copy takes less time than the front end
 
 LINALG_ERRORS = np.linalg.LinAlgError, torch.linalg.LinAlgError
@@ -250,20 +250,25 @@ def numbers_later(given: Given, numbers: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def accepted_solutions(
-    kind: type[R], given: Given, options: Any, told: Told, fields: dict[str, Any], each: Callable[[str], Any]
+    kind: type[R],
+    given: Given,
+    options: Any,
+    acceptance: Acceptance,
+    fields: dict[str, Any],
+    each: Callable[[str], Any],
 ) -> R:
     """Accepted result of solutions; ``each`` makes the user's array of a name in ``OF_EACH``."""
     fields["converged"], fields["digits"] = True, digits_of(fields["forward_error"], options.dtype)
     for name in OF_EACH:
         fields[name] = Later(partial(each, name))
-    return accepted_result(kind, given, options, *told, fields)
+    return accepted_result(kind, given, options, *acceptance, fields)
 
 
 def accepted_solution(
     kind: type[R],
     given: Given,
     options: Any,
-    told: Told,
+    acceptance: Acceptance,
     fields: dict[str, Any],
     x: np.ndarray,
     forward_errors: list[float],
@@ -273,7 +278,9 @@ def accepted_solution(
     errors = forward_errors[0] if is_vector else forward_errors
     known = dict(zip(OF_EACH, (True, fields["backward_error"], fields["condition"], errors), strict=True))
     fields["x"] = returned(given, x[:, 0] if is_vector else x, options)
-    return accepted_solutions(kind, given, options, told, fields, lambda name: wrap(np.array(known[name])))
+    return accepted_solutions(
+        kind, given, options, acceptance, fields, lambda name: wrap(np.array(known[name]))
+    )
 
 
 def returned(given: Given, x: np.ndarray, options: Any) -> Any:
@@ -304,6 +311,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
     def reason(self, found: Answer[Any], of: Extremes) -> str:
         """Why all are accepted, in words."""
 
+    @restored
     def begin(self, problems: P) -> Answer[S] | None:
         with plain_arithmetic(self.options.engine.device):
             return answer_of_first([self.link], problems)
@@ -337,8 +345,8 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
         fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
         fields["condition"] = max(1.0, of["condition"][1])
-        told = found.label, lambda: self.reason(said, of)
-        return accepted_solutions(self.result, given, self.options, told, fields, each)
+        acceptance = found.label, lambda: self.reason(said, of)
+        return accepted_solutions(self.result, given, self.options, acceptance, fields, each)
 
 
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:

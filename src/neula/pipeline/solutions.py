@@ -153,7 +153,7 @@ class Report:
     run: Run[Any]
     # bool, shape (P, copies): right-hand sides with NaN or Inf among those that share a matrix: nothing is
     # known of them.
-    spoilt: torch.Tensor | None = None
+    nonfinite: torch.Tensor | None = None
 
     @cached_property
     def layout(self) -> BatchedProblem:
@@ -161,11 +161,13 @@ class Report:
 
     def of_members(self, known: Callable[[], torch.Tensor], missing: float = math.nan) -> Later:
         """An array with what is known of each problem."""
-        spoilt = self.spoilt
+        nonfinite = self.nonfinite
 
         def arranged(shapes: BatchedProblem) -> torch.Tensor:
             x = shapes.of_members(known())
-            return x if spoilt is None else x.masked_fill(shapes.of_copies(spoilt.to(x.device)), missing)
+            return (
+                x if nonfinite is None else x.masked_fill(shapes.of_copies(nonfinite.to(x.device)), missing)
+            )
 
         return self.later(arranged)
 
@@ -178,8 +180,8 @@ class Report:
     def missed(self) -> list[list[int]]:
         """Indices in the batch of the problems that were not accepted."""
         accepted = self.shapes.of_members(torch.from_numpy(self.run.accepted))
-        if self.spoilt is not None:
-            accepted = accepted & ~self.shapes.of_copies(self.spoilt).cpu()
+        if self.nonfinite is not None:
+            accepted = accepted & ~self.shapes.of_copies(self.nonfinite).cpu()
         return (~accepted).nonzero().tolist()
 
     @cached_property
@@ -189,14 +191,14 @@ class Report:
         names, numbers = run.found.names, run.numbers
         if not len(run.accepted):
             return {}
-        if self.spoilt is not None:
+        if self.nonfinite is not None:
             return dict.fromkeys(names, math.nan)
         place = 0 if numbers.shape[1] == 1 else run.worst(numbers_of(run)["backward_error"])
         return dict(zip(names, numbers[:, place].tolist(), strict=True))
 
     def most(self, name: str, least: float) -> float:
         """The largest of some numbers that were measured, at least something; NaN is the largest."""
-        if self.run.numbers.shape[1] == 1 and self.spoilt is None:
+        if self.run.numbers.shape[1] == 1 and self.nonfinite is None:
             found = self.worst[name]
             return least if found < least else found
         return float(numbers_of(self.run)[name].max(initial=least))
@@ -208,14 +210,14 @@ class Report:
         return {
             # It is rounded already, and its largest element was checked.
             "x": self.call.hand_back(self.shapes.solutions(values.x), self.options.dtype),
-            "converged": self.spoilt is None and bool(run.accepted.all()),
+            "converged": self.nonfinite is None and bool(run.accepted.all()),
             "iterations": run.iterations,
             "backward_error": self.worst.get("backward_error", 0.0),
-            "condition": self.most("condition", 1.0) if self.spoilt is None else math.nan,
+            "condition": self.most("condition", 1.0) if self.nonfinite is None else math.nan,
             "forward_error": forward_error,
             "digits": digits_of(forward_error, self.options.dtype),
             "history": run.history,
-            **self.call.told(run.attempts),
+            **self.call.diagnostics(run.attempts),
             "accepted": self.of_members(lambda: torch.from_numpy(run.accepted), False),
             "backward_errors": self.of_members(lambda: values.backward_error),
             "conditions": self.of_members(lambda: values.condition),
@@ -275,7 +277,7 @@ def rounded_away(run: Run[S], bound: float, dtype: torch.dtype) -> str:
     return f": x underflows in {str(dtype).removeprefix('torch.')}, pass b times a power of two{wider}"
 
 
-def unsure(run: Run[S]) -> bool:
+def no_digits(run: Run[S]) -> bool:
     """Whether x of any problem without NaN or Inf has no guaranteed digit."""
     of = numbers_of(run)
     return bool((~(of["forward_error"] <= SURE) & ~np.isnan(of["backward_error"])).any())

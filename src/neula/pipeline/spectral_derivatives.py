@@ -14,7 +14,7 @@ import torch
 from neula.algorithms.krylov.gmres import cg
 from neula.certificates.forward_error import SURE
 from neula.engines.formats import in_double
-from neula.pipeline.derivatives import Answerer, Attached, Tensors, Wanted, lyapunov
+from neula.pipeline.derivatives import Attached, PrimalFunction, Tensors, Wanted, lyapunov
 
 Tensor = torch.Tensor
 Triplets = tuple[Tensor, Tensor, Tensor]
@@ -33,7 +33,7 @@ class EigenvectorsFunction(Attached):
     kept = (0, 3)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
         negligible = _negligible(gradients[1])
         inner, size = v.mH @ dv, torch.linalg.vector_norm(dv, dim=-2)
@@ -46,7 +46,7 @@ class EigenvectorsFunction(Attached):
         return ((v @ (quotients + torch.diag_embed(dw)) @ v.mH).to(kept[1].dtype),)
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (w, v, errors), da = map(in_double, kept), in_double(changes[0])
         inner = v.mH @ ((da + da.mH) / 2) @ v
         asked = torch.ones_like(w, dtype=torch.bool).unsqueeze(-2)
@@ -96,11 +96,11 @@ class OnceZero(Attached):
     kept = (0, 1)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         return (torch.where(gradients[0] != 0, math.nan, gradients[0]),)
 
 
-ZERO = Answerer(lambda x: (torch.zeros_like(x),))
+ZERO = PrimalFunction(lambda x: (torch.zeros_like(x),))
 
 
 class PowerFunction(Attached):
@@ -114,8 +114,8 @@ class PowerFunction(Attached):
     kept = (0, 3)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
-        (x, w, v), power, da = map(in_double, kept), answerer.again(), in_double(gradients[0])
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        (x, w, v), power, da = map(in_double, kept), primal.again(), in_double(gradients[0])
         da = (da + da.mH) / 2
         if abs(power) != 0.5:
             (da,) = FirstOrder.apply(da, x, FIRST)
@@ -143,14 +143,14 @@ class FirstOrder(Attached):
     operands = 2
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         raise RuntimeError(
             "powers other than 1/2 and -1/2 have first derivatives only: write the power as square roots and "
             "products for higher ones"
         )
 
 
-FIRST = Answerer(lambda x, other: (x.clone(),))
+FIRST = PrimalFunction(lambda x, other: (x.clone(),))
 
 
 class TripletsFunction(Attached):
@@ -168,7 +168,7 @@ class TripletsFunction(Attached):
     kept = (1, 4)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
         (a, u, s, vh, errors), (du, ds, dvh) = map(in_double, kept), map(in_double, gradients)
         v, dv = vh.mH, dvh.mH
         ties, negligible = errors / SURE, _negligible(gradients[0])
@@ -188,7 +188,7 @@ class TripletsFunction(Attached):
         return (found.to(kept[0].dtype),)
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (a, u, s, vh, errors), da = map(in_double, kept), in_double(changes[0])
         v = vh.mH
         image, transposed, ties = da @ v, da.mH @ u, errors / SURE
@@ -234,20 +234,20 @@ class ShiftedGram(Attached):
     kept = (2, 1)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Triplets:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Triplets:
         d, s, y = kept
-        (z,) = ShiftedGram.apply(d, s, gradients[0], answerer)
+        (z,) = ShiftedGram.apply(d, s, gradients[0], primal)
         return (d @ y) @ z.mH + (d @ z) @ y.mH, -2 * s * (y * z.conj()).real.sum(-2, keepdim=True), z
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (d, s, y), (dd, ds, dc) = kept, changes
         right = torch.zeros_like(y) if dc is None else dc
         if ds is not None:
             right = right - 2 * s * ds * y
         if dd is not None:
             right = right + dd.mH @ (d @ y) + d.mH @ (dd @ y)
-        return ShiftedGram.apply(d, s, right, answerer)
+        return ShiftedGram.apply(d, s, right, primal)
 
 
 def _by_cg(d: Tensor, s: Tensor, c: Tensor) -> Tensors:
@@ -268,4 +268,4 @@ def _by_cg(d: Tensor, s: Tensor, c: Tensor) -> Tensors:
     return (torch.where(left <= 100 * accurate * torch.linalg.vector_norm(c, dim=0), y, math.nan),)
 
 
-BY_CG = Answerer(_by_cg)
+BY_CG = PrimalFunction(_by_cg)

@@ -23,6 +23,12 @@ Kind = TypeVar("Kind", "np.ndarray[Any, Any]", Tensor)
 ArrayLike: TypeAlias = Any
 """NumPy array, torch tensor, any array with DLPack, data frame or list; checked when it is passed."""
 
+BoundsLike: TypeAlias = Any
+"""A pair of lower and upper bounds, array_like, or scipy.optimize.Bounds."""
+
+NameOrFunction: TypeAlias = Any
+"""One of several names, or a function."""
+
 Array: TypeAlias = Any
 """An array of the library of the first argument."""
 

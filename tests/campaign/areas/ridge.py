@@ -14,7 +14,6 @@ from flint import arb, ctx, fmpq, fmpq_mat
 
 import neula
 from neula.engines import EmulatedEngine
-from neula.sklearn import RidgeCV
 
 from ..calls import answer_of
 from ..exact import dyadic, embedded, integers, parts
@@ -277,6 +276,8 @@ def _judge_model(
     a, b, damps = given
     if recipe.of_a or recipe.of_b or not damps.all() or len(a) < 2 or recipe.scalars == "complex":
         return
+    from neula.sklearn import RidgeCV  # which takes seconds to import, and few processes need
+
     mean = recipe.mean
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -9,7 +9,7 @@ from tests.devices import DEVICE, HAS_GPU, KERNEL
 from neula.io.matrices import random_matrix
 from neula.kernels.lu import calu
 from neula.kernels.lu.calu import eliminate, rows_of_u, update
-from neula.kernels.lu.tournament import WIDTH, PanelFactors, play_reference
+from neula.kernels.lu.tournament import WIDTH, PanelFactors, find_pivots_reference
 
 U16, U32 = 2.0**-11, 2.0**-24
 
@@ -56,7 +56,7 @@ def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
     block = panel[:, :WIDTH].clone(memory_format=torch.contiguous_format)
     following = torch.empty_like(block)
     for start in range(0, r, WIDTH):
-        play_reference(block, found, start, WIDTH)
+        find_pivots_reference(block, found, start, WIDTH)
         if start > 0:
             steps.rows_of_u(panel, lower, upper, found, start - WIDTH)
         steps.update(panel, lower, upper, start, following)

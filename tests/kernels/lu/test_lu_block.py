@@ -18,7 +18,7 @@ from neula.kernels.lu.lu_block import (
     factor_diagonal,
     lu_unpivoted,
     lu_unpivoted_reference,
-    solve_beside,
+    solve_off_diagonal,
     solve_upper,
 )
 from neula.kernels.triangular_inverse import triangular_inverse, triangular_inverses
@@ -175,7 +175,7 @@ class Kernels:
         else:
             self.width = module.WIDTH
         self.solve = module.solve_upper_triton
-        self.solve_beside = module.solve_beside_triton
+        self.solve_off_diagonal = module.solve_off_diagonal_triton
         self.factor = partial(module.factor_block_triton, width=self.width)
 
 
@@ -184,7 +184,7 @@ class Reference:
 
     width = 32
     solve = staticmethod(solve_upper.reference)
-    solve_beside = staticmethod(solve_beside.reference)
+    solve_off_diagonal = staticmethod(solve_off_diagonal.reference)
 
     def factor(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return factor_block.reference(block, self.width)
@@ -257,7 +257,7 @@ def test_both_sides_of_a_block(n: int, r: int, blocks: Kernels | Reference) -> N
     blocks.solve(below, a[:r, :r], inverses[1])
     blocks.solve(right, a[:r, :r].T, inverses[0].mT)
     rest = a[r:, r:].clone()
-    assert blocks.solve_beside(a, r, *inverses) is a
+    assert blocks.solve_off_diagonal(a, r, *inverses) is a
     for found, expected in ((a[r:, :r], below), (a[:r, r:], right.T), (a[r:, r:], rest)):
         assert torch.allclose(found.double(), expected.double(), rtol=2 * U16, atol=1e-7)
 

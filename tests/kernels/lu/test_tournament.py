@@ -16,7 +16,7 @@ from tests.devices import DEVICE
 
 from neula.io.matrices import random_matrix
 from neula.kernels.lu import tournament as module
-from neula.kernels.lu.tournament import TILE, WIDTH, PanelFactors, play_reference
+from neula.kernels.lu.tournament import TILE, WIDTH, PanelFactors, find_pivots_reference
 
 U = 2.0**-24
 SMALL = 64
@@ -40,10 +40,10 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Play:
 @pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
 def play(request: pytest.FixtureRequest) -> Play:
     if request.param == "reference":
-        return partial(play_reference, tile=SMALL)
+        return partial(find_pivots_reference, tile=SMALL)
     if request.param == "on_host":
         return request.getfixturevalue("on_host")
-    return module.play_cuda
+    return module.find_pivots_cuda
 
 
 def padded(a: torch.Tensor) -> torch.Tensor:
@@ -80,7 +80,7 @@ def test_factors_and_inverses_of_pivot_rows(play: Play, m: int, count: int, busy
     assert not set(pivots.tolist()) & set(taken.tolist())
     assert found.places[pivots].tolist() == list(range(start, start + count))
     assert int((found.places < 0).sum()) == m - busy - count
-    assert not found.room[len(found.room) // 2 :].any()
+    assert not found.workspace[len(found.workspace) // 2 :].any()
     lu, l_inverse, u_inverse = (x[1].double() for x in (found.factors, found.l_inverses, found.u_inverses))
     identity = torch.eye(WIDTH, dtype=torch.float64, device=DEVICE)
     lower, upper = lu.tril(-1) + identity, lu.triu()
@@ -165,16 +165,16 @@ def test_rounds_leave_their_room_as_it_was() -> None:
     """The same numbers each time, also with as many rows as take three rounds."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     a = torch.randn(40 * TILE + 9, WIDTH, generator=generator, device=DEVICE)
-    from neula.kernels.lu.tournament import play_cuda
+    from neula.kernels.lu.tournament import find_pivots_cuda
 
     found = blank(len(a), WIDTH)
     seen = []
     for _ in range(5):
         found.places.fill_(-1)
-        play_cuda(a, found, 0, WIDTH)
+        find_pivots_cuda(a, found, 0, WIDTH)
         seen.append(found.pivots.clone())
     assert all(torch.equal(pivots, seen[0]) for pivots in seen)
-    assert not found.room[len(found.room) // 2 :].any()
+    assert not found.workspace[len(found.workspace) // 2 :].any()
     assert len(set(seen[0].tolist())) == WIDTH
 
 

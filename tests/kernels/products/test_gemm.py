@@ -229,7 +229,7 @@ def test_parts_are_those_of_the_reference(scheme: Scheme, transposed: bool) -> N
     x[3], x[4, 4] = 0, 2.0**20
     x = x.T if transposed else x
     (m, k), largest = x.shape, x.abs().amax(1)
-    room, expected = (Kept.room(m, -(-k // ALIGNED) * ALIGNED, largest, scheme) for _ in range(2))
+    room, expected = (Kept.empty(m, -(-k // ALIGNED) * ALIGNED, largest, scheme) for _ in range(2))
     for each, split in ((room, keep.kernel), (expected, keep.reference)):
         each.parts.fill_(math.nan)
         split(x, each)

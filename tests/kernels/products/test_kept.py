@@ -36,7 +36,7 @@ def test_subtracts_a_product(m: int, n: int, k: int, transposed: bool, functions
         x, c = x.T.contiguous().T, c.T.contiguous().T
     parts = []
     for each in (x, y):
-        kept = Kept.room(*each.shape, 1.5 * each.abs().amax(1))  # what no element exceeds will do
+        kept = Kept.empty(*each.shape, 1.5 * each.abs().amax(1))  # what no element exceeds will do
         split(each, kept)
         parts.append(kept)
     expected = c.double() - x.double() @ y.double().T
@@ -52,7 +52,7 @@ def test_blocks_of_one_matrix(functions: Functions) -> None:
     """Split a block of columns at a time, multiplied by each other: the rest of the room is not touched."""
     split, subtract = functions
     x = uniform(96, 80, 3)
-    kept = Kept.room(96, 80, torch.ones(96, device=DEVICE))
+    kept = Kept.empty(96, 80, torch.ones(96, device=DEVICE))
     kept.parts.fill_(torch.nan)
     for k in (slice(0, 32), slice(32, 64)):
         split(x[k.start :, k], kept.block(slice(k.start, 96), k))
@@ -68,7 +68,7 @@ def test_what_is_not_finite_shows(functions: Functions) -> None:
     split, subtract = functions
     x = uniform(20, 16, 4)
     x[3, 5] = torch.nan
-    kept = Kept.room(20, 16, torch.ones(20, device=DEVICE))
+    kept = Kept.empty(20, 16, torch.ones(20, device=DEVICE))
     split(x, kept)
     c = subtract(torch.zeros(20, 20, device=DEVICE), kept, kept)
     assert c[3].isnan().all()

@@ -37,8 +37,8 @@ from neula.problems.systems.together import NORMAL_EQUATIONS
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 
 LIMITS = limits_of(FP64.u / 2, 3)
-SYSTEM = SquareSystemLimits(near=2.0**100, alike=2.0**3, definite=False)
-DEFINITE = SquareSystemLimits(near=2.0**100, alike=2.0**3, definite=True)
+SYSTEM = SquareSystemLimits(max_scale=2.0**100, max_ratio=2.0**3, definite=False)
+DEFINITE = SquareSystemLimits(max_scale=2.0**100, max_ratio=2.0**3, definite=True)
 Solve = Callable[..., SeminormalSolutions]
 
 

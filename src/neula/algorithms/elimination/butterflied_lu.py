@@ -64,16 +64,18 @@ class ButterfliedInverses:
         """``A^-1 b`` for the columns of b, shape (n, k)."""
         if isinstance(self.solver, torch.Tensor):
             return exact_matmul(self.solver, b)
-        # The factors are those of the transpose: with conjugates these of the conjugate transpose solve.
-        lower, upper = (factor.mH for factor in self.solver)
-        return self.transform.solve(lambda x: lower.solved(upper.solved(x.conj())).conj(), b)
+        lower, upper = (factor.mT for factor in self.solver)
+        return self.transform.solve(lambda x: lower.solved(upper.solved(x)), b)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """``A^-H b``."""
         if isinstance(self.solver, torch.Tensor):
             return exact_matmul(self.solver.mH, b)
+        # The factors are those of the transpose.
         lower, upper = self.solver
-        return self.transform.mH.solve(lambda x: upper.solved(lower.solved(x.conj())).conj(), b)
+        return self.transform.mH.solve(
+            lambda x: upper.solved(lower.solved(x.conj_physical())).conj_physical(), b
+        )
 
     def in_double(self) -> ButterfliedInverses:
         """Return the same factors: they already solve in double precision."""

@@ -19,7 +19,7 @@ from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import Engine
 from neula.kernels.lu.calu import eliminate, end_panel, move_rows, rows_of_u, update
 from neula.kernels.lu.lu_block import solve_upper
-from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
+from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, find_pivots
 from neula.kernels.transposed_copy import transpose_in_place
 
 SHARE = 1 / 4
@@ -55,24 +55,26 @@ def eliminate_rows(
     steps = [_PanelStep.for_panel(k, n, width) for k in blocks(slice(0, width), r)]
     if not steps:
         return permutation
-    panel = _room(n, steps[0].k, stored, 0).copy_(matrix[:, steps[0].k])
+    panel = _workspace(n, steps[0].k, stored, 0).copy_(matrix[:, steps[0].k])
     before: _Finished | None = None
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         # The next panel with the rows of this one, which are rows of U there.
-        room = None if following is None else _room(n - step.shown.start, following.k, stored, step.above)
-        _, (lu, to, origin, l_inverses) = engine.beside(
-            partial(_look_ahead, stored, step, before, following, room),
+        workspace = (
+            None if following is None else _workspace(n - step.shown.start, following.k, stored, step.above)
+        )
+        _, (lu, to, origin, l_inverses) = engine.concurrently(
+            partial(_look_ahead, stored, step, before, following, workspace),
             partial(_replayed, panel, step.above, engine),
             SHARE,
         )
         before = _Finished(step, to, origin, l_inverses)
         matrix[step.below, step.k] = lu[step.above :]
         move_rows(permutation[step.shown, None], to, origin)
-        if following is not None and room is not None:
-            move_rows(room, to, origin)
-            matrix[step.k, following.k] = room[step.above :][: step.k.stop - step.k.start]
+        if following is not None and workspace is not None:
+            move_rows(workspace, to, origin)
+            matrix[step.k, following.k] = workspace[step.above :][: step.k.stop - step.k.start]
             stored.solve_updated(step.k, following.k, l_inverses)
-            panel = room[following.shown.start - step.shown.start :]
+            panel = workspace[following.shown.start - step.shown.start :]
             stored.subtract(following.below, step.k, following.k, panel[following.above :])
         if on_columns is not None:
             on_columns(step.k.stop)
@@ -137,12 +139,12 @@ class _Finished(NamedTuple):
         move_rows(stored.matrix[self.step.shown, columns], self.to, self.origin)
 
 
-def _room(rows: int, columns: slice, stored: _Stored, above: int) -> torch.Tensor:
+def _workspace(rows: int, columns: slice, stored: _Stored, above: int) -> torch.Tensor:
     """For a panel; some rows above it are not written, and have to be finite."""
     shape = rows, columns.stop - columns.start
-    room = torch.empty(shape, dtype=torch.float32, device=stored.matrix.device)
-    room[:above] = 0
-    return room
+    workspace = torch.empty(shape, dtype=torch.float32, device=stored.matrix.device)
+    workspace[:above] = 0
+    return workspace
 
 
 def _look_ahead(
@@ -150,7 +152,7 @@ def _look_ahead(
     step: _PanelStep,
     before: _Finished | None,
     following: _PanelStep | None,
-    room: torch.Tensor | None,
+    workspace: torch.Tensor | None,
 ) -> None:
     """Updates that do not need the pivots of this panel: row moves and rows of U of the previous panel, and
     most of
@@ -159,11 +161,11 @@ def _look_ahead(
     if before is not None:
         before.move(stored, before.step.done)
         before.move(stored, step.rest)
-    if following is None or room is None:
+    if following is None or workspace is None:
         return
     if before is not None:
         stored.solve(before.step.k, step.rest, before.l_inverses)
-    out = room[step.above :].copy_(stored.matrix[step.below, following.k])
+    out = workspace[step.above :].copy_(stored.matrix[step.below, following.k])
     if step.k.start > 0:
         stored.subtract(step.below, step.done, following.k, out)
 
@@ -213,7 +215,7 @@ def factor_panel(
 
     for start in range(0, r, WIDTH):
         count = min(WIDTH, r - start)
-        engine.beside(partial(look_ahead, start), partial(play, block, found, start, count))
+        engine.concurrently(partial(look_ahead, start), partial(find_pivots, block, found, start, count))
         eliminate(block, following, lower, upper, found, start)
     lower = lower[:, :r]
     to, origin = end_panel(lower, upper, found)

@@ -88,7 +88,7 @@ class CholeskyTuning:
     cholesky_block: int  # of the diagonal that are factorized by recursion; columns that one product updates
     cholesky_inverted: int  # of the parts of these that are inverted: wider ones lose more
     # Elements of finished columns whose product takes as long as a diagonal block, at the same time.
-    cholesky_beside: int
+    cholesky_concurrent: int
     double_block: int  # in double precision that are left to the library
 
 
@@ -201,7 +201,7 @@ class _BlockedCholesky:
     orders: list[torch.Tensor] = field(default_factory=list)  # shape (leaves, batch): what leaves have found
     # L of each matrix in the parts that are multiplied, below diagonal blocks, where an engine has such.
     kept: list[Kept] = field(default_factory=list)
-    room: Kept | None = None  # for what is below a diagonal block, before it is multiplied
+    workspace: Kept | None = None  # for what is below a diagonal block, before it is multiplied
     leading: LeadingColumns | None = None  # the first block of columns, where that is not to be rounded
     unrounded: int = 0  # leading columns that stay in a as well, not rounded, until that is known
 
@@ -233,8 +233,8 @@ class _BlockedCholesky:
             inverted = self.leaf
             while 2 * inverted <= min(width, self.engine.tuning[CholeskyTuning].cholesky_inverted):
                 inverted *= 2
-            self.room = self.engine.kept(n, inverted, largest, exact=True)
-            self.inverted = self.inverted if self.room is None else inverted
+            self.workspace = self.engine.kept(n, inverted, largest, exact=True)
+            self.inverted = self.inverted if self.workspace is None else inverted
         steps = list(blocks(slice(0, n), width))
         for k, following in zip(steps, [*steps[1:], None], strict=True):
             beside = self._beside(k)
@@ -242,7 +242,7 @@ class _BlockedCholesky:
                 self._replayed(k)
             else:
                 update = partial(self._update_pieces, following, beside)
-                self.engine.beside(update, partial(self._replayed, k))
+                self.engine.concurrently(update, partial(self._replayed, k))
             if following is None or (give_up and self._is_lost(k, sizes)):
                 return
             below = slice(k.stop, n)
@@ -263,7 +263,7 @@ class _BlockedCholesky:
         if not self.kept:
             return slice(0, k.start)
         rows = max(1, self.a.shape[1] - k.stop)
-        some = self.engine.tuning[CholeskyTuning].cholesky_beside // rows // self.leaf * self.leaf
+        some = self.engine.tuning[CholeskyTuning].cholesky_concurrent // rows // self.leaf * self.leaf
         return slice(0, min(k.start, max(some, self.leaf)))
 
     def update(self, rows: slice, columns: slice, done: slice, spare: int = 0) -> None:
@@ -335,10 +335,10 @@ class _BlockedCholesky:
             self.solve(rows, right)
             return
         block = self.a[:, rows, columns].mT  # column-major matrices by rows
-        if self.room is None:
+        if self.workspace is None:
             block.copy_(exact_matmul(self.inverses[columns.start].mT, block))
         else:
-            below = self.room.block(rows, slice(0, width))
+            below = self.workspace.block(rows, slice(0, width))
             keep(block[0].mT, below)
             target = (self.a if columns.start < self.unrounded else self.low)[0, rows, columns]
             multiply_kept(target, below, self.operands[columns.start], alpha=1.0, beta=0.0, spare=0)
@@ -356,7 +356,7 @@ class _BlockedCholesky:
 
     def _replayed(self, k: slice) -> None:
         """Factorize a diagonal block in a CUDA graph for all blocks of its size: launches take longest."""
-        engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.room is not None
+        engine, leaf, inverted, parts = self.engine, self.leaf, self.inverted, self.workspace is not None
         by_kernel = self._has_kernel(k)
 
         def factorized(columns: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -43,7 +43,7 @@ class LeadingColumns:
         if not bool(explained > EXPLAINED):
             return None
         columns = columns.tril()
-        found = cls(columns, Kept.room(n, w, sizes))
+        found = cls(columns, Kept.empty(n, w, sizes))
         keep(columns, found.kept)
         return found
 

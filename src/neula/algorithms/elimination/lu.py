@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -33,11 +33,11 @@ from neula.algorithms.elimination.lu_panels import (
     single_panel,
     wide_panel,
 )
-from neula.algorithms.trace import Tracer, panels_told, traced
+from neula.algorithms.trace import Tracer, traced, with_panel_events
 from neula.engines import FP32, FP64, Engine, Format
 from neula.engines.formats import matching_dtype
 from neula.errors import unknown_name, whole_number
-from neula.kernels.lu.lu_block import factor_block, kernels_take, solve_beside
+from neula.kernels.lu.lu_block import factor_block, kernels_take, solve_off_diagonal
 from neula.kernels.lu.tournament import WIDTH
 
 WIDEST = 1024
@@ -62,6 +62,13 @@ class LUTuning:
     lu_inner_panel: int
     pivoted_panel: int
     pivoted_inner_panel: int
+    lu_direct: int  # order below which a GPU's library takes real matrices in their precision; 0: none
+
+    def direct(self, n: int, *, is_complex: bool) -> bool:
+        """Whether a GPU's library takes a matrix by default; complex ones of any order, whose panels it has
+        anyway.
+        """
+        return n < self.lu_direct or (is_complex and self.lu_direct > 0)
 
 
 @dataclass(frozen=True)
@@ -190,7 +197,7 @@ def lu_factorize(
     if variant not in VARIANTS:
         raise unknown_name("variant", variant, VARIANTS)
     if trace is not None:
-        engine, on_columns = traced(engine, trace), panels_told(trace, on_columns)
+        engine, on_columns = traced(engine, trace), with_panel_events(trace, on_columns)
     chosen, n = VARIANTS[variant], a.shape[0]
     kept = storage or engine.format
     low = kept == engine.format
@@ -198,7 +205,8 @@ def lu_factorize(
     dtype = arithmetic.operand_dtype if low else arithmetic.storage
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
-        return _by_lapack(a if in_place else engine.empty(n, n, dtype=dtype).copy_(a), engine, kept)
+        whole = a if in_place else engine.empty(n, n, dtype=dtype).copy_(a)
+        return by_library(whole[None], [float(largest_of(whole))], kept)[0]
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     if isinstance(s, int) and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
@@ -249,23 +257,31 @@ def _partitioned(variant: Variant, factor: Panel, widths: InnerPanel) -> Panel:
 
 
 def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
-    """Whether LAPACK computes pivoted factors in this format: no width is requested, and no progress."""
-    whole = kept == engine.format and kept in (FP32, FP64) and engine.tuning.lapack
+    """Whether the library computes pivoted factors in this format: no width is requested, and no progress."""
+    library = engine.tuning.lapack or engine.tuning[LUTuning].lu_direct > 0
+    whole = kept == engine.format and kept in (FP32, FP64) and library
     return whole and all(each is None for each in asked)
 
 
-def _by_lapack(matrix: torch.Tensor, engine: Engine, kept: Format) -> PackedLU:
-    """LU by LAPACK, for variants that use one precision only; singular matrices are allowed."""
-    pivots = torch.empty(len(matrix), dtype=torch.int32, device="cpu")
-    power = -math.frexp(float(largest_of(matrix)))[1]
-    power = min(power, kept.max_exponent - 1) if power > SMALL * kept.max_exponent else 0
-    if power:  # pivots whose reciprocals overflow leave no digit
-        matrix.mul_(2.0**power)
-    lu_in_place(matrix, pivots)
-    if power:
-        matrix.copy_(matrix.tril(-1).add_(matrix.triu().mul_(2.0**-power)))
-    interchanges = Interchanges(pivots.long())
-    return PackedLU(matrix, interchanges.permutation(), kept, interchanges)
+def by_library(matrices: torch.Tensor, largest: Sequence[float], kept: Format) -> list[PackedLU]:
+    """LU of a batch by the library, in place, for variants that use one precision only; singular matrices are
+    allowed.
+
+    ``matrices``, shape (batch, n, n), column-major; ``largest``: their largest magnitudes.
+    """
+    powers = [-math.frexp(each)[1] for each in largest]
+    powers = [min(p, kept.max_exponent - 1) if p > SMALL * kept.max_exponent else 0 for p in powers]
+    scales = None
+    if any(powers):  # pivots whose reciprocals overflow leave no digit
+        scales = matrices.real.new_tensor([2.0**p for p in powers])[:, None, None]
+        matrices.mul_(scales)
+    pivots, info = (torch.empty(0, dtype=torch.int32, device=matrices.device) for _ in range(2))
+    torch.linalg.lu_factor_ex(matrices, out=(matrices, pivots, info))
+    if scales is not None:
+        matrices.copy_(matrices.tril(-1).add_(matrices.triu().div_(scales)))
+    interchanges = [Interchanges(each) for each in pivots.cpu().long().sub_(1)]
+    orders = torch.stack([each.permutation() for each in interchanges]).to(matrices.device)
+    return [PackedLU(*each[:2], kept, each[2]) for each in zip(matrices, orders, interchanges, strict=True)]
 
 
 def lu_in_place(a: torch.Tensor, pivots: torch.Tensor) -> bool:
@@ -341,11 +357,11 @@ def by_blocks(
             (matrix[rest, done], matrix[done, k], matrix[rest, k]),
             (matrix[k, done], matrix[done, rest], matrix[k, rest]),
         ]
-        l_inverses, u_inverses = engine.subtract_beside(
+        l_inverses, u_inverses = engine.subtract_concurrently(
             [update for update in updates if k.start > 0 and update[2].numel()],
             partial(_factorized, diagonal, s, engine),
         )
-        solve_beside(matrix[k.start :, k.start :], len(diagonal), l_inverses, u_inverses)
+        solve_off_diagonal(matrix[k.start :, k.start :], len(diagonal), l_inverses, u_inverses)
         if on_columns is not None:
             on_columns(k.start + diagonal.shape[0])
 

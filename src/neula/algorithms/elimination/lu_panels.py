@@ -117,11 +117,11 @@ class Workspace:
             left, right = self.engine.operand(left), self.engine.operand(right)
         return self.engine.gemm(left, right, block, alpha=-1.0, beta=1.0)
 
-    def has_room(self, width: int) -> bool:
+    def fits_twice(self, width: int) -> bool:
         """Whether two blocks of this width fit."""
         return self.buffer is None or 2 * self.matrix.shape[0] * width <= self.buffer.numel()
 
-    def room_beside(self, block: torch.Tensor) -> torch.Tensor:
+    def second_workspace(self, block: torch.Tensor) -> torch.Tensor:
         """Room for another matrix of the shape of an updated block."""
         m, n = block.shape
         if self.buffer is None:
@@ -220,7 +220,7 @@ triangle costs little and loses little."""
 def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
     """Factorize in the precision of the buffer, convert afterwards (Algorithm 5.1)."""
     width = columns.stop - columns.start
-    inverted = width <= WIDEST_INVERSE and work.has_room(width)
+    inverted = width <= WIDEST_INVERSE and work.fits_twice(width)
     diagonal, below, panel = block[:width], block[width:], work.panel(columns)
     if work.interchanges is not None:
         work.interchanges.apply(work.matrix, columns.start, _factorize_pivoted(block, columns), done=columns)
@@ -232,7 +232,7 @@ def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
         factors = l_inverse = u_inverse = lu_unpivoted(diagonal).clone()
     if work.interchanges is None and below.numel() > 0:
         if inverted:
-            below = work.wide.gemm(below, u_inverse, work.room_beside(block)[width:])
+            below = work.wide.gemm(below, u_inverse, work.second_workspace(block)[width:])
         else:
             # With the rows of the diagonal block, which are not read again: without gaps it needs no copy.
             torch.linalg.solve_triangular(factors, block, upper=True, left=False, out=block)
@@ -241,7 +241,7 @@ def wide_panel(work: Workspace, block: torch.Tensor, columns: slice) -> Solve:
 
     def solve(block: torch.Tensor, right: slice) -> None:
         if inverted:
-            block = work.wide.gemm(l_inverse, block, work.room_beside(block))
+            block = work.wide.gemm(l_inverse, block, work.second_workspace(block))
         else:
             torch.linalg.solve_triangular(factors, block, upper=False, unitriangular=True, out=block)
         work.store(block, work.matrix[columns, right])

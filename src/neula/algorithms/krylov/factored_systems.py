@@ -44,7 +44,7 @@ class Images(NamedTuple):
         included, as ``A^T A`` is.
         """
         z = probes(a.shape[-1], a.device, vectors, unit=unit, dtype=a.dtype).expand(len(a), -1, -1)
-        return cls(z, *norm_of(a, sizes, beside=z))
+        return cls(z, *norm_of(a, sizes, vectors=z))
 
 
 class FactoredSystems(FactoredProblems):

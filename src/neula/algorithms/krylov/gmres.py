@@ -202,21 +202,21 @@ class _Columns:
     """A matrix that columns are appended to."""
 
     def __init__(self, like: torch.Tensor) -> None:
-        self._room, self.count = like.new_empty(0, len(like)), 0
+        self._storage, self.count = like.new_empty(0, len(like)), 0
 
     @property
     def all(self) -> torch.Tensor:
         """Matrix of all columns, column-major."""
-        return self._room[: self.count].T
+        return self._storage[: self.count].T
 
     def append(self, x: torch.Tensor) -> None:
         """Columns of a matrix."""
         end = self.count + x.shape[1]
-        if end > len(self._room):
-            room = self._room.new_empty(2 * end, self._room.shape[1])
-            room[: self.count] = self._room[: self.count]
-            self._room = room
-        self._room[self.count : end] = x.T
+        if end > len(self._storage):
+            storage = self._storage.new_empty(2 * end, self._storage.shape[1])
+            storage[: self.count] = self._storage[: self.count]
+            self._storage = storage
+        self._storage[self.count : end] = x.T
         self.count = end
 
 

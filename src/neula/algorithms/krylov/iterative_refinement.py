@@ -35,7 +35,7 @@ from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.residuals import SLOW, STAGNATION, goes_on, improves
 from neula.engines import FP64, Engine
-from neula.engines.formats import double_of, matching_dtype
+from neula.engines.formats import double_of, in_double, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
 from neula.kernels.few_vectors.thin import thin_product
@@ -50,7 +50,7 @@ MARGIN = 0.5
 COLUMNS = 16
 """Right-hand sides that GMRES takes at a time: their common basis stays small compared with A."""
 
-Companions = Generator[torch.Tensor, torch.Tensor, None]
+Requests = Generator[torch.Tensor, torch.Tensor, None]
 """Yields vectors to multiply, or to solve for, together with others, and is sent the results."""
 
 UpdateSolver = Callable[[torch.Tensor, float, int], tuple[torch.Tensor, int]]
@@ -69,7 +69,7 @@ def refine(
     stagnation: float = STAGNATION,
     start: Refined | None = None,
     on_step: Callable[[float], None] | None = None,
-    beside: Beside | None = None,
+    probes: ProbeSystems | None = None,
 ) -> Refined:
     """Update x until its backward error is small enough, or hardly becomes smaller, or the residual does not.
 
@@ -79,14 +79,14 @@ def refine(
 
     ``max_iterations`` is that of all steps; one that leaves more than the part ``stagnation`` of the error is
     the last. Without a ``start`` it begins with zero, of backward error 1. ``on_step`` is called with the
-    largest backward error. ``beside`` is what the solver has solved for as well, and the first residual is to
+    largest backward error. ``probes`` is what the solver has solved for as well, and the first residual is to
     read A for.
     """
     norm = torch.linalg.vector_norm
 
     def evaluated(columns: torch.Tensor, x: torch.Tensor) -> Evaluated:
         given = part(b, columns)
-        residual = given - (a @ x if beside is None else beside.multiplied(a, x))
+        residual = given - (a @ x if probes is None else probes.multiplied(a, x))
         errors = backward_error(scalings, given, x, residual)
         return Evaluated((x, residual), torch.stack([errors, norm(residual, dim=0)]))
 
@@ -122,7 +122,7 @@ def classical(factors: Factorization) -> UpdateSolver:
 
 
 @dataclass
-class Beside:
+class ProbeSystems:
     """Other right-hand sides, solved for together with the first residuals that GMRES reduces.
 
     A is read for all of them at once, and each finds what the others need as well.
@@ -132,7 +132,7 @@ class Beside:
     reduction: float  # norm of a residual, relative to that of b, that is requested
     # Shape (n, l): right-hand sides of which nothing is asked: what slows convergence down is found sooner in
     # the spaces of several, and a GPU reads a matrix for a few vectors in the time that it takes for one.
-    companions: torch.Tensor
+    unrequested: torch.Tensor
     along: torch.Tensor | None = None  # shape (n, j): vectors whose images are wanted as well
     x: torch.Tensor | None = None  # shape (n, m): solutions, as soon as GMRES has been called
     # image, along_image: A times these, and times what is along, as soon as A has been read for a residual
@@ -152,18 +152,21 @@ class Beside:
 
 
 @dataclass
-class OnTheWay(Beside):
+class ConcurrentProbes(ProbeSystems):
     """Products and solves in addition to those of conjugate gradients."""
 
     # products, solves: Yield vectors to be multiplied by A, and right-hand sides that the preconditioner is
     # to solve for, and are sent what comes of these. Until the second one ends b has no columns; after that
     # it may have some.
-    products: Companions = field(kw_only=True)
-    solves: Companions = field(kw_only=True)
+    products: Requests = field(kw_only=True)
+    solves: Requests = field(kw_only=True)
 
 
 def gmres_refinement(
-    a: torch.Tensor, factors: Factorization, beside: Beside | None = None, rows: torch.Tensor | None = None
+    a: torch.Tensor,
+    factors: Factorization,
+    probes: ProbeSystems | None = None,
+    rows: torch.Tensor | None = None,
 ) -> UpdateSolver:
     """GMRES-based refinement: updates are solved for with the factors as right preconditioner.
 
@@ -174,7 +177,7 @@ def gmres_refinement(
     was rounded to a low precision: where rounding errors of solves would count next to those of the factors,
     they solve in double.
 
-    A is float64. The first call includes the right-hand sides ``beside``. Residuals are minimized in
+    A is float64. The first call includes the right-hand sides ``probes``. Residuals are minimized in
     equations with the scales ``rows``, shape (n,), if not as they are.
     """
     precondition = _preconditioner(factors)
@@ -187,18 +190,18 @@ def gmres_refinement(
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         aims = torch.full(residual.shape[1:], MARGIN * reduction, dtype=torch.float64, device="cpu")
         first, last = 0, residual.shape[1]
-        if beside is not None and beside.x is None:
-            first, more = beside.b.shape[1], beside.companions.shape[1]
+        if probes is not None and probes.x is None:
+            first, more = probes.b.shape[1], probes.unrequested.shape[1]
             last += first
-            residual = torch.cat([beside.b, residual, beside.companions], 1)
-            aim, none = aims.new_full((first,), MARGIN * beside.reduction), aims.new_full((more,), math.inf)
+            residual = torch.cat([probes.b, residual, probes.unrequested], 1)
+            aim, none = aims.new_full((first,), MARGIN * probes.reduction), aims.new_full((more,), math.inf)
             aims = torch.cat([aim, aims, none])
         scaled = residual if rows is None else rows[:, None] * residual
         blocks = zip(scaled.split(COLUMNS, 1), aims.clamp_min(INNER_TOLERANCE).split(COLUMNS), strict=True)
         steps = [space.solve(block, aim, max_iterations) for block, aim in blocks]
         x = torch.cat([found for found, _ in steps], 1)
-        if beside is not None and first:
-            beside.x = x[:, :first]
+        if probes is not None and first:
+            probes.x = x[:, :first]
         return x[:, first:last], max(iterations for _, iterations in steps)
 
     return solve
@@ -214,7 +217,10 @@ def _preconditioner(factors: Factorization) -> Callable[[torch.Tensor], torch.Te
 
 
 def cg_refinement(
-    a: torch.Tensor, factors: Factorization, beside: OnTheWay | None = None, scalings: Sequence[Scaling] = ()
+    a: torch.Tensor,
+    factors: Factorization,
+    probes: ConcurrentProbes | None = None,
+    scalings: Sequence[Scaling] = (),
 ) -> UpdateSolver:
     """Refinement with conjugate gradients, for a symmetric positive definite A and Cholesky factors of it.
 
@@ -227,18 +233,18 @@ def cg_refinement(
     much may be asked, or so little that a second call has to follow.
     """
     from_zero = bool(scalings)
-    products, solves = (None, None) if beside is None else (beside.products, beside.solves)
+    products, solves = (None, None) if probes is None else (probes.products, probes.solves)
     multiply = SharedSolves(partial(symmetric_product, a), products)
     precondition = SharedSolves(_preconditioner(factors), solves)
 
     def joining() -> tuple[torch.Tensor, float] | None:
-        if beside is None or beside.x is not None:
+        if probes is None or probes.x is not None:
             return None
-        if beside.b.shape[1]:
-            beside.x = torch.zeros_like(beside.b)
+        if probes.b.shape[1]:
+            probes.x = torch.zeros_like(probes.b)
         elif not precondition.waits:
             return None
-        return beside.b, MARGIN * beside.reduction
+        return probes.b, MARGIN * probes.reduction
 
     def solve(residual: torch.Tensor, reduction: float, max_iterations: int) -> tuple[torch.Tensor, int]:
         nonlocal from_zero
@@ -252,14 +258,14 @@ def cg_refinement(
             error=error,
         )
         from_zero = False
-        if beside is not None:
+        if probes is not None:
             # Iterations may have ended before anything was ready.
             multiply.finish()
             precondition.finish()
             if x.shape[1] > k:
-                beside.x = x[:, k:]
-            elif beside.x is None and beside.b.shape[1]:
-                beside.x = torch.zeros_like(beside.b)
+                probes.x = x[:, k:]
+            elif probes.x is None and probes.b.shape[1]:
+                probes.x = torch.zeros_like(probes.b)
         return x[:, :k], iterations
 
     return solve
@@ -333,6 +339,15 @@ class KeptMatrix:
         here = a.to(engine.device)
         v = direction(len(a), engine.device).to(double_of(a.dtype))
         return cls(a, engine, scale, ScaledOperator(here, scale) @ v)
+
+    @classmethod
+    def from_matrices(cls, a: torch.Tensor, largest: Sequence[float], engine: Engine) -> list[KeptMatrix]:
+        """Remember the matrices of a batch, shape (batch, n, n), likewise."""
+        if any(abs(math.frexp(each)[1]) >= FAR for each in largest):
+            return [cls.from_matrix(each, top, engine) for each, top in zip(a, largest, strict=True)]
+        v = direction(a.shape[-1], engine.device).to(double_of(a.dtype))
+        images = in_double(a.to(engine.device)) @ v
+        return [cls(each, engine, 1.0, image) for each, image in zip(a, images, strict=True)]
 
     @classmethod
     def from_adjoint(cls, of: KeptMatrix) -> KeptMatrix:

@@ -86,7 +86,7 @@ def _traced(function: Function, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     f = function(point)
     if not f.requires_grad:
         raise TypeError(
-            "torch finds no way from fun(x) back to x: compute with functions of torch alone, without "
+            "torch cannot differentiate fun: compute with functions of torch alone, without "
             "detach(), item() or numpy(), or pass jac='3-point'"
         )
     return point, f

@@ -57,7 +57,7 @@ def batched_qr(
     rows = tallest_tile(a.dtype) if tile_rows is None else tile_rows
     if rows < 2 * TILE_COLUMNS:
         raise ValueError(
-            f"tiles of {rows} rows do not shrink up the tree: take tile_rows >= {2 * TILE_COLUMNS}"
+            f"tiles of {rows} rows are too short for a reduction tree: take tile_rows >= {2 * TILE_COLUMNS}"
         )
     count, m, n = a.shape
     if n <= TILE_COLUMNS and m <= rows:

@@ -94,7 +94,7 @@ def _in_two_blocks(a: torch.Tensor, r: torch.Tensor, engine: Engine, low: torch.
         engine.subtract(engine.operand(a[:, left]) if low1 is None else low1, r[left, right], a[:, right])
 
     # One multiprocessor factorizes what is left of the Gram matrix meanwhile.
-    _, second = engine.beside(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
+    _, second = engine.concurrently(multiply, lambda: cholesky_inverse(rest, out=r[right, right]))
     multiply_panel(a[:, right], second.inverse, second.norms, low2)
 
 

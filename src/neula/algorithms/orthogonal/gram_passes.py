@@ -1,4 +1,5 @@
-"""Cholesky QR in passes in double precision, whatever the precision of A, without synchronizing.
+"""Cholesky QR of matrices (batch, m, n) in passes in double precision, whatever the precision of A, without
+synchronizing.
 
 A few large products and small factorizations, where panels are hundreds of launches. One pass loses
 orthogonality with the square of the condition number, two do not up to some 1e7 (Yamamoto, Nakatsukasa,
@@ -17,13 +18,13 @@ from neula.algorithms.orthogonal.r_only import lower_gram
 from neula.algorithms.triangular.inverted import InvertedBlocks
 from neula.engines import FP64, Engine
 from neula.kernels.precision import exact_matmul
-from neula.kernels.triangular_inverse import triangular_inverse
 
 
 def gram_passes(
     a: torch.Tensor, engine: Engine, *, passes: int, exact: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q and R of a tall A, in double precision, columns of one size; NaN where a Gram matrix is not definite.
+    """Q and R of tall matrices in double precision, with columns of one size; NaN where a Gram matrix is not
+    definite.
 
     If ``exact``, rows of Q are found by substitution until they are nearly orthonormal, which leaves the
     residual of reflections. A product with an inverse leaves the condition number times as much: less than a
@@ -33,8 +34,8 @@ def gram_passes(
 
 
 def passes_if_definite(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Two passes by products; None where the host sees that the first Gram matrix has no factor."""
-    factor = inverted_cholesky(lower_gram(a[None]), engine)
+    """Two passes by products for one matrix; None where the host sees that its Gram matrix has no factor."""
+    factor = inverted_cholesky(lower_gram(a), engine)
     first = factor.inverses if len(factor.inverses) else factor.t
     if bool(first.flatten()[:1].isnan()):
         return None
@@ -48,29 +49,9 @@ def shifted_passes(a: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch
     (Higham and Mary, "A new approach to probabilistic rounding error analysis", SIAM J. Sci. Comput. 41,
     2019), where a shift by their bounds would make the next pass harder.
     """
-    gram = lower_gram(a[None])
-    gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, len(a))[:, None])
-    return _more_passes(*_substituted(a, factor_or_nan(gram)[0]), engine, 2, exact=True)
-
-
-def batched_cholesky_qr(
-    a: torch.Tensor, *, passes: int, shifted: bool = False
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Q and R of each matrix of a batch, by a few launches for all of them; NaN where one has broken down.
-
-    Tall matrices are in double precision, with columns of one size. If ``shifted``, the diagonal of the first
-    Gram matrix is enlarged, as for nearly dependent columns.
-    """
-    q, r = a, None
-    for place in range(passes):
-        gram = q.mH @ q
-        if shifted and place == 0:
-            gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, a.shape[1])[:, None])
-        step = factor_or_nan(gram)
-        q = q @ triangular_inverse(step, upper=True)
-        r = step if r is None else step @ r
-    assert r is not None
-    return q, r
+    gram = lower_gram(a)
+    gram.diagonal(dim1=1, dim2=2).add_(_shift(gram, a.shape[1])[:, None])
+    return _more_passes(*_substituted(a, factor_or_nan(gram)), engine, 2, exact=True)
 
 
 def _more_passes(
@@ -78,9 +59,9 @@ def _more_passes(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Further passes of Cholesky QR; if requested, all except the last by substitution."""
     for left in reversed(range(passes)):
-        gram = lower_gram(q[None])
+        gram = lower_gram(q)
         if exact and left:
-            q, step = _substituted(q, factor_or_nan(gram)[0])
+            q, step = _substituted(q, factor_or_nan(gram))
         else:
             q, step = _by_factor(q, inverted_cholesky(gram, engine))
         r = step if r is None else exact_matmul(step, r)
@@ -93,8 +74,8 @@ def _substituted(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def _by_factor(q: torch.Tensor, factor: InvertedBlocks) -> tuple[torch.Tensor, torch.Tensor]:
-    q = factor.solved(q.mH[None])[0].mH
-    return q, factor.t[0].tril().mH.masked_fill(q[:1, :1].isnan(), torch.nan)
+    q = factor.solved(q.mH).mH
+    return q, factor.t.tril().mH.masked_fill(q[:, :1, :1].isnan(), torch.nan)
 
 
 def _shift(gram: torch.Tensor, m: int) -> torch.Tensor:

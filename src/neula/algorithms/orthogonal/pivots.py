@@ -34,7 +34,7 @@ from neula.engines import FP64, Engine
 from neula.engines.formats import double_gram, in_double
 from neula.kernels import scipy_linalg
 from neula.kernels.cholesky.pivoted_cholesky import pivoted_cholesky, pivots_on_device
-from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, play
+from neula.kernels.lu.tournament import ELSEWHERE, WIDTH, PanelFactors, find_pivots
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.phases import with_nonnegative_diagonal
 from neula.kernels.precision import exact_matmul
@@ -97,7 +97,7 @@ def sketched_pivots(
     g = torch.randn(width + OVERSAMPLED, m, generator=generator, dtype=a.dtype, device=a.device)
     sketch = exact_matmul(g, a)
     noise = max(NOISE * engine.arithmetic.u, tolerance) * two_norms(sketch, 0).amax()
-    room = engine.operand_buffer(a)
+    workspace = engine.operand_buffer(a)
     start = 0
     while start < min(m, n):
         count = min(width, min(m, n) - start)
@@ -111,9 +111,11 @@ def sketched_pivots(
         q, second = cholesky_qr(q, exact)
         a[:, start:stop] = q
         if stop < n:
-            block = engine.operand(q, None if room is None else room[:, start:stop])
+            block = engine.operand(q, None if workspace is None else workspace[:, start:stop])
             projected = engine.empty(stop - start, n - stop)
-            engine.project_out(block, a[:, stop:], projected, None if room is None else room[:, stop:])
+            engine.project_out(
+                block, a[:, stop:], projected, None if workspace is None else workspace[:, stop:]
+            )
             q_of_sketch = torch.linalg.solve_triangular(
                 exact_matmul(second, first),
                 exact_matmul(sketch[:, start:stop], triangle),
@@ -178,10 +180,10 @@ def _by_tournaments(rows: torch.Tensor, count: int, engine: Engine) -> torch.Ten
     x[:n] = rows[:, :count]
     places = torch.full(x.shape[:1], -1, dtype=torch.int32, device=x.device)
     places[n:] = ELSEWHERE
-    return engine.replay(_play_all, (x, places), "pivots of a sketch")[0]
+    return engine.replay(_pivots_of_all, (x, places), "pivots of a sketch")[0]
 
 
-def _play_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _pivots_of_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """:func:`_by_tournaments` of the rows whose place is -1, without synchronizing."""
     left, count = left.clone(), left.shape[1]
     found = PanelFactors.for_panel(left, torch.float32, places.clone())
@@ -190,7 +192,7 @@ def _play_all(left: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, .
         block = left.new_zeros(len(left), WIDTH)
         block[:, :width] = left[:, k]
         block /= block.abs().amax().clamp_min(torch.finfo(torch.float32).tiny)
-        play(block.float(), found, k.start, width)
+        find_pivots(block.float(), found, k.start, width)
         l_inverse, u_inverse = (
             inverses[index, :width, :width].to(left.dtype)
             for inverses in (found.l_inverses, found.u_inverses)

@@ -27,9 +27,9 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     matrices.
 
     ``q``, shape (batch, m, k), m >= k: at least in single precision, with orthonormal columns. ``r``, shape
-    (batch, k, n), n >= k: upper triangular. Returns h, shape (batch, m, n): ``S R`` in the upper triangle,
-    Householder vectors below, in the dtype of Q; tau, shape (batch, k): factors that make the reflectors
-    orthogonal to rounding errors, even if Q is not.
+    (batch, k, n), n >= k: upper triangular, with zeros below. Returns h, shape (batch, m, n): ``S R``
+    in the upper triangle, Householder vectors below, in the dtype of Q; tau, shape (batch, k): factors that
+    make the reflectors orthogonal to rounding errors, even if Q is not.
 
     >>> q = torch.tensor([[[0.6], [0.8]]])
     >>> h, tau = householder_form(q, torch.tensor([[[5.0]]]))
@@ -61,10 +61,10 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
     if q.is_complex():  # I - tau y y^H is unitary for 2 Re tau = |tau|^2 |y|^2, with the phase of what T has
         turn = phases(-pivots * signs)
         tau = tau * turn.real * turn
-    signed = (signs[..., None] * r.triu()).to(q.dtype)
-    vectors[:, :k] += signed[..., :k]
+    r = r.to(q.dtype)
+    vectors[:, :k].addcmul_(signs[..., None], r[..., :k])  # zero below the diagonal
     if r.shape[2] > k:
-        vectors = torch.cat([vectors, signed[..., k:]], 2)
+        vectors = torch.cat([vectors, signs[..., None] * r[..., k:]], 2)
     return vectors, tau.to(q.dtype)
 
 

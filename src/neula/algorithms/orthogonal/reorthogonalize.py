@@ -213,8 +213,8 @@ def _blocks_of_rows(m: int, engine: Engine) -> list[slice]:
 
 def _rounded(x: torch.Tensor, engine: Engine, scales: torch.Tensor | None = None) -> torch.Tensor:
     """A copy of a matrix, or of its scaled columns, as the engine reads it."""
-    room = engine.empty(*x.shape, dtype=engine.operand_dtype)
-    return engine.round(x, room) if scales is None else engine.fill(room, x, scales)
+    workspace = engine.empty(*x.shape, dtype=engine.operand_dtype)
+    return engine.round(x, workspace) if scales is None else engine.fill(workspace, x, scales)
 
 
 def refine_qr(

@@ -98,7 +98,7 @@ def rgsqrf(
         panel_engine=engine.using(panel_format or ("fp64" if engine.format is FP64 else "fp32")),
         panel=panel_named(panel or best.panel),
         fused=(panel or best.panel) == "cholesky32" and engine.storage == torch.float32,
-        careful=panel is None,
+        square_is_ill_conditioned=panel is None,
         cutoff=cutoff,
         on_columns=on_columns,
         key=("rgsqrf", repr(engine), panel, panel_format, cutoff),
@@ -125,7 +125,7 @@ class _RecursiveGramSchmidt:
     panel: Panel
     fused: bool
     """Whether a panel works in place and rounds on the way."""
-    careful: bool
+    square_is_ill_conditioned: bool
     """Whether panels that have hardly more rows than columns, once the others are projected out, are taken
     to be as ill-conditioned as square matrices."""
     cutoff: int
@@ -176,10 +176,10 @@ class _RecursiveGramSchmidt:
         """A block of columns as a function of its numbers alone, which a CUDA graph may replay."""
 
         def factorized(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            room = self.engine.operand_buffer(block)
+            workspace = self.engine.operand_buffer(block)
             triangle = self.engine.empty(n, n).zero_()
-            replace(self, block=0).factorize(block, triangle, room)
-            return (block, triangle) if room is None else (block, triangle, room)
+            replace(self, block=0).factorize(block, triangle, workspace)
+            return (block, triangle) if workspace is None else (block, triangle, workspace)
 
         n = a.shape[1]
         key = (self.key, self._rows_left() if self._rows_left() - n < 2 * self.cutoff else None)
@@ -194,7 +194,7 @@ class _RecursiveGramSchmidt:
     def _factorize_panel(self, a: torch.Tensor, r: torch.Tensor, low: torch.Tensor | None) -> torch.Tensor:
         rounded = low if low is not None and low.dtype != a.dtype else None
         if self.fused:
-            square = self.careful and self._rows_left() < 2 * self.cutoff
+            square = self.square_is_ill_conditioned and self._rows_left() < 2 * self.cutoff
             cholesky_qr32_in_place(a, r, self.engine, rounded, twice=square)
         else:
             q, r_panel = self.panel(a, self.panel_engine)

@@ -71,7 +71,7 @@ def tsqr(
     n = a.shape[2]
     rows = max(MAX_HEIGHT, 2 * n) if tile_rows is None else tile_rows
     if rows < 2 * n:
-        raise ValueError(f"tiles of {rows} rows do not shrink up the tree: take tile_rows >= {2 * n}")
+        raise ValueError(f"tiles of {rows} rows are too short for a tree: take tile_rows >= {2 * n}")
     levels: list[TileReflectors] = []
     r = a
     while not levels or r.shape[1] > n:

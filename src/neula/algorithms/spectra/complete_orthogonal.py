@@ -204,7 +204,7 @@ def _measured(
     numbers = [
         *norm_bounds(r),
         norm_bounds(inverse)[1].reciprocal(),
-        MARGIN * _norm_beside(b_matrix, z),
+        MARGIN * _norm_outside(b_matrix, z),
         torch.linalg.matrix_norm(rows - z @ (z.mH @ rows)),
     ]
     low, high, smallest, dropped, residual = torch.stack(numbers).tolist()
@@ -220,7 +220,7 @@ def norm_bounds(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return size * (square / norm(gram)).sqrt(), size * square.sqrt().sqrt()
 
 
-def _norm_beside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+def _norm_outside(b_matrix: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
     """``||B (I - Z Z^H)||_2`` from below, by the power method from several vectors."""
     x = probes(len(z), z.device, dtype=z.dtype)
     for step in range(POWERS):
@@ -289,7 +289,7 @@ def _without_gap(
     if dropped < 1 and not 2 * dropped**2 * eps / (above * (1 - dropped)) > 2 * SURE:
         return None
     q, z, r = q[:, :rank], z[:, :rank], r[:rank, :rank]
-    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.mH @ q), sure=False)
+    found = _solution(problem, b_matrix, _measured(b_matrix, z, q, r, b_matrix.mH @ q), pivoted=False)
     doubt = (
         f"the singular values number {rank} and {rank + 1} are about {above:.2e} and {below:.2e} times the "
         f"largest, with no gap at rcond = {rcond:.2e}: pass another rcond, or damp="
@@ -322,7 +322,7 @@ def _near_threshold(r: torch.Tensor, rcond: float) -> tuple[int, float, float] |
 
 
 def _solution(
-    problem: ScaledProblems, b_matrix: torch.Tensor, found: Subspaces, *, sure: bool = True
+    problem: ScaledProblems, b_matrix: torch.Tensor, found: Subspaces, *, pivoted: bool = True
 ) -> MinimumNorm:
     b, z, q = problem.b[0], found.z, found.q
     coefficients = torch.zeros(found.rank, b.shape[1], dtype=b.dtype, device=b.device)
@@ -342,7 +342,7 @@ def _solution(
     size = length(coefficients, dim=0)
     left = over(length(found.inverse @ (q.mH @ residual), dim=0), size)
     error = left + spectrum.coefficient_error(over(length(residual, dim=0), found.largest[0] * size))
-    row_space = RowSpace(z, problem.sizes_below_one, sure=sure)
+    row_space = RowSpace(z, problem.sizes_below_one, pivoted=pivoted)
     y = row_space.shortest(coefficients)
     return MinimumNorm(
         y=y,

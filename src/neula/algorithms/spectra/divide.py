@@ -31,7 +31,7 @@ Map = Callable[[torch.Tensor], torch.Tensor]
 
 
 def first_signs(
-    a: torch.Tensor, size: torch.Tensor, rough: Engine, exact: Engine
+    a: torch.Tensor, size: torch.Tensor, low_engine: Engine, exact: Engine
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Unitary polar factors of Hermitian matrices in symmetric products, and whether eigenvalues are left
     that :func:`all_signs` takes to +-1; without synchronizing.
@@ -45,20 +45,20 @@ def first_signs(
     a : Tensor, shape (batch, n, n)
     size : Tensor, shape (batch,)
         Bounds on the 2-norms, above zero.
-    rough, exact : Engine
+    low_engine, exact : Engine
     """
     nearest = 2.0 ** -max(10, (4 * a.shape[1]).bit_length())
     # With norms of about 16 elements are not too small for half precision, nor those of squares too large.
-    x = rough.parts(a, 16 / size)
-    x, _ = polar_factor(x, _steps(nearest), rough, size=torch.full_like(size, 16.0), hermitian=True)
-    return _projecting(x, rough, exact)
+    x = low_engine.parts(a, 16 / size)
+    x, _ = polar_factor(x, _steps(nearest), low_engine, size=torch.full_like(size, 16.0), hermitian=True)
+    return _projecting(x, low_engine, exact)
 
 
-def all_signs(found: torch.Tensor, rough: Engine, exact: Engine) -> torch.Tensor:
+def all_signs(found: torch.Tensor, low_engine: Engine, exact: Engine) -> torch.Tensor:
     """Signs from the first ones: polynomials are applied until no eigenvalue is left."""
     for _ in range(3):
-        x = taken_on(rough.parts(0.99 * found), _steps(0.02), rough, hermitian=True)
-        found, missing = _projecting(x, rough, exact)
+        x = taken_on(low_engine.parts(0.99 * found), _steps(0.02), low_engine, hermitian=True)
+        found, missing = _projecting(x, low_engine, exact)
         if not bool(missing):
             break
     return found
@@ -68,27 +68,27 @@ def _steps(nearest: float) -> tuple[OddPolynomial, ...]:
     return composition(nearest, error=1e-3, margin=2.0**-9)
 
 
-def _projecting(x: torch.Tensor, rough: Engine, exact: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+def _projecting(x: torch.Tensor, low_engine: Engine, exact: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """The last, accurate step, and whether eigenvalues are left that it did not take to +-1."""
-    x = taken_on(exact.parts(rough.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
+    x = taken_on(exact.parts(low_engine.joined(x)), [TOUCHING_ONE], exact, hermitian=True)
     found = exact.joined(x)
     missing = found.shape[1] - two_norms(found, 2).double().square().sum(1)
     return found, (missing > 0.01).any()  # NaN is not repaired
 
 
-def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, rough: Engine) -> torch.Tensor:
+def divide(a: torch.Tensor, orthonormal: Map, width: int, exact: Engine, low_engine: Engine) -> torch.Tensor:
     """Approximate eigenvectors of Hermitian matrices, about in the order of ascending eigenvalues.
 
     ``a``, shape (batch, n, n): in the storage precision of the engines, with elements of at most 1.
     ``orthonormal``: roughly orthonormal bases for the columns of nonsingular matrices: Q of a QR
-    factorization. ``width``: order up to which matrices are decomposed directly. ``exact``, ``rough``: the
-    latter where errors are corrected in the end. Returns shape (batch, n, n): orthonormal up to errors of
-    about 0.001.
+    factorization. ``width``: order up to which matrices are decomposed directly. ``low_engine``: multiplies
+    where errors are corrected in the end, ``exact`` elsewhere. Returns shape (batch, n, n): orthonormal up to
+    errors of about 0.001.
     """
     sizes = torch.full((len(a),), a.shape[1], device=a.device)
     tolerance = 8 * torch.finfo(a.dtype).eps * two_norms(a, 1, 2)  # rounding errors of products
     depth = 2 + ((a.shape[1] - 1) // width).bit_length()
-    return _Tree(orthonormal, width, exact, rough).vectors(a, sizes, tolerance, depth)
+    return _Tree(orthonormal, width, exact, low_engine).vectors(a, sizes, tolerance, depth)
 
 
 def product(x: torch.Tensor, y: torch.Tensor, engine: Engine) -> torch.Tensor:
@@ -102,14 +102,14 @@ def _congruent(v: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor
     return (found + found.mH) / 2 if engine.is_complex else found
 
 
-def _orthonormal(v: torch.Tensor, exact: Engine, rough: Engine) -> torch.Tensor:
+def _orthonormal(v: torch.Tensor, exact: Engine, low_engine: Engine) -> torch.Tensor:
     """Nearly orthonormal columns after one step of Newton and Schulz, which squares what they lack; the
     change is small, and need not be accurate.
     """
     n, rows = v.shape[2], exact.parts(v.mH)
     lost = exact.joined(exact.across(rows, rows, factor=-0.5, shift=0.5))
     size = two_norms(lost, 1, 2).clamp_min(1e-30)
-    change = rough.wide(rough.parts(v), rough.parts(lost, n**0.5 / size))
+    change = low_engine.wide(low_engine.parts(v), low_engine.parts(lost, n**0.5 / size))
     return v.addcmul(change, (size / n**0.5)[:, None, None])
 
 
@@ -120,7 +120,7 @@ class _Tree:
     orthonormal: Map
     width: int
     exact: Engine
-    rough: Engine
+    low_engine: Engine
 
     def vectors(
         self, a: torch.Tensor, sizes: torch.Tensor, tolerance: torch.Tensor, depth: int
@@ -137,13 +137,13 @@ class _Tree:
             # Beyond all eigenvalues: they come last.
             far = torch.where(inside, a.diagonal(0, 1, 2).real, 2 * two_norms(a, 1, 2)[:, None] + 1)
             return _eigenvectors(_with_diagonal(a, far))
-        key = "signs", self.rough.arithmetic.name, self.exact.arithmetic.name
+        key = "signs", self.low_engine.arithmetic.name, self.exact.arithmetic.name
         diagonal, signs, state = self.exact.replay(self._signs, (a, sizes, tolerance), key)
         missing, scalar = state.tolist()
         if scalar:
             return torch.eye(n, dtype=a.dtype, device=a.device).expand_as(a)
         if missing:
-            signs = all_signs(signs, self.rough, self.exact)
+            signs = all_signs(signs, self.low_engine, self.exact)
         bases, ranks = self._split(signs, inside, sizes)
         inner = _congruent(bases, self.exact.parts(_with_diagonal(a, diagonal)), self.exact)
         return self._conquered(inner, bases, ranks, sizes, tolerance, depth)
@@ -168,7 +168,7 @@ class _Tree:
         size = torch.where(scalar, tolerance[:, None] / torch.finfo(a.dtype).eps + 1e-30, size)
         halves = torch.where(place < (sizes // 2)[:, None], -size, size)
         shifted = torch.where(scalar, halves, shifted)
-        signs, missing = first_signs(_with_diagonal(a, shifted), size[:, 0], self.rough, self.exact)
+        signs, missing = first_signs(_with_diagonal(a, shifted), size[:, 0], self.low_engine, self.exact)
         return diagonal, signs, torch.stack([missing, scalar.all()])
 
     def _conquered(
@@ -232,9 +232,9 @@ class _Tree:
         eye = torch.eye(n, dtype=dtype, device=device)
         bases = self.orthonormal(torch.where(found, torch.where(first, image, g - image), eye))
         # Errors of the projector times the condition number of a part of G are in them: once more, without G.
-        image = product(projector, bases, self.rough)
+        image = product(projector, bases, self.low_engine)
         bases = torch.where(found, torch.where(first, image, bases - image), eye)
-        return _orthonormal(bases, self.exact, self.rough), ranks
+        return _orthonormal(bases, self.exact, self.low_engine), ranks
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
@@ -255,8 +255,8 @@ def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> tuple[
     n, dtype = inside.shape[1], engine.storage
     start = torch.where(inside[:, :, None], gaussian(n, 1, dtype, inside.device, seed=n + 1), 0.0)
     found = lanczos(lambda v: engine.thin(parts, v), start, min(12, n)).numbers
-    diagonal, beside = (x.double().nan_to_num(0.0) for x in found)
-    lower = torch.diag_embed(beside[:, :-1], -1)
+    diagonal, off_diagonal = (x.double().nan_to_num(0.0) for x in found)
+    lower = torch.diag_embed(off_diagonal[:, :-1], -1)
     nodes, vectors = converged_eigh(torch.diag_embed(diagonal) + lower + lower.mT)
     weights = vectors[:, 0].square()
     # Those without weight are none: the Lanczos vectors had ended.
@@ -267,7 +267,7 @@ def _middle(parts: torch.Tensor, inside: torch.Tensor, engine: Engine) -> tuple[
     clear = gaps >= (0.008 * (nodes[:, -1:] - nodes[:, :1])).minimum(gaps.amax(1, keepdim=True))
     best = torch.where(clear, (below - 0.5).abs(), 1.0).argmin(1, keepdim=True)
     sigma = (nodes.gather(1, best) + nodes.gather(1, best + 1)) / 2
-    size = 1.01 * ((nodes - sigma).abs().amax(1) + beside[:, -1].abs())
+    size = 1.01 * ((nodes - sigma).abs().amax(1) + off_diagonal[:, -1].abs())
     return sigma[:, 0], size.clamp_min(1e-30)
 
 

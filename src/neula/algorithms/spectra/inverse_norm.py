@@ -185,12 +185,12 @@ def sampled_inverse_norm(z: torch.Tensor) -> float:
 
 
 def norm_of(
-    a: torch.Tensor, columns: torch.Tensor, beside: torch.Tensor | None = None
+    a: torch.Tensor, columns: torch.Tensor, vectors: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``||A diag(columns)^-1||_2``, estimated, shape (batch,), and ``A X`` for other vectors, if any, in
-    ``beside``.
+    ``vectors``.
     """
-    n, x = a.shape[-1], columns[..., :0] if beside is None else beside
+    n, x = a.shape[-1], columns[..., :0] if vectors is None else vectors
     if n <= EXPLICIT:
         return schatten_bounds(a / columns.mT)[0][:, 0], _times(a, x)
     start = gaussian(n, 1, a.dtype, a.device, seed=20180417) / columns

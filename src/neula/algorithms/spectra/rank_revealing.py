@@ -215,17 +215,17 @@ class RowSpace:
     With ``M = D V`` it is ``x = M (M^H M)^-1 c`` for the coefficients c of ``D x`` in V. The diagonal of D
     are the ``sizes``, shape (n,), which differ by the factor ``spread``. Householder's QR with pivots, which
     as many guaranteed digits of x as possible take where sizes differ, is LAPACK's on the host, and takes
-    longer than all the rest: if not ``sure``, it is left out.
+    longer than all the rest: if not ``pivoted``, it is left out.
     """
 
-    def __init__(self, v: torch.Tensor, sizes: torch.Tensor, *, sure: bool = True) -> None:
+    def __init__(self, v: torch.Tensor, sizes: torch.Tensor, *, pivoted: bool = True) -> None:
         self.sizes = sizes[:, None]
         counting = sizes[sizes > 0]
         self.spread = float(counting.max() / counting.min()) if len(counting) else 1.0
-        self._leading = LeadingRowSpace.from_basis(v, sizes) if sure and self.spread > ALIKE else None
+        self._leading = LeadingRowSpace.from_basis(v, sizes) if pivoted and self.spread > ALIKE else None
         if self._leading is not None:
             return
-        if self.spread <= (ALIKE if sure else SURVIVED):
+        if self.spread <= (ALIKE if pivoted else SURVIVED):
             self.q, self.r = refine_qr(v * self.sizes)
             self.pivots = torch.arange(v.shape[1], device=v.device)
             return

@@ -86,14 +86,14 @@ def orthonormal(
     return q, in_double(r.cpu())
 
 
-def is_blind(x: torch.Tensor, engine: Engine) -> bool:
+def is_asynchronous(x: torch.Tensor, engine: Engine) -> bool:
     """Whether a block is made orthonormal without a check: where a check takes longer."""
     panel = engine.tuning.recursion(x.dtype).panel
     few = x.shape[1] <= MAX_COLUMNS and not engine.over_rows.spread
     return panel == "cholesky32" and x.dtype == torch.float32 and few
 
 
-def orthonormal_blindly(x: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
+def orthonormal_asynchronously(x: torch.Tensor, engine: Engine) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`orthonormal` by three passes of Cholesky QR, which do up to a condition number of ``1/u``.
 
     Nothing waits, and R, float64, stays on the device. Both are NaN where a column vanishes.
@@ -124,13 +124,13 @@ def ritz_triplets(a: torch.Tensor, block: torch.Tensor, engine: Engine) -> Ritz:
     >>> ritz_triplets(a, torch.eye(3)[:, :2], CpuEngine("cpu", "fp32")).s
     tensor([3., 2.], dtype=torch.float64)
     """
-    if is_blind(block, engine):
+    if is_asynchronous(block, engine):
         (v,) = engine.replay(
-            lambda x: orthonormal_blindly(x, engine)[:1], (block,), ("basis of a block", repr(engine))
+            lambda x: orthonormal_asynchronously(x, engine)[:1], (block,), ("basis of a block", repr(engine))
         )
 
         def rotated(image: torch.Tensor, v: torch.Tensor) -> Tensors:
-            q, r = orthonormal_blindly(image, engine)
+            q, r = orthonormal_asynchronously(image, engine)
             return _rotated(v, q, small_svd(r), engine)
 
         triplets = engine.replay(rotated, (engine.gemm(a, v), v), ("Ritz vectors", repr(engine)))

@@ -17,7 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from neula.algorithms.spectra.ritz import Ritz, is_blind, orthonormal, orthonormal_blindly, ritz_triplets
+from neula.algorithms.spectra.ritz import (
+    Ritz,
+    is_asynchronous,
+    orthonormal,
+    orthonormal_asynchronously,
+    ritz_triplets,
+)
 from neula.engines import FP32, Engine
 from neula.engines.random_vectors import gaussian
 
@@ -119,11 +125,11 @@ def subspace_iteration(
 
 
 def _basis(image: torch.Tensor, engine: Engine) -> torch.Tensor:
-    if not is_blind(image, engine):
+    if not is_asynchronous(image, engine):
         return orthonormal(image, engine, loss=CONDITIONED)[0]
 
     def basis(image: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return (orthonormal_blindly(image, engine)[0].nan_to_num_(0.0),)  # without columns that vanish
+        return (orthonormal_asynchronously(image, engine)[0].nan_to_num_(0.0),)  # without columns that vanish
 
     return engine.replay(basis, (image,), ("basis of an image", repr(engine)))[0]
 

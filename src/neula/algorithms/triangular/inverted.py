@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from typing import NamedTuple, Self
 
 import torch
@@ -162,11 +163,19 @@ class InvertedBlocks:
     @cached_property
     def mH(self) -> InvertedBlocks:
         """The conjugate transpose: a view, except for inverses that are read by rows with a narrow matrix."""
-        inverses = self.inverses.mH
+        return self._turned(attrgetter("mH"))
+
+    @cached_property
+    def mT(self) -> InvertedBlocks:
+        """The transpose, likewise, of factors that lack nothing."""
+        return self._turned(attrgetter("mT"))
+
+    def _turned(self, turn: Callable[[torch.Tensor], torch.Tensor]) -> InvertedBlocks:
+        inverses = turn(self.inverses)
         if self.t.dtype != self.dtype:
             inverses = inverses.contiguous()
-        refining = None if self.refining is None else self.refining.mH
-        return InvertedBlocks(self.t.mH, inverses, self.dtype, not self.upper, self.lost, refining)
+        refining = None if self.refining is None else turn(self.refining)
+        return InvertedBlocks(turn(self.t), inverses, self.dtype, not self.upper, self.lost, refining)
 
     @cached_property
     def _steps(self) -> list[TriangularBlock]:

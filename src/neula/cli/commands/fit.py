@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ def fit(
     absolute_sigma: opt.AbsoluteSigmaOption = False,
     loss: Annotated[str, opt.option("linear, or for outliers soft_l1, huber, cauchy or arctan.")] = "linear",
     f_scale: Annotated[float, opt.option("Residuals beyond it count as outliers.")] = 1.0,
-    level: Annotated[float, opt.option("Probability of intervals and of the band.")] = 0.95,
+    level: Annotated[float, opt.option("Probability of intervals and of the band.", min=0, max=1)] = 0.95,
     plot: Annotated[
         Path | None,
         opt.option("Picture of data, curve, band and residuals (.png, .svg or .pdf).", metavar="FILE"),
@@ -48,13 +49,15 @@ def fit(
     with run.loading():
         from neula.cli import fitting
 
-    wanted = fitting.prepare(run.read({"data": data})["data"], formula, response, sigma, p0)
+    roles = partial(fitting.roles_of, text=formula, response=response, sigma=sigma, p0=p0)
+    table = run.read({"data": data}, choose=lambda names: roles(names).columns)["data"]
+    wanted = fitting.prepare(table, roles)
     found = run.compute(
         "curve_fit",
         f=wanted.model,
         xdata=wanted.predictors,
         ydata=wanted.observed,
-        p0=wanted.start,
+        p0=wanted.roles.start,
         sigma=wanted.deviations,
         absolute_sigma=absolute_sigma,
         loss=loss,

@@ -59,7 +59,7 @@ def lstsq(
             "--errors/--no-errors",
         ),
     ] = None,
-    level: Annotated[float, opt.option("Probability of the intervals.")] = 0.95,
+    level: Annotated[float, opt.option("Probability of the intervals.", min=0, max=1)] = 0.95,
     nonnegative: Annotated[bool, opt.option("Solve for x >= 0.", "--nonnegative")] = False,
     bounds: Annotated[
         str | None, opt.option("Solve for LO <= x <= HI; inf is no bound.", metavar="LO,HI")

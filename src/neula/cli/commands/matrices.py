@@ -109,12 +109,13 @@ def lu(
     To solve systems, use neula solve, which certifies the solution.
     """
     import numpy as np
-    import torch
-
-    from neula.engines import select_engine
 
     run.check([a], 3)
     matrix = run.read({"A": a})["A"].values
+    with run.loading():
+        import torch
+
+        from neula.engines import select_engine
     if compute is None and storage is None:  # what the papers are about
         compute = select_engine(run.engine, torch.device("cpu")).format.name
     inner = None if inner_panel is None else _widths(inner_panel)

@@ -176,10 +176,11 @@ class CholeskyPair(_Pair):
     def is_well_conditioned(self) -> bool:
         """Whether substitution leaves half of the digits: the backward error is below ``4 n (3 n + 1) u``
         (Higham, "Accuracy and Stability of Numerical Algorithms", 2002, theorem 10.4), and n u in practice.
+        The 1-norm of a positive definite A is bounded from its diagonal: ``|a_ij| <= sqrt(a_ii a_jj)``.
         """
         c, lower = self
-        part = abs(np.tril(self.matrix) if lower else np.triu(self.matrix))
-        norm = float((part.sum(0) + part.sum(1) - part.diagonal()).max())
+        roots = np.sqrt(self.matrix.diagonal().real)
+        norm = float(roots.max() * roots.sum())
         estimate = getattr(scipy_linalg.lapack, f"{LAPACKS[c.dtype.char]}pocon")
         reciprocal, _ = estimate(c, norm, uplo="L" if lower else "U")
         return bool(reciprocal >= len(c) * np.finfo(c.dtype).eps ** 0.5)

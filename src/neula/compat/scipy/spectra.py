@@ -115,7 +115,8 @@ def fractional_matrix_power(A: Any, t: float) -> Any:
            [-0.333333,  0.666667]])
     """
     need(np.ndim(t) == 0 and t != int(t))
-    return _power(_definite(A), t)
+    a = _definite(A)
+    return _power(a.astype(np.result_type(a, np.float64)), t)  # SciPy's, too, are in double precision
 
 
 def _definite(A: Any) -> np.ndarray:

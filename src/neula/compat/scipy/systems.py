@@ -13,6 +13,7 @@ from neula.compat.drop_in import Unsuited, drop_in, need, right_hand_sides
 from neula.compat.measured import UNSURE, measured_determinants, measured_inverse, mirrored
 from neula.errors import warn
 from neula.kernels.phases import adjoint
+from neula.pipeline.plans import DTYPES
 from neula.problems.signatures import Structure
 
 
@@ -31,6 +32,9 @@ def _is_lapacks(dtype: np.dtype) -> bool:
 def lapack_arrays(*given: Any) -> list[np.ndarray]:
     """Arrays in what LAPACK would compute in."""
     arrays = [np.asarray(x) for x in given]
+    dtypes = {x.dtype for x in arrays}
+    if len(dtypes) == 1 and dtypes <= DTYPES:
+        return arrays
     need(all(_is_lapacks(x.dtype) for x in arrays))
     dtype = find_best_blas_type(arrays)[1]
     return [x.astype(dtype, copy=False) for x in arrays]

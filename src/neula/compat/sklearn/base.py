@@ -12,6 +12,7 @@ import torch
 import neula
 from neula.certificates.bounds import Accuracy
 from neula.compat.sklearn.data import Dense, TrainingData, like_fitted
+from neula.pipeline.result.shown import Later
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
@@ -34,6 +35,7 @@ class Seen:
     origin: Pair  # means of x and y of the first rows; zeros without an intercept
     apart: Pair  # term to add for all rows
     centred: bool  # whether there is an intercept
+    parts: int = 1
 
     @classmethod
     def begin(cls, data: TrainingData, engine: Any, *, centred: bool) -> Seen:
@@ -49,7 +51,7 @@ class Seen:
         held, total = copy(self.held), self.weight + data.total
         if not self.centred:
             held.update(data.x, data.y, weights=data.weights)
-            return replace(self, held=held, weight=total)
+            return replace(self, held=held, weight=total, parts=self.parts + 1)
         part = data.total / total if total else 0.0
         parts = zip(self.origin, self.apart, data.means, data.left, strict=True)
         steps = [(mean - old.to(mean)) + (left - far.to(left)) for old, far, mean, left in parts]
@@ -58,7 +60,7 @@ class Seen:
         joined: Any = zip((data.x, data.y), last, strict=True)
         held.update(*map(torch.cat, joined), weights=weights)
         x, y = (far.to(step) + part * step for far, step in zip(self.apart, steps, strict=True))
-        return replace(self, held=held, weight=total, apart=(x, y))
+        return replace(self, held=held, weight=total, apart=(x, y), parts=self.parts + 1)
 
     @property
     def means(self) -> Pair:
@@ -66,12 +68,26 @@ class Seen:
 
     def solve(self, damp: float, **how: Any) -> neula.LstsqResult[Any]:
         """The fit of all rows: the minimum-norm solution if they are too few."""
-        held, missing = self.held, self.held.n - self.held.rows
-        if missing > 0:  # rows of zeros change nothing
+        held, missing = self.held, max(0, self.held.n - self.held.rows)
+        if missing:  # rows of zeros change nothing
             held = copy(held)
             zeros = torch.zeros(missing, held.n, dtype=torch.float64, device=self.origin[0].device)
             held.update(zeros, zeros.new_zeros(missing, *self.origin[1].shape))
-        return held.solve(damp=damp, accuracy=how["accuracy"])
+        # The first mean, and a row for the means of every other part.
+        lost = missing + self.parts * self.centred
+        return counted(held.solve(damp=damp, accuracy=how["accuracy"]), lost)
+
+
+def counted(result: neula.LstsqResult[Any], lost: int) -> neula.LstsqResult[Any]:
+    """A result whose statistics have fewer degrees of freedom: means were subtracted from the data."""
+    made = vars(result)["_fit"]
+
+    def fit() -> Any:
+        found = made.make() if isinstance(made, Later) else made
+        return None if found is None else replace(found, lost=lost)
+
+    vars(result)["_fit"] = Later(fit)
+    return result
 
 
 class Linear(Dense):
@@ -104,9 +120,10 @@ class Linear(Dense):
 
     def _more(self, X: Any, y: Any, sample_weight: Any) -> tuple[TrainingData, Seen]:
         """The new data without its rows, with the means of all rows so far, and the fit of all these rows."""
-        self._validate_params()
         before: Seen | TrainingData | None = getattr(self, "_seen", None)
         first = before is None and not hasattr(self, "coef_")
+        if first:
+            self._validate_params()
         if before is None and not first:
             raise ValueError("fit keeps no rows for partial_fit: call partial_fit for all parts, on a clone")
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept, first=first)

@@ -10,7 +10,7 @@ from sklearn.utils.metaestimators import available_if
 
 import neula
 from neula.certificates.bounds import Accuracy
-from neula.compat.sklearn.base import Linear, Seen, of_any_sign
+from neula.compat.sklearn.base import Linear, Seen, counted, of_any_sign
 from neula.compat.sklearn.data import EXTRA, TrainingData, with_accuracy
 
 
@@ -52,7 +52,9 @@ class LinearRegression(Linear, linear_model.LinearRegression):
         if self.positive:
             result: Any = neula.nnls(*data.weighted, **self._how(data))
         else:
-            result = neula.lstsq(data.x, data.y, weights=data.weights, **self._how(data))
+            result = counted(
+                neula.lstsq(data.x, data.y, weights=data.weights, **self._how(data)), int(self.fit_intercept)
+            )
             self.rank_ = result.rank
         return self._keep(data, result.x, result, data if of_any_sign(self) else None)
 

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from sklearn import linear_model
+from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.metrics import check_scoring
 from sklearn.model_selection import GridSearchCV
 from sklearn.utils.metaestimators import available_if
 
 import neula
-from neula.compat.sklearn.base import Linear, Seen, of_any_sign
+from neula.compat.sklearn.base import Linear, Seen, counted, of_any_sign
 from neula.compat.sklearn.data import TrainingData, rows_times, with_accuracy
 from neula.engines import FP64
 from neula.pipeline.result.shown import Later
@@ -111,7 +113,8 @@ class Ridge(Linear, linear_model.Ridge):
 
     def _solve(self, data: TrainingData, y: torch.Tensor, alpha: float) -> Any:
         if not self.positive:
-            return neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
+            found = neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
+            return counted(found, int(self.fit_intercept))
         w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights
         n = data.x.shape[1]
         penalty = alpha**0.5 * torch.eye(n, dtype=data.x.dtype, device=data.x.device)
@@ -154,6 +157,16 @@ def _path_by_eigenvectors(data: TrainingData, alphas: np.ndarray, leverage: Any)
     return _QuickPath(*(c if y.ndim > 1 else c[..., 0] for c in (solutions, errors.mean(1), errors)))
 
 
+class _Predictions(RegressorMixin, BaseEstimator):
+    """Take X for the predictions that a scorer asks for."""
+
+    def fit(self, X: Any, y: Any) -> Self:
+        return self
+
+    def predict(self, X: Any) -> Any:
+        return X
+
+
 @with_accuracy
 class RidgeCV(Linear, linear_model.RidgeCV):
     """Ridge regression with the penalty chosen by leaving one out, by :func:`neula.ridge_path`.
@@ -165,7 +178,7 @@ class RidgeCV(Linear, linear_model.RidgeCV):
     alphas : array_like, shape (p,), optional
         Positive; squares of dampings.
     fit_intercept, scoring, cv, store_cv_results, alpha_per_target : optional
-        As for ``sklearn.linear_model.RidgeCV``. With ``scoring`` or ``cv`` a grid search is made.
+        As for ``sklearn.linear_model.RidgeCV``. With ``cv`` a grid search is made.
     gcv_mode : optional
         Accepted for compatibility; has no effect.
     accuracy, engine : optional
@@ -174,7 +187,8 @@ class RidgeCV(Linear, linear_model.RidgeCV):
     Attributes
     ----------
     coef_, intercept_, alpha_, best_score_, cv_results_, n_features_in_, feature_names_in_
-        scikit-learn's; ``best_score_`` is the negative mean square of the errors of prediction.
+        scikit-learn's; without ``scoring`` ``best_score_`` is the negative mean square of the errors of
+        prediction.
     result_ : RidgePath or Ridge's
         The evidence, computed when it is first read.
 
@@ -195,7 +209,7 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         alphas = np.atleast_1d(np.asarray(self.alphas, dtype=float))
         if not (alphas > 0).all():
             raise ValueError(f"alphas must be positive, got {alphas.min()}")
-        if self.cv is not None or self.scoring is not None:
+        if self.cv is not None:
             return self._search(X, y, sample_weight, alphas, params)
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept)
         leverage, how = self._leverage(data), self._how(data)
@@ -206,20 +220,43 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         plain = self.accuracy is None and self.engine == "auto"
         soon = _path_by_eigenvectors(data, alphas, leverage) if plain else None
         path = evidence() if soon is None else soon
-        errors, solutions = path.leave_one_out.nan_to_num(torch.inf), path.x
-        if errors.ndim > 1 and not self.alpha_per_target:
-            errors = errors.mean(1)
-        best = errors.argmin(0)
+        if self.scoring is None:
+            scores, kept = -path.leave_one_out.nan_to_num(torch.inf), path.squared_errors
+            scores = scores.mean(1) if scores.ndim > 1 and not self.alpha_per_target else scores
+        else:
+            weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+            scores, kept = self._scored(data, path, {**weights, **params})
+        best, solutions = scores.argmax(0), path.x
         if best.ndim:
             columns = torch.arange(len(best), device=best.device)
-            coefficients, score = solutions[best, :, columns].mT, -errors[best, columns]
+            coefficients, score = solutions[best, :, columns].mT, scores[best, columns]
         else:
-            coefficients, score = solutions[best], -errors[best]
+            coefficients, score = solutions[best], scores[best]
         self.alpha_ = alphas[best.cpu().numpy()] if best.ndim else float(alphas[int(best)])
         self.best_score_ = score.cpu().numpy() if score.ndim else float(score)
         if self.store_cv_results:
-            self.cv_results_ = data.given(path.squared_errors.movedim(0, -1))
+            self.cv_results_ = data.given(kept.movedim(0, -1))
         return self._keep(data, coefficients, path if soon is None else Later(evidence))
+
+    def _scored(self, data: TrainingData, path: Any, how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores of what the fits of all other rows predict, shape (p,) or (p, k), and these predictions."""
+        assert data.y is not None
+        y, w, x = data.y.reshape(len(data.y), -1), data.weights, path.x.reshape(*path.x.shape[:2], -1)
+        left = y - data.x @ x
+        errors = path.squared_errors.reshape(left.shape).sqrt().copysign(left)
+        if w is not None:
+            errors = torch.where(w[:, None] == 0, left, errors / w[:, None])
+        given = data.y + data.means[1]
+        predicted = given - errors.reshape(-1, *given.shape)
+        scorer, target = check_scoring(_Predictions(), self.scoring), given.cpu().numpy()
+        columns = range(given.shape[1]) if self.alpha_per_target and given.ndim > 1 else [slice(None)]
+
+        def score(x: np.ndarray) -> list[float]:
+            return [scorer(_Predictions(), x.T[j].T, target.T[j].T, **how) for j in columns]
+
+        found = np.array([score(x) for x in predicted.cpu().numpy()])
+        scores = torch.from_numpy(found).to(predicted.device)
+        return scores if columns != [slice(None)] else scores[:, 0], predicted
 
     def _leverage(self, data: TrainingData) -> Any:
         if not self.fit_intercept:

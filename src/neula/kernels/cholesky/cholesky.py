@@ -53,16 +53,6 @@ def cholesky_inverse(gram: torch.Tensor, out: torch.Tensor | None = None) -> Cho
 
     On a GPU by a kernel for up to 128 columns, elsewhere in float64. R is written to ``out``, float32, if
     given.
-
-    Examples
-    --------
-    >>> factors = cholesky_inverse(torch.tensor([[4.0, 2.0], [2.0, 2.0]], dtype=torch.float64))
-    >>> factors.r
-    tensor([[2., 1.],
-            [0., 1.]])
-    >>> factors.inverse
-    tensor([[ 0.5000, -0.5000],
-            [ 0.0000,  1.0000]])
     """
     gram = gram.add(gram.mT).mul_(0.5)
     lower, info = torch.linalg.cholesky_ex(gram)
@@ -96,16 +86,6 @@ def cholesky_lower(a: torch.Tensor) -> LowerFactors:
 
     On a GPU float32 matrices of up to 128 columns take one launch, a thread block each. Lower triangles are
     read, and L takes their place; what is above the diagonal becomes zero.
-
-    Examples
-    --------
-    >>> a = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]])
-    >>> cholesky_lower(a)  # doctest: +NUMBER
-    LowerFactors(inverse=tensor([[[ 0.5000, -0.5000],
-             [ 0.0000,  1.0000]]]), order=tensor([0], dtype=torch.int32))
-    >>> a  # doctest: +NUMBER
-    tensor([[[2., 0.],
-             [1., 1.]]])
     """
     lower, info = torch.linalg.cholesky_ex(a)
     if a.is_cuda and a.shape[1] > MAX_COLUMNS:  # substitution takes three times as long as doubling

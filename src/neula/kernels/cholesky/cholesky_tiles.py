@@ -54,12 +54,6 @@ def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
     the blocks on its diagonal, without synchronizing.
 
     On a GPU the width of the blocks is a multiple of :data:`TILE`, or at least n.
-
-    Examples
-    --------
-    >>> factor = factor_inverted(torch.tensor([[[4.0, 0.0], [2.0, 2.0]]], dtype=torch.float64), 2)
-    >>> factor.inverses[0, 0].tolist(), factor.order.tolist()
-    ([[0.5, 0.0], [-0.5, 1.0]], [0])
     """
     n = a.shape[-1]
     lower, order = torch.linalg.cholesky_ex(a)
@@ -74,11 +68,6 @@ def factor_inverted(a: torch.Tensor, width: int) -> InvertedFactor:
 def lower_factor(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Cholesky factors as :func:`torch.linalg.cholesky_ex` returns them, of one matrix of middle size by
     tiles; only the lower triangles are read.
-
-    Examples
-    --------
-    >>> lower_factor(torch.tensor([[4.0, 0.0], [2.0, 2.0]]))[0].tolist()  # doctest: +NUMBER
-    [[2.0, 0.0], [1.0, 1.0]]
     """
     if a.ndim == 3 and a.shape[-1] in ORDERS and factor_inverted.takes(a, TILE):
         lower, _, order = factor_inverted(a, TILE)
@@ -109,12 +98,6 @@ def factor_batch(a: torch.Tensor) -> BatchFactors:
     synchronizing; only the lower triangles are read.
 
     On a GPU by the kernel of tiles, or by that of matrices of up to 128 columns.
-
-    Examples
-    --------
-    >>> factor_batch(torch.tensor([[[4.0, torch.nan], [2.0, 2.0]]]))  # doctest: +NUMBER
-    BatchFactors(lower=tensor([[[2., 0.],
-             [1., 1.]]]), order=tensor([0], dtype=torch.int32))
     """
     lower, order = torch.linalg.cholesky_ex(a.float())
     return BatchFactors(lower.contiguous(), order)

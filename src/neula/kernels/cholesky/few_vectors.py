@@ -61,13 +61,6 @@ def orthonormalizing(gram: torch.Tensor, factor: torch.Tensor, least: torch.Tens
     errors of the Gram matrix are too large compared with it, and the next round has that of what is left.
     ``factor`` is that of the rounds before, an identity at first; ``least`` are the norms up to which what is
     left of a vector is nothing.
-
-    Examples
-    --------
-    >>> x = torch.tensor([[3.0, 3.0], [0.0, 2.0]])
-    >>> orthonormalizing(x.T @ x, torch.eye(2), torch.zeros(2)).factor
-    tensor([[3., 3.],
-            [0., 2.]])
     """
     k = len(gram)
     if gram.is_complex() and gram.is_cuda:  # whose real matrix has factors of the same kind

@@ -45,12 +45,6 @@ def pivoted_cholesky(gram: torch.Tensor, tolerance: float) -> PivotedFactors:
 
     The choice is that of QR with column pivoting (Higham, "Analysis of the Cholesky decomposition of a
     semi-definite matrix", 1990). The host waits once in a while.
-
-    Examples
-    --------
-    >>> found = pivoted_cholesky(torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64), 1e-9)
-    >>> found.r.tolist(), found.pivots.tolist(), found.left
-    ([[1.0, 2.0]], [1], 0.0)
     """
     n = len(gram)
     begun = gram, diagonal, r, pivots, count = _begun(gram)

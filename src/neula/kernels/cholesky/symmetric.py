@@ -15,12 +15,6 @@ def hermitian_from_lower(a: torch.Tensor) -> torch.Tensor:
     """The Hermitian matrix with the lower triangle of A, and the real part of its diagonal; differentiable.
 
     An imaginary part of the diagonal is not read, even if it is NaN.
-
-    Examples
-    --------
-    >>> hermitian_from_lower(torch.tensor([[1.0, torch.nan], [2.0, 3.0]]))
-    tensor([[1., 2.],
-            [2., 3.]])
     """
     strict = a.tril(-1)
     if not a.is_complex():
@@ -46,15 +40,8 @@ def symmetric_copy(
 
     D has powers of two, ``scales`` (batch, n), in the dtype of the result or of its parts. Columns of the
     result are ``rows`` apart, or n; what is above its diagonal is written only if ``whole``.
-
-    Examples
-    --------
-    >>> a = torch.tensor([[[1.0, torch.nan], [2.0, 3.0]]])
-    >>> symmetric_copy(a, torch.tensor([[1.0, 2.0]]))
-    tensor([[[ 1.,  4.],
-             [ 4., 12.]]])
     """
-    out = room_for(a, rows)
+    out = empty_rows(a, rows)
     # A row times its scale stays in the range: of a definite matrix it is at most the root of a diagonal
     # element.
     lower = a.tril().to(out.dtype) * scales[:, :, None] * scales[:, None]
@@ -67,12 +54,6 @@ def unscaled_triangle(t: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype)
     their place.
 
     D has powers of two, ``scales`` (batch, n), in a dtype whose range holds the result.
-
-    Examples
-    --------
-    >>> unscaled_triangle(torch.tensor([[[1.0, 9.0], [2.0, 3.0]]]), torch.tensor([[1.0, 0.5]]), torch.float64)
-    tensor([[[1., 0.],
-             [4., 6.]]], dtype=torch.float64)
     """
     return triangle_room(t, dtype).copy_(
         t.tril().to(torch.promote_types(t.dtype, scales.dtype)) / scales[:, :, None]
@@ -86,7 +67,7 @@ def triangle_room(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=t.device)
 
 
-def room_for(a: torch.Tensor, rows: int) -> torch.Tensor:
+def empty_rows(a: torch.Tensor, rows: int) -> torch.Tensor:
     """Uninitialized, for the result."""
     count, n, _ = a.shape
     dtype = torch.promote_types(a.dtype, torch.float32)
@@ -97,7 +78,7 @@ TILE = 32
 
 
 def symmetric_copy_triton(a, scales, *, rows=0, whole=True):
-    out, scales = room_for(a, rows), scales.contiguous()
+    out, scales = empty_rows(a, rows), scales.contiguous()
     count, n, _ = a.shape
     across = ceil_div(n, TILE)
     # The second and third index of a grid end at 65535.

@@ -69,13 +69,6 @@ def normal_product(
 
     On a GPU a Triton kernel computes both and reads A once, where A is float64, row-major and tall, on a CPU
     the compiled core does where A is large and float32; elsewhere they are two products.
-
-    Examples
-    --------
-    >>> normal_product(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), torch.ones(2, 1))
-    (tensor([[3.],
-            [7.]]), tensor([[24.],
-            [34.]]))
     """
     if a.dtype != x.dtype and pays(a):
         return one_pass(a, x, b)

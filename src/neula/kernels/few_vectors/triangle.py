@@ -43,12 +43,6 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
     L has zeros above the diagonal, where it is not Hermitian; the diagonal of a Hermitian matrix counts as
     real. On a GPU a Triton kernel reads the triangles alone; the library would take a copy of the matrices in
     double precision.
-
-    Examples
-    --------
-    >>> t, x = torch.tensor([[[1.0, 0.0], [2.0, 3.0]]]), torch.ones(1, 2, 1, dtype=torch.float64)
-    >>> [triangle_product(t, x, kind).flatten().tolist() for kind in ("lower", "transposed", "symmetric")]
-    [[1.0, 5.0], [3.0, 3.0], [3.0, 5.0]]
     """
     # Vectors are rows: libraries multiply a few of these several times as fast as a few columns.
     x = x.mT.contiguous()
@@ -155,11 +149,6 @@ def _add(total, block, place, mask):
 def diagonal_scales(a: torch.Tensor) -> torch.Tensor:
     """Powers of two (batch, n), float64, that bring the diagonals of some matrices into [1/2, 2) with rows
     and columns scaled symmetrically; 1 for what is not positive.
-
-    Examples
-    --------
-    >>> diagonal_scales(torch.diag(torch.tensor([1.0, 8.0, 0.0]))[None]).tolist()
-    [[1.0, 0.25, 1.0]]
     """
     diagonal = a.diagonal(dim1=1, dim2=2).real.double()
     half = torch.frexp(diagonal)[1].div(2, rounding_mode="floor")
@@ -175,13 +164,6 @@ def factor_residuals(
     Only the lower triangles of A (batch, n, n) count, and L is zero above its diagonal; ``order`` is not zero
     where L means nothing. G (n, k) is in double precision, complex if A is. Returns these, 0 for zero and NaN
     where L means nothing, and the order: (2, batch), float64.
-
-    Examples
-    --------
-    >>> a, probes = torch.tensor([[[4.0, 0.0], [2.0, 2.0]]]), torch.eye(2, dtype=torch.float64)
-    >>> lower, order = torch.tensor([[[2.0, 0.0], [1.0, 1.0]]]), torch.zeros(1, dtype=torch.int32)
-    >>> factor_residuals(a, lower, order, probes).tolist()
-    [[0.0], [0.0]]
     """
     d = diagonal_scales(a)[..., None]
     image, product = images(a, lower, probes * d)

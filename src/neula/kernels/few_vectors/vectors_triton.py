@@ -8,18 +8,18 @@ from neula.kernels.triton_source import jit, tl
 
 
 @jit
-def load_vectors(place, apart, mask, COUNT: tl.constexpr, WIDE: tl.constexpr):
-    """A piece of each vector, which begin ``apart`` from one another."""
+def load_vectors(place, stride, mask, COUNT: tl.constexpr, WIDE: tl.constexpr):
+    """A piece of each vector, which begin ``stride`` from one another."""
     found = ()
     for v in tl.static_range(COUNT):
-        found = found + (tl.load(place + v * apart, mask=mask, other=0.0).to(WIDE),)
+        found = found + (tl.load(place + v * stride, mask=mask, other=0.0).to(WIDE),)
     return found
 
 
 @jit
-def store_vectors(place, apart, mask, vectors, COUNT: tl.constexpr):
+def store_vectors(place, stride, mask, vectors, COUNT: tl.constexpr):
     for v in tl.static_range(COUNT):
-        tl.store(place + v * apart, vectors[v], mask=mask)
+        tl.store(place + v * stride, vectors[v], mask=mask)
 
 
 @jit

@@ -89,8 +89,8 @@ def eliminate(
     inverse, factors = found.u_inverses[index, :n, :n], found.factors[index, :n, :n]
     columns = _solved(inverse.T, factors.triu().T, block[:, :n].T, lower.dtype).T
     places = found.places[:, None]
-    playing = (places < 0) | (places >= start) & (places < start + WIDTH)
-    lower[:, k] = torch.where(playing, columns, lower[:, k])
+    candidates = (places < 0) | (places >= start) & (places < start + WIDTH)
+    lower[:, k] = torch.where(candidates, columns, lower[:, k])
     width = lower[:, following_columns].shape[1]
     if width == 0:
         return
@@ -256,8 +256,8 @@ def _eliminate_kernel(
     columns += tl.dot(tl.where(first, 0.0, tl.dot(lost, upper)), solve)
     low = columns.to(left.dtype.element_ty)
     ended = tl.load(places + i, mask=i < m, other=0)
-    playing = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
-    inside = rows & playing[:, None] & (k < r)[None, :]
+    candidates = (ended < 0) | ((ended >= start) & (ended < start + WIDTH))
+    inside = rows & candidates[:, None] & (k < r)[None, :]
     tl.store(left + i[:, None] * left_row + k[None, :] * left_column, low, mask=inside)
     if start + WIDTH < r:
         j = k + WIDTH

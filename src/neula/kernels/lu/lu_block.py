@@ -73,11 +73,11 @@ def lu_unpivoted_reference(block: torch.Tensor) -> torch.Tensor:
 @trial("The kernels for blocks of LU", "many calls of the library take their place, several times slower")
 def _tried(device: torch.device) -> None:
     block = torch.eye(WIDTH + 1, dtype=torch.float16, device=device)
-    solve_beside.kernel(block, WIDTH, *factor_block.kernel(block[:WIDTH, :WIDTH], WIDTH))
+    solve_off_diagonal.kernel(block, WIDTH, *factor_block.kernel(block[:WIDTH, :WIDTH], WIDTH))
 
 
 def kernels_take(dtype: torch.dtype, device: torch.device, width: int) -> bool:
-    """Whether :func:`factor_block` and :func:`solve_beside` have kernels for such a matrix and panel."""
+    """Whether :func:`factor_block` and :func:`solve_off_diagonal` have kernels for a matrix and panel."""
     return dtype.itemsize == 2 and width == WIDTH and factor_block.runs(device)
 
 
@@ -154,13 +154,15 @@ def solve_upper(b: torch.Tensor, upper: torch.Tensor, inverses: torch.Tensor) ->
 
 
 @kernel(
-    "solve_beside_triton",
+    "solve_off_diagonal_triton",
     trial=_tried,
     when=lambda a, r, l_inverses, u_inverses: (
         r < len(a) and a.dtype.itemsize == 2 and l_inverses.shape[-1] == WIDTH
     ),
 )
-def solve_beside(a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor) -> torch.Tensor:
+def solve_off_diagonal(
+    a: torch.Tensor, r: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor
+) -> torch.Tensor:
     """``X U = B`` below a leading block of order r that is factorized, and ``L X = B`` to the right of it, in
     place, with the inverses from :func:`factor_block`.
     """
@@ -220,21 +222,21 @@ def factor_block_triton(block, width):
         )
         factor(work, block[k, k], l_inverse[0], u_inverse[0])
         if start + width < r:
-            _solve_beside(block, start, start + width, l_inverse, u_inverse, STRIP)
+            _solve_off_diagonal(block, start, start + width, l_inverse, u_inverse, STRIP)
     return inverses[0], inverses[1]
 
 
-def solve_beside_triton(a, r, l_inverses, u_inverses):
-    _solve_beside(a, 0, r, l_inverses, u_inverses, ROWS)
+def solve_off_diagonal_triton(a, r, l_inverses, u_inverses):
+    _solve_off_diagonal(a, 0, r, l_inverses, u_inverses, ROWS)
     return a
 
 
-def _solve_beside(
+def _solve_off_diagonal(
     a: torch.Tensor, first: int, stop: int, l_inverses: torch.Tensor, u_inverses: torch.Tensor, rows: int
 ) -> None:
     """Below and to the right of blocks on the diagonal, to the left of which all is done."""
     n, width = len(a), l_inverses.shape[-1]
-    _beside_kernel[(ceil_div(n - stop, rows), 2)](
+    _off_diagonal_kernel[(ceil_div(n - stop, rows), 2)](
         *(a, *a.stride(), l_inverses, *l_inverses.stride(), u_inverses, *u_inverses.stride()),
         *(first, stop, n, rows, width, DEPTH, _low(a), STAGES),
         num_warps=SOLVE_WARPS,
@@ -340,7 +342,7 @@ def _solve_kernel(
 
 
 @jit
-def _beside_kernel(
+def _off_diagonal_kernel(
     a, a_row, a_column, l_inverses, next_l, l_row, l_column, u_inverses, next_u, u_row, u_column, first, stop,
     n,
     ROWS: tl.constexpr, WIDTH: tl.constexpr, DEPTH: tl.constexpr, LOW: tl.constexpr, STAGES: tl.constexpr,

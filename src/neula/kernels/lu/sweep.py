@@ -45,13 +45,6 @@ def sweep(t: torch.Tensor, inverses: torch.Tensor, b: torch.Tensor, *, upper: bo
 
     Blocks on its diagonal are not read, but their inverses (blocks, width, width), the last one bordered by
     an identity where it is smaller.
-
-    Examples
-    --------
-    >>> t = torch.tensor([[2.0, 0.0], [4.0, 8.0]]).half()
-    >>> sweep(t, 1 / t.diagonal().float()[:, None, None], torch.tensor([[2.0], [12.0]]), upper=False)
-    tensor([[1.],
-            [1.]])
     """
     width, x = inverses.shape[-1], torch.empty_like(b)
     rest, starts = b.clone(), range(0, len(t), width)

@@ -134,7 +134,7 @@ __device__ __forceinline__ float rounded(float x, int dropped) {
     return __uint_as_float((bits + (1u << (dropped - 1)) - 1u + odd) >> dropped << dropped);
 }
 
-// block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; those are the ones that play.
+// block: m rows of 32 numbers. places: where each row has ended, -1 if nowhere; the latter are the pivot candidates.
 // Columns from count on are zero. dropped: bits of a float that factors do not have; inverses are those of what
 // is left. arrived: zeros, which it leaves as zeros.
 extern "C" __global__ void __launch_bounds__(TILE) tournament(

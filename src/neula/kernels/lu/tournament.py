@@ -46,7 +46,7 @@ class PanelFactors:
     # that what is solved for makes good what rounding has lost.
     l_inverses: torch.Tensor
     u_inverses: torch.Tensor
-    room: torch.Tensor  # int32, of zeros: what the rounds need
+    workspace: torch.Tensor  # int32, of zeros: what the rounds need
     low: torch.dtype  # format of the factors
 
     @classmethod
@@ -62,28 +62,28 @@ class PanelFactors:
             factors=factors,
             l_inverses=l_inverses,
             u_inverses=u_inverses,
-            room=panel.new_zeros(2 * room_for_rounds(m), dtype=torch.int32),
+            workspace=panel.new_zeros(2 * workspace_of_rounds(m), dtype=torch.int32),
             low=low,
         )
 
 
-def room_for_rounds(m: int) -> int:
+def workspace_of_rounds(m: int) -> int:
     """Numbers of the candidate rows of all rounds except the first, in whole tiles."""
-    tiles, room = -(-m // TILE), 0
+    tiles, workspace = -(-m // TILE), 0
     while tiles > 1:
         tiles = -(-tiles * WIDTH // TILE)
-        room += tiles * TILE
-    return room
+        workspace += tiles * TILE
+    return workspace
 
 
 @trial("The kernel of pivot rows", "matrices that need pivoting are left to the library")
 def _tried(device: torch.device) -> None:
     block = torch.eye(WIDTH, dtype=torch.float32, device=device)
-    play.kernel(block, PanelFactors.for_panel(block, torch.float16), 0, WIDTH)
+    find_pivots.kernel(block, PanelFactors.for_panel(block, torch.float16), 0, WIDTH)
 
 
-@kernel("play_cuda", trial=_tried)
-def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
+@kernel("find_pivots_cuda", trial=_tried)
+def find_pivots(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> None:
     """Find the next ``count`` pivot rows of a panel, and write them, their factors, and the inverses into
     ``found``.
 
@@ -92,19 +92,19 @@ def play(block: torch.Tensor, found: PanelFactors, start: int, count: int) -> No
     by one, as they are with partial pivoting, but hardly exceed it. A pivot is zero only where a column is;
     NaN comes before all numbers.
     """
-    play_reference(block, found, start, count)
+    find_pivots_reference(block, found, start, count)
 
 
-def play_reference(
+def find_pivots_reference(
     block: torch.Tensor, found: PanelFactors, start: int, count: int, tile: int = TILE
 ) -> None:
-    """:func:`play` in plain torch, on any device, with tiles of any number of rows."""
+    """:func:`find_pivots` in plain torch, on any device, with tiles of any number of rows."""
     rows = (found.places < 0).nonzero()[:, 0]
     while len(rows) > tile:
         tiles = torch.nn.functional.pad(rows, (0, -len(rows) % tile), value=-1).view(-1, tile)
         winners, _ = _eliminate(block[tiles], tiles >= 0, count)
-        played = tiles.gather(1, winners.clamp(min=0))
-        rows = played[winners >= 0]
+        won = tiles.gather(1, winners.clamp(min=0))
+        rows = won[winners >= 0]
     winners, eliminated = _eliminate(block[rows][None], torch.ones_like(rows, dtype=torch.bool)[None], count)
     pivots, index = rows[winners[0]], start // WIDTH
     found.pivots[start : start + count] = pivots.int()
@@ -140,7 +140,7 @@ def _eliminate(x: torch.Tensor, active: torch.Tensor, count: int) -> tuple[torch
 MACROS = f"#define TILE {TILE}\n"
 
 
-def play_cuda(block, found, start, count):
+def find_pivots_cuda(block, found, start, count):
     tensors, numbers = arguments(block, found, start)
     kernel = compiled("tournament", "tournament", block.device, MACROS)
     kernel((-(-len(block) // TILE), 1, 1), (TILE, 1, 1), [*tensors, *numbers, count])
@@ -151,7 +151,7 @@ def arguments(
 ) -> tuple[list[torch.Tensor], tuple[int, int, int]]:
     """Arguments of the kernel, except for the number of pivots."""
     index = start // block.shape[1]
-    candidates, arrived = found.room.chunk(2)
+    candidates, arrived = found.workspace.chunk(2)
     dropped = round(math.log2(torch.finfo(found.low).eps / torch.finfo(torch.float32).eps))
     blocks = [found.factors[index], found.l_inverses[index], found.u_inverses[index]]
     return [block, found.places, found.pivots, *blocks, candidates, arrived], (dropped, len(block), start)

@@ -82,7 +82,7 @@ def split(
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     if scales is not None:  # one after the other: together they may be out of range
         x = (x * scales[:, None, None]) * factor
-    out = room(parts, *x.shape, dtype=dtype, device=x.device)
+    out = padded_empty(parts, *x.shape, dtype=dtype, device=x.device)
     out[0] = x.float()
     if parts == 2:
         out[1] = (x.float() - out[0].float()) * 2.0**SHIFT
@@ -102,7 +102,9 @@ def joined(parts: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Ten
     return leading if len(parts) == 1 else leading + parts[1].to(dtype) * 2.0**-SHIFT
 
 
-def room(parts: int, batch: int, m: int, n: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def padded_empty(
+    parts: int, batch: int, m: int, n: int, *, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     """Uninitialized, with aligned rows."""
     across = -(-n // ALIGNED) * ALIGNED
     return torch.empty(parts, batch, m, across, dtype=dtype, device=device)[..., :n]
@@ -137,7 +139,9 @@ TINY = 64
 def batched_product_triton(a, b, *, factor=1.0, shift=0.0, scales=None, symmetric=False, wide=False):
     (parts, batch, m, k), n = a.shape, b.shape[3]
     config = _config(m, n, parts, symmetric and a.is_cuda, on_gpu=a.is_cuda)
-    out = room(1 if wide else parts, batch, m, n, dtype=torch.float32 if wide else a.dtype, device=a.device)
+    out = padded_empty(
+        1 if wide else parts, batch, m, n, dtype=torch.float32 if wide else a.dtype, device=a.device
+    )
     by_columns = b.stride(2) == 1 and b.stride(3) != 1
     b_block = [config.columns, config.run] if by_columns else [config.run, config.columns]
     descriptors = (
@@ -268,7 +272,7 @@ TILE = 64
 
 def split_triton(x, dtype, parts=1, scales=None, factor=1.0):
     batch, m, n = x.shape
-    out = room(parts, batch, m, n, dtype=dtype, device=x.device)
+    out = padded_empty(parts, batch, m, n, dtype=dtype, device=x.device)
     down, across = ceil_div(m, TILE), ceil_div(n, TILE)
     # The second and third index of a grid end at 65535.
     _split_kernel[(batch * down * across,)](

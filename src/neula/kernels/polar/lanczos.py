@@ -51,13 +51,13 @@ def advance(image: torch.Tensor, basis: torch.Tensor, step: int) -> tuple[torch.
     for _ in range(2):
         image = image - exact_matmul(exact_matmul(known.conj(), image[..., None]).mT, known)[:, 0]
     length = torch.linalg.vector_norm(image, dim=1)
-    beside = torch.where(length <= NEW * size, 0.0, length)
+    off_diagonal = torch.where(length <= NEW * size, 0.0, length)
     if step + 1 < basis.shape[1]:
-        basis[:, step + 1] = image * torch.where(beside == 0, 0.0, 1 / beside)[:, None]
-    return diagonal, beside
+        basis[:, step + 1] = image * torch.where(off_diagonal == 0, 0.0, 1 / off_diagonal)[:, None]
+    return diagonal, off_diagonal
 
 
-def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def extreme_values(diagonal: torch.Tensor, off_diagonal: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Smallest and largest eigenvalues, float64, of tridiagonal matrices; NaN where these are not finite. The
     last off-diagonal element is not read.
 
@@ -66,7 +66,7 @@ def extreme_values(diagonal: torch.Tensor, beside: torch.Tensor) -> tuple[torch.
     >>> extreme_values(torch.tensor([[1.0, 1.0]]), torch.tensor([[1.0, 0.0]]))
     (tensor([0.], dtype=torch.float64), tensor([2.], dtype=torch.float64))
     """
-    d, b = diagonal.double(), beside[:, :-1].double()
+    d, b = diagonal.double(), off_diagonal[:, :-1].double()
     usable = torch.cat([d, b], 1).isfinite().all(1)[:, None]
     d, b = torch.where(usable, d, 0.0), torch.diag_embed(torch.where(usable, b, 0.0), -1)
     values = torch.where(usable, converged_eigvalsh(torch.diag_embed(d) + b + b.mT), torch.nan)
@@ -125,10 +125,10 @@ def _advance(
         tl.store(image + i, x, mask=i < k)
     tl.debug_barrier()
     size, length = tl.sqrt(tl.sum(square, axis=0)), tl.sqrt(tl.sum(left, axis=0))
-    beside = tl.where(length <= NEW * size, 0.0, length)
-    inverse = tl.where(beside == 0.0, 0.0, 1.0 / beside)
+    off_diagonal = tl.where(length <= NEW * size, 0.0, length)
+    inverse = tl.where(off_diagonal == 0.0, 0.0, 1.0 / off_diagonal)
     tl.store(found + matrix, tl.sum(tl.where(tl.arange(0, MOST) == step, first, 0.0), axis=0))
-    tl.store(found + batch + matrix, beside)
+    tl.store(found + batch + matrix, off_diagonal)
     if step + 1 < steps:
         for start in range(0, k, LENGTH):
             i = start + place

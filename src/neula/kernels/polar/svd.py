@@ -30,11 +30,6 @@ def svd(a: torch.Tensor) -> Factors:
     Jacobi's method, which torch takes by default there, errs by hundreds of unit roundoffs in float64 (order
     500 on an H200: 27 ms). Its approximate one does not, in a sixth of the time, unless A is ill-conditioned,
     which shows in its factors; and QR iterations never do, in twice the time.
-
-    Examples
-    --------
-    >>> svd(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[1]
-    tensor([3., 2.], dtype=torch.float64)
     """
     if not a.is_cuda:
         return converged_svd(a)
@@ -69,11 +64,6 @@ def converged_svd(a: torch.Tensor) -> Factors:
 def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Eigenvalues and eigenvectors of symmetric or Hermitian matrices, shape (..., n, n), likewise; both
     triangles are read.
-
-    Examples
-    --------
-    >>> converged_eigh(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[0]
-    tensor([2., 3.], dtype=torch.float64)
     """
     try:
         if small_eigh.takes(a):
@@ -105,11 +95,6 @@ def singular_values(a: torch.Tensor) -> torch.Tensor:
     In single precision they are roots of the eigenvalues of ``A^H A`` in double precision, which err by
     ``sqrt(n u64)`` at most, relative to the largest: Jacobi's method, which torch takes there, errs by 5e-4
     and takes ten times as long (order 4096 on an H200).
-
-    Examples
-    --------
-    >>> singular_values(torch.tensor([[0.0, 0.0], [0.0, 3.0]], dtype=torch.float64)).round(decimals=12)
-    tensor([3., 0.], dtype=torch.float64)
     """
     if not a.is_cuda or a.dtype.to_real() == torch.float64:
         return in_parts(lambda part: (torch.linalg.svdvals(part),), a)[0]
@@ -168,11 +153,6 @@ def small_svd(r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
     All NaN where R has NaN or Inf. The kernel computes ``W = R X diag(s)^-1``, whose columns err by ``u s_1 /
     s_i``: where s vanishes they are none.
-
-    Examples
-    --------
-    >>> small_svd(torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64))[1]
-    tensor([3., 2.], dtype=torch.float64)
     """
     on_host = r.cpu()
     if not bool(on_host.isfinite().all()):

@@ -141,7 +141,7 @@ def corrected_gram(
 @trial("The kernel for products", "slower products take its place")
 def _tried(device: torch.device) -> None:
     one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
-    kept = Kept.room(ALIGNED, ALIGNED, one[0])
+    kept = Kept.empty(ALIGNED, ALIGNED, one[0])
     keep.kernel(one, kept)
     multiply_kept.kernel(one, kept, kept, alpha=1.0, beta=0.0)
 

@@ -65,12 +65,12 @@ class Kept:
             largest = bound.repeat(m)
         else:
             largest = torch.full((m,), bound, dtype=torch.float32, device=x.device)
-        whole = cls.room(m, ceil_div(k, ALIGNED) * ALIGNED, largest, scheme)
+        whole = cls.empty(m, ceil_div(k, ALIGNED) * ALIGNED, largest, scheme)
         keep(x, whole, scales)
         return whole.block(slice(0, m), slice(0, k))
 
     @classmethod
-    def room(cls, m: int, k: int, largest: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"]) -> Self:
+    def empty(cls, m: int, k: int, largest: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"]) -> Self:
         """Room for an m x k matrix."""
         across = ceil_div(k, ALIGNED) * ALIGNED
         parts = torch.empty(scheme.parts, m, across, dtype=scheme.dtype, device=largest.device)
@@ -99,7 +99,7 @@ class Kept:
 @trial("The kernel that splits operands", "plain torch takes its place")
 def _tried(device: torch.device) -> None:
     one = torch.ones(ALIGNED, ALIGNED, dtype=torch.float32, device=device)
-    keep.kernel(one, Kept.room(ALIGNED, ALIGNED, one[0]))
+    keep.kernel(one, Kept.empty(ALIGNED, ALIGNED, one[0]))
 
 
 @kernel("keep_triton", trial=_tried, when=lambda x, into, scales=None: 0 not in x.shape)

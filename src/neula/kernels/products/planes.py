@@ -35,13 +35,8 @@ def planes(x: torch.Tensor, dtype: torch.dtype, *, conjugated: bool = False) -> 
 
     ``x`` (batch, m, n, 2) is as :func:`torch.view_as_real` has them, or means their conjugates. Sums are
     rounded once, to ``dtype``. Planes are column-major where the matrices are.
-
-    Examples
-    --------
-    >>> planes(torch.tensor([[[[1.0, 2.0]]]]), torch.float32, conjugated=True).flatten()
-    tensor([ 1., -2., -1.])
     """
-    out = room_for_planes(x, dtype)
+    out = empty_planes(x, dtype)
     out[0], out[1] = x[..., 0], x[..., 1]
     if conjugated:
         out[1].neg_()
@@ -55,13 +50,6 @@ def interleave(products: torch.Tensor, c: torch.Tensor, alpha: float, beta: floa
     n), are overwritten.
 
     C (batch, m, n, 2) is the real view of complex matrices, and not read if ``beta`` is zero.
-
-    Examples
-    --------
-    >>> products, c = torch.tensor([2.0, 3.0, 7.0]).view(3, 1, 1, 1), torch.ones(1, 1, 1, 2)
-    >>> interleave(products, c, 1.0, 1.0)
-    >>> c.flatten()
-    tensor([0., 3.])
     """
     p, q, s = products
     s.sub_(p).sub_(q)
@@ -79,11 +67,6 @@ def planes_of_product(
 ) -> torch.Tensor:
     """The planes of ``scale (factor A B + shift I)`` from P, Q and S, (3, batch, m, n), in their memory by
     one pass: real parts, imaginary parts and their sums.
-
-    Examples
-    --------
-    >>> planes_of_product(torch.tensor([2.0, 3.0, 7.0]).view(3, 1, 1, 1), 2.0, 1.0, None).flatten()
-    tensor([-1.,  4.,  3.])
     """
     p, q, s = products
     s.sub_(p).sub_(q).mul_(factor)
@@ -95,7 +78,7 @@ def planes_of_product(
     return products
 
 
-def room_for_planes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def empty_planes(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Uninitialized, shape (3, batch, m, n), in the order of x."""
     batch, m, n, _ = x.shape
     if x.stride(1) < x.stride(2):
@@ -108,7 +91,7 @@ TILE = (8, 256)
 
 
 def planes_triton(x, dtype, *, conjugated=False):
-    out = room_for_planes(x, dtype)
+    out = empty_planes(x, dtype)
     _launch(_planes_kernel, x, out, -1.0 if conjugated else 1.0)
     return out
 

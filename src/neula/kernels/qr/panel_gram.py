@@ -48,12 +48,6 @@ def _tried(device: torch.device) -> None:
 def panel_gram(a: torch.Tensor) -> PanelGram:
     """Inner products of the columns of a panel (m, n), float16, column-major and of up to 256 columns, as
     accurate as in float32, on a GPU by a Triton kernel.
-
-    Examples
-    --------
-    >>> panel_gram(torch.tensor([[1.0, 2.0], [3.0, 4.0]]).half()).first
-    tensor([[10., 14.],
-            [14., 20.]], dtype=torch.float64)
     """
     left, right = a[:, :WIDTH].double(), a[:, WIDTH:].double()
     return PanelGram(left.mT @ left, left.mT @ right, right.mT @ right)

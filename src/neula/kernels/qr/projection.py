@@ -40,13 +40,6 @@ def project_out(q: torch.Tensor, a: torch.Tensor, r: torch.Tensor, total: Total 
     Q (m, k) has elements of at most 1 in magnitude: orthonormal columns, or nearly; columns of A (m, n) are
     scaled to elements of about 1. ``total`` is called with R before A is changed, where Q and A are some rows
     of theirs.
-
-    Examples
-    --------
-    >>> a, r = torch.tensor([[3.0], [4.0]]), torch.empty(1, 1)
-    >>> project_out(torch.tensor([[1.0], [0.0]]), a, r)
-    >>> a.T, r
-    (tensor([[0., 4.]]), tensor([[3.]]))
     """
     r.copy_(exact_matmul(q.mH, a))
     if total is not None:

@@ -29,13 +29,6 @@ def signed_lu(block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
     Returns the diagonals of S, opposite to the real parts of pivots as they would be without it, and the
     inverses of L and U; what a block holds that is not finite is in all of them.
-
-    Examples
-    --------
-    >>> signs, _, u_inverse = signed_lu(block := torch.tensor([[[0.6, -0.8], [0.8, 0.6]]]))
-    >>> signs, block
-    (tensor([[-1., -1.]]), tensor([[[ 1.6000, -0.8000],
-             [ 0.5000,  2.0000]]]))
     """
     batch, n, _ = block.shape
     signs = block.new_empty(batch, n)

@@ -17,13 +17,7 @@ Array = TypeVar("Array", np.ndarray, torch.Tensor)
 
 
 def embedded(a: Array) -> Array:
-    """``[A1 -A2; A2 A1]`` of complex matrices, shape (..., m, n).
-
-    Examples
-    --------
-    >>> embedded(np.array([[1 + 2j]])).tolist()
-    [[1.0, -2.0], [2.0, 1.0]]
-    """
+    """``[A1 -A2; A2 A1]`` of complex matrices, shape (..., m, n)."""
     join = _joining(a)
     return join([join([a.real, -a.imag], -1), join([a.imag, a.real], -1)], -2)
 

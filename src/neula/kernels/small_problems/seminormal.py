@@ -94,10 +94,10 @@ class RefinementLimits:
 class SquareSystemLimits:
     """Limits that differ for linear systems: backward errors are in the infinity norm, of A as given."""
 
-    # The largest elements of rows and columns are at least its reciprocal, and at most half of it;.
-    near: float
-    # And differ by this factor at most. Other systems are doubtful: theirs would be measured scaled.
-    alike: float
+    # The largest elements of rows and columns are at least its reciprocal, and at most half of it.
+    max_scale: float
+    # They differ by this factor at most. Other systems are doubtful: their errors would be measured scaled.
+    max_ratio: float
     definite: bool  # whether those are doubtful, too, whose matrix has no Cholesky factor
 
 
@@ -168,7 +168,7 @@ def solved(
         *(a, b, found.x, found.numbers, found.forward_error, found.residual_norm, found.rank),
         *(found.doubtful.view(torch.uint8), m, n, k, count, *a.stride(), *b.stride()),
         1 - round(math.log2(torch.finfo(dtype).eps)),
-        *(0, 0.0, 0.0) if square is None else (int(square.definite), square.near, square.alike),
+        *(0, 0.0, 0.0) if square is None else (int(square.definite), square.max_scale, square.max_ratio),
         *astuple(limits),
         *(rows, columns, together, square is not None, a.is_cuda),
         num_warps=columns // PER_WARP,
@@ -188,8 +188,8 @@ SIZES = ("m", "n", "k", "count", "a_batch", "a_row", "a_column", "b_batch", "b_r
 @jit(do_not_specialize=[*SIZES, "definite", "significand"])
 def _seminormal(
     a, b, to_x, numbers, to_forward, to_residual, to_rank, to_doubtful, m, n, k, count,
-    a_batch, a_row, a_column, b_batch, b_row, b_column, significand, definite, near: tl.float64,
-    alike: tl.float64, tolerance: tl.float64, max_steps: tl.float64, max_rate: tl.float64,
+    a_batch, a_row, a_column, b_batch, b_row, b_column, significand, definite, max_scale: tl.float64,
+    max_ratio: tl.float64, tolerance: tl.float64, max_steps: tl.float64, max_rate: tl.float64,
     rounding: tl.float64, noise: tl.float64, at_least: tl.float64, stagnation: tl.float64,
     computed: tl.float64,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TOGETHER: tl.constexpr, SQUARE: tl.constexpr,
@@ -216,7 +216,7 @@ def _seminormal(
     optimality, largest, rows = zero, zero, zero
     good, vanished = zero == 0.0, zero > 0.0
     if SQUARE:
-        rows, moderate = _rows_of(a, m, n, l, j, a_row, near, alike, TOGETHER)
+        rows, moderate = _rows_of(a, m, n, l, j, a_row, max_scale, max_ratio, TOGETHER)
         good &= moderate
         if definite != 0:
             factor = _inverse(_whole(a, n, a_row, COLUMNS), n, COLUMNS)
@@ -425,7 +425,7 @@ def _backward(scaled, projected, r_norm, norm, image, b_norm, rate):
 
 
 @jit
-def _rows_of(a, m, n, l, j, row, near, alike, TOGETHER: tl.constexpr):  # noqa: E741
+def _rows_of(a, m, n, l, j, row, max_scale, max_ratio, TOGETHER: tl.constexpr):  # noqa: E741
     """The largest sum of magnitudes in a row, and whether rows and columns are of one size near 1."""
     total = tl.zeros((TOGETHER, 1, 1), tl.float64)
     most, least = total, total + float("inf")
@@ -440,8 +440,8 @@ def _rows_of(a, m, n, l, j, row, near, alike, TOGETHER: tl.constexpr):  # noqa: 
         )
         columns = tl.maximum(columns, tl.max(block, axis=2, keep_dims=True))
     narrowest = smallest_of(tl.where(j < n, columns, float("inf")))
-    moderate = (tl.minimum(least, narrowest) >= 1.0 / near) & (most <= near / 2)
-    return total, moderate & (most <= alike * least) & (most <= alike * narrowest)
+    moderate = (tl.minimum(least, narrowest) >= 1.0 / max_scale) & (most <= max_scale / 2)
+    return total, moderate & (most <= max_ratio * least) & (most <= max_ratio * narrowest)
 
 
 @jit

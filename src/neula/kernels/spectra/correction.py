@@ -27,12 +27,6 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     """``X T`` for X (batch, m, n) with a block diagonal T, given by its blocks (batch, blocks, width, width).
 
     ``offset`` is a column of X at which a block begins; the first and the last one may stick out.
-
-    Examples
-    --------
-    >>> swap = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    >>> turned(torch.tensor([[[1.0, 2.0, 3.0, 4.0]]]), torch.stack([swap, swap])[None], 0)
-    tensor([[[2., 1., 4., 3.]]])
     """
     count, m, n = x.shape
     blocks, width = turns.shape[1:3]
@@ -42,19 +36,12 @@ def turned(x: torch.Tensor, turns: torch.Tensor, offset: int) -> torch.Tensor:
     return exact_matmul(x, turns).transpose(1, 2).reshape(count, m, -1)[:, :, before : before + n]
 
 
-def correction(s: torch.Tensor, w: torch.Tensor, apart: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
-    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``apart`` and the numerator ``noise``, else 0, for
-    S (batch, n, n).
-
-    Examples
-    --------
-    >>> s, w = torch.tensor([[[0.0, 0.2], [0.2, 0.0]]]), torch.tensor([[1.0, 3.0]])
-    >>> correction(s, w, torch.ones(1), torch.zeros(1))
-    tensor([[[ 0.0000,  0.1000],
-             [-0.1000,  0.0000]]])
+def correction(s: torch.Tensor, w: torch.Tensor, min_gap: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """``s_ij / (w_j - w_i)`` where the denominator exceeds ``min_gap`` and the numerator ``noise``, else 0,
+    for S (batch, n, n).
     """
     gaps = w[:, None, :] - w[:, :, None]
-    clear = (gaps.abs() > apart[:, None, None]) & (s.abs() > noise[:, None, None])
+    clear = (gaps.abs() > min_gap[:, None, None]) & (s.abs() > noise[:, None, None])
     return torch.where(clear, s / torch.where(clear, gaps, 1.0), 0.0)
 
 

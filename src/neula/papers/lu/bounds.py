@@ -227,7 +227,7 @@ def _ratio_to_single(rows: Measurements, field: str, interval: Interval) -> Clai
     if ours is None or theirs is None:
         return within([], interval, f"0 {field} counted")
     text = f"{field}: {ours:.3g} with 4.1, {theirs:.3g} with 3.1 and an fp32 matrix"
-    return within([ours / theirs], interval, text, tendency=(0.0, 1.0))
+    return within([ours / theirs], interval, text, weaker=(0.0, 1.0))
 
 
 def model_is_right(rows: Measurements) -> ClaimCheck:

@@ -131,7 +131,7 @@ def faster(
         for peer, ratios in found.items()
     )
     text = f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}"
-    return within([ratios[largest] for ratios in found.values()], claimed, text, tendency=MORE)
+    return within([ratios[largest] for ratios in found.values()], claimed, text, weaker=MORE)
 
 
 def ours_beats_library(rows: Measurements) -> ClaimCheck:
@@ -395,7 +395,7 @@ def _both_units(
     claimed: Interval,
     *,
     format: str = "fp16",
-    tendency: Interval | None = None,
+    weaker: Interval | None = None,
 ) -> ClaimCheck:
     """Compare numbers, with their text, on the paper's unit, and show those on the machine's."""
     values, told = on_unit(True)
@@ -404,7 +404,7 @@ def _both_units(
         t = rows.where(unit=EMULATED)[0].get("t")
         unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
         told = f"{unit}: {told}. This machine's unit: {on_unit(False)[1]}"
-    return within(values, claimed, told, tendency=tendency)
+    return within(values, claimed, told, weaker=weaker)
 
 
 def worse(
@@ -424,7 +424,7 @@ def worse(
         told = f"{_short(found[n])} times at n = {n}; {smallest} to {largest} for all n"
         return [found[n]] if large else list(found.values()), told
 
-    return _both_units(rows, ratios, claimed, format=format, tendency=MORE if claimed[0] >= 1.0 else None)
+    return _both_units(rows, ratios, claimed, format=format, weaker=MORE if claimed[0] >= 1.0 else None)
 
 
 def _short(ratio: float) -> str:

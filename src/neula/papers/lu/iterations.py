@@ -217,7 +217,7 @@ def _ratios(rows: Measurements, name: str, peer: str, fields: Sequence[str]) -> 
     }
 
 
-def _told(ratios: dict[str, list[float]]) -> str:
+def _in_words(ratios: dict[str, list[float]]) -> str:
     parts = "; ".join(f"{case} {span(found) if found else 'none'}" for case, found in ratios.items())
     return f"times as many: {parts}"
 
@@ -227,7 +227,7 @@ def half_the_memory_for_free(rows: Measurements) -> ClaimCheck:
     ratios = _ratios(rows, lu.DOUBLY_WIDE, lu.SINGLE, SOLVERS)
     # A solver that converges for no matrix has no ratio, and fails.
     worst = [max(found, default=math.nan) for found in ratios.values()]
-    return within(worst, (0.0, ALIKE), _told(ratios))
+    return within(worst, (0.0, ALIKE), _in_words(ratios))
 
 
 def accuracy_pays(rows: Measurements) -> ClaimCheck:
@@ -238,7 +238,7 @@ def accuracy_pays(rows: Measurements) -> ClaimCheck:
         for name in (lu.DOUBLY_WIDE, lu.HALF)
     )
     fewer = [max(found, default=0.0) <= 1.0 for found in ratios.values()]
-    return cases([*fewer, ours > theirs], f"{_told(ratios)}; converge: {ours} and {theirs}")
+    return cases([*fewer, ours > theirs], f"{_in_words(ratios)}; converge: {ours} and {theirs}")
 
 
 def consistent_factors(rows: Measurements) -> ClaimCheck:
@@ -248,7 +248,7 @@ def consistent_factors(rows: Measurements) -> ClaimCheck:
         for row in rows.where(matrix=GEOMETRIC)
     )
     ratios = _ratios(usable, lu.DOUBLY_WIDE, lu.SINGLE, ("contraction",))
-    return within(itertools.chain(*ratios.values()), (0.0, 1.0), f"contractions, {_told(ratios)}")
+    return within(itertools.chain(*ratios.values()), (0.0, 1.0), f"contractions, {_in_words(ratios)}")
 
 
 ITERATIONS = described("lu-paper", "iterations", globals())

@@ -209,7 +209,7 @@ def underflows(rows: Measurements) -> ClaimCheck:
     part = [row for row in rows.where(scaling="without") if row["exponent"] <= 0 and row["finite"]]
     worst, best = max(part, key=lambda row: row["backward_error"]), part[-1]["backward_error"]
     text = f"worst column {best:.1e}; with columns to 1e{worst['exponent']} {worst['backward_error']:.1e}"
-    return within([worst["backward_error"] / best], (10.0, math.inf), text, tendency=(2.0, math.inf))
+    return within([worst["backward_error"] / best], (10.0, math.inf), text, weaker=(2.0, math.inf))
 
 
 def scaling_helps(rows: Measurements) -> ClaimCheck:
@@ -300,7 +300,7 @@ def reortho_faster(rows: Measurements) -> ClaimCheck:
     thrice = [shape_text(row["m"], row["n"]) for row in part if row["passes"] > 2]
     speedups = (rows.where(method=TWICE) or part).column("speedup")
     text = f"{span(speedups, '.1f')} times faster; more than two passes until orthogonal: "
-    return within(speedups, (3.7, 7.7), text + (", ".join(thrice) or "none"), tendency=MORE)
+    return within(speedups, (3.7, 7.7), text + (", ".join(thrice) or "none"), weaker=MORE)
 
 
 # item: Q Figure 5
@@ -325,7 +325,7 @@ def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
 
 def rgsqrf_faster(rows: Measurements) -> ClaimCheck:
     speedups = rows.where(method=CAQR_PANEL).column("speedup")
-    return within(speedups, (3.0, 14.6), f"{span(speedups, '.1f')} times faster", tendency=MORE)
+    return within(speedups, (3.0, 14.6), f"{span(speedups, '.1f')} times faster", weaker=MORE)
 
 
 def panel_matters_when_skinny(rows: Measurements) -> ClaimCheck:
@@ -395,7 +395,7 @@ def update_matters(rows: Measurements) -> ClaimCheck:
     text += (
         f"{shape_text(largest['m'], largest['n'])}, more than {WORTH} times in {worth} of {len(part)} shapes"
     )
-    return within([largest["speedup"]], (WORTH, math.inf), text, tendency=MORE)
+    return within([largest["speedup"]], (WORTH, math.inf), text, weaker=MORE)
 
 
 def panel_does_not(rows: Measurements) -> ClaimCheck:

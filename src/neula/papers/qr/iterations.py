@@ -242,7 +242,7 @@ def draw_stress(rows: Measurements, canvas: Canvas) -> None:
         for name in SOLVERS
         for tolerance in (LOOSE, TIGHT)
     }
-    labels = {name: [_told([x or math.inf]) for x in part] for name, part in counts.items()}
+    labels = {name: [_in_words([x or math.inf]) for x in part] for name, part in counts.items()}
     grouped_bars(left, shapes, counts, labels)
     times = {name: rows.where(solver=name).column("ms") for name in (SINGLE, *ls.PEERS)}
     grouped_bars(right, shapes, times, {name: [f"{x:.3g}" for x in part] for name, part in times.items()})
@@ -259,7 +259,7 @@ def _iterations(rows: Measurements, solver: str, tolerance: float) -> list[float
     return [math.inf if count is None else count for count in counts]
 
 
-def _told(counts: Sequence[float]) -> str:
+def _in_words(counts: Sequence[float]) -> str:
     return ", ".join(f"more than {MOST_ITERATIONS}" if math.isinf(x) else f"{x:.0f}" for x in counts)
 
 
@@ -267,12 +267,12 @@ def slow_convergence(rows: Measurements) -> ClaimCheck:
     """At the size with the most columns."""
     n = max(rows.column("n"))
     counts, interval = _iterations(rows.where(n=n), "cgls", LOOSE)[:1], about(MOST_ITERATIONS, 1.25)
-    return within(counts, interval, f"{_told(counts)} for n = {n}", tendency=(ONLY_EASIER, math.inf))
+    return within(counts, interval, f"{_in_words(counts)} for n = {n}", weaker=(ONLY_EASIER, math.inf))
 
 
 def out_of_reach(rows: Measurements) -> ClaimCheck:
     counts = [count for solver in SOLVERS for count in _iterations(rows, solver, TIGHT)]
-    return within(counts, (MOST_ITERATIONS + 1, math.inf), f"{_told(counts)} iterations to 1e-12")
+    return within(counts, (MOST_ITERATIONS + 1, math.inf), f"{_in_words(counts)} iterations to 1e-12")
 
 
 def lsqr_too(rows: Measurements) -> ClaimCheck:
@@ -282,7 +282,7 @@ def lsqr_too(rows: Measurements) -> ClaimCheck:
     )
     decided = [pair for pair in zip(ours, theirs, strict=True) if min(pair) < math.inf]
     ratios = [x / y if max(x, y) < math.inf else math.nan for x, y in decided]
-    return within(ratios, (1 - SLACK, 1 + SLACK), f"LSQR {_told(ours)}, CGLS {_told(theirs)}")
+    return within(ratios, (1 - SLACK, 1 + SLACK), f"LSQR {_in_words(ours)}, CGLS {_in_words(theirs)}")
 
 
 def single_is_reached(rows: Measurements) -> ClaimCheck:
@@ -296,7 +296,7 @@ def single_is_reached(rows: Measurements) -> ClaimCheck:
     text = ", ".join(f"{x:.2f}" for x in speedups)
     text += f" times as fast; accurate in {sum(accurate)} of {len(accurate)}"
     values = [x if good else math.nan for x, good in zip(speedups, accurate, strict=True)]
-    return within(values, about(2.0), text, tendency=MORE)
+    return within(values, about(2.0), text, weaker=MORE)
 
 
 # item: Q stress case; V Figure 5

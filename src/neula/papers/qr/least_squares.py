@@ -207,7 +207,7 @@ def _median_iterations(rows: Measurements) -> dict[tuple[str, float | None], flo
 
 def slow_spectrum(rows: Measurements) -> ClaimCheck:
     count = _median_iterations(rows)[GEOMETRIC]
-    return within([count], (20.0, 30.0), f"median of the sizes {count:.3g}", tendency=(10.0, 100.0))
+    return within([count], (20.0, 30.0), f"median of the sizes {count:.3g}", weaker=(10.0, 100.0))
 
 
 def few_iterations(rows: Measurements) -> ClaimCheck:
@@ -215,7 +215,7 @@ def few_iterations(rows: Measurements) -> ClaimCheck:
     counts = {kind: count for kind, count in _median_iterations(rows).items() if kind != GEOMETRIC}
     told = (f"{kind} {'none' if math.isnan(x) else f'{x:.3g}'}" for (kind, _), x in counts.items())
     text = f"of {len(counts)}, medians of the sizes: {', '.join(told)}"
-    return within(counts.values(), (0.0, 9.0), text, tendency=(0.0, 20.0), least=0.6)
+    return within(counts.values(), (0.0, 9.0), text, weaker=(0.0, 20.0), least=0.6)
 
 
 def unprofitable(rows: Measurements) -> ClaimCheck:
@@ -293,7 +293,7 @@ def two_orders(rows: Measurements) -> ClaimCheck:
     """Two orders, give or take 0.7 of one, for most condition numbers."""
     ratios = _ratios(rows, LOW_DIRECT, S_DIRECT)
     listed = ", ".join(f"{ratio:.2g}" for ratio in ratios)
-    return within(ratios, TWO_ORDERS, f"{listed} times (roundoffs: 2^13 = 8192)", tendency=MORE, least=MOST)
+    return within(ratios, TWO_ORDERS, f"{listed} times (roundoffs: 2^13 = 8192)", weaker=MORE, least=MOST)
 
 
 def reaches_double(rows: Measurements) -> ClaimCheck:

@@ -163,21 +163,21 @@ def low_needs_wider(rows: Measurements) -> ClaimCheck:
         best = max(rows.column(f"{name} TN"))
         first[name] = min(row["k"] for row in rows if row[f"{name} TN"] > 0.9 * best)
     text = f"90% of the best rate from k = {first[LOW]} on in the low format, {first[FP32]} in fp32"
-    return within([first[LOW] / first[FP32]], about(2.0), text, tendency=(1.5, MORE[1]))
+    return within([first[LOW] / first[FP32]], about(2.0), text, weaker=(1.5, MORE[1]))
 
 
 def panel_is_slow(rows: Measurements) -> ClaimCheck:
     narrow = next(row for row in rows if row["k"] >= 128)
     part = narrow[SGEQRF] / max(rows.column(f"{LOW} TN"))
     text = f"SGEQRF at k = {narrow['k']}: {100 * part:.2g}% of the best"
-    return within([part], about(0.001, HALF_AN_ORDER), text, tendency=(0.0, 0.01))
+    return within([part], about(0.001, HALF_AN_ORDER), text, weaker=(0.0, 0.01))
 
 
 def caqr_is_faster(rows: Measurements) -> ClaimCheck:
     row = rows.where(k=128)[0]
     ratio = row["CAQR panel"] / row[SGEQRF]
     text = f"at k = 128 {row['CAQR panel']:.2g} TFLOP/s with Q, SGEQRF {row[SGEQRF]:.2g} without"
-    return within([ratio], about(3.3), f"{text}: {ratio:.2g} times", tendency=MORE)
+    return within([ratio], about(3.3), f"{text}: {ratio:.2g} times", weaker=MORE)
 
 
 # item: Q Table 3; Q CAQR rate
@@ -347,26 +347,26 @@ def compared(
     ours: tuple[str, str],
     theirs: tuple[str, str],
     claimed: Interval,
-    tendency: Interval | None = None,
+    weaker: Interval | None = None,
     note: str = "",
 ) -> ClaimCheck:
     """How many times as fast as another one a method is, each at its best block size."""
     gain, text = _compared(rows, ours, theirs)
-    return within([gain], claimed, text + note, tendency=tendency)
+    return within([gain], claimed, text + note, weaker=weaker)
 
 
 def recursion_gains(rows: Measurements) -> ClaimCheck:
     gain, text = _compared(rows, (RGSQRF, LOW), (LIBRARY, FP32))
     from_format, more = _compared(rows, (RGSQRF, LOW), (RGSQRF, FP32))
     found = gain if from_format > 1.3 else math.nan
-    return within([found], about(1.37, 1.25), f"{text}; {more}", tendency=MORE)
+    return within([found], about(1.37, 1.25), f"{text}; {more}", weaker=MORE)
 
 
 def small_cutoff_is_best(rows: Measurements) -> ClaimCheck:
     part = rows.where(method=RGSQRF_DEFAULT, kind=MEASURED)
     at_128, best = part.where(B=128)[0]["tflops"], max(part.column("tflops"))
     text = f"B = 128 reaches {100 * at_128 / best:.0f}% of the best cutoff"
-    return within([at_128 / best], (0.9, math.inf), text, tendency=(0.75, math.inf))
+    return within([at_128 / best], (0.9, math.inf), text, weaker=(0.75, math.inf))
 
 
 def predicted(rows: Measurements, method: str, by: str = PREDICTED) -> ClaimCheck:
@@ -376,7 +376,7 @@ def predicted(rows: Measurements, method: str, by: str = PREDICTED) -> ClaimChec
     measured, expected = (part.where(kind=kind)[0]["tflops"] for kind in (MEASURED, by))
     ratio = measured / expected
     told = f"B = {part[0]['B']}: {measured:.3g} TFLOP/s measured, {expected:.3g} predicted, "
-    return within([ratio], (1 - AIM, 1 + AIM), f"{told}ratio {ratio:.2f}", tendency=about(1.0, 2.0))
+    return within([ratio], (1 - AIM, 1 + AIM), f"{told}ratio {ratio:.2f}", weaker=about(1.0, 2.0))
 
 
 _V100_BLOCKS = (128, 256, 512, 1024)

@@ -92,14 +92,14 @@ def _ratios(rows: Measurements, methods: tuple[str, ...], peer: str) -> dict[str
     return {f"{x} {quantity}": rows.ratios(quantity, x, peer) for x in methods for quantity in QUANTITIES}
 
 
-def _told(ratios: dict[str, list[float]], peer: str) -> str:
+def _in_words(ratios: dict[str, list[float]], peer: str) -> str:
     return f"times {peer}: " + ", ".join(f"{name} {span(part)}" for name, part in ratios.items())
 
 
 def at_most(rows: Measurements, methods: tuple[str, ...], peer: str) -> ClaimCheck:
     """The errors of methods are of the level of another one, for every m."""
     found = _ratios(rows, methods, peer)
-    return within(chain(*found.values()), (0.0, AS_GOOD), _told(found, peer))
+    return within(chain(*found.values()), (0.0, AS_GOOD), _in_words(found, peer))
 
 
 def level_of_format(rows: Measurements) -> ClaimCheck:
@@ -121,14 +121,14 @@ def an_error_a_level(rows: Measurements) -> ClaimCheck:
     ratios = _ratios(rows, (FP32_NOTC,), HOUSEHOLDER)
     kept = [x <= y for part in ratios.values() for x, y in zip(part, allowed, strict=True)]
     levels = f"to hold, 1 + log2(m / n), {min(allowed):g} to {max(allowed):g}"
-    return cases(kept, f"{_told(ratios, HOUSEHOLDER)} ({levels})")
+    return cases(kept, f"{_in_words(ratios, HOUSEHOLDER)} ({levels})")
 
 
 def some_loss(rows: Measurements) -> ClaimCheck:
     """On average over m, the geometric mean."""
     ratios = _ratios(rows, CORRECTED, FP32_NOTC)
     means = [statistics.geometric_mean(part) for part in ratios.values()]
-    return within(means, MORE, f"on average {span(means)}; {_told(ratios, FP32_NOTC)}")
+    return within(means, MORE, f"on average {span(means)}; {_in_words(ratios, FP32_NOTC)}")
 
 
 def truncation_is_why(rows: Measurements) -> ClaimCheck:
@@ -448,7 +448,7 @@ def limits(rows: Measurements) -> ClaimCheck:
     last = rows.ratios("error", product, FP32_PRODUCT, "product")[-1]
     text = f"{product}: the error grows as k^{power:.2f}, to {last:.1f} times that of fp32 at k = "
     grows = last if power > 0.3 else math.nan
-    return within([grows], (2 * AS_FP32, math.inf), f"{text}{part[-1]['k']}", tendency=MORE)
+    return within([grows], (2 * AS_FP32, math.inf), f"{text}{part[-1]['k']}", weaker=MORE)
 
 
 def uncorrected(rows: Measurements) -> ClaimCheck:

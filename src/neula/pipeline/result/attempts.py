@@ -88,12 +88,12 @@ def report_missed(
     indices: Sequence[Sequence[int]],
     *,
     strict: bool,
-    unsure: bool = False,
+    no_digits: bool = False,
     name: str = "A",
 ) -> None:
     """Warn the caller of a public function, or raise, and name the matrices of a batch.
 
-    ``unsure`` says that one of the solutions has no guaranteed digit, ``name`` names the batch.
+    ``no_digits`` says that one of the solutions has no guaranteed digit, ``name`` names the batch.
 
     Raises
     ------
@@ -104,4 +104,4 @@ def report_missed(
     message = f"{what}{' for ' * bool(named)}{listed(named, len(indices))}: {why}"
     if strict:
         raise AccuracyError(message, result, indices)
-    warn(message, IllConditionedWarning if unsure else AccuracyWarning)
+    warn(message, IllConditionedWarning if no_digits else AccuracyWarning)

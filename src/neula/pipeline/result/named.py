@@ -28,7 +28,7 @@ class Named:
     names: tuple[str, ...] | None = None
     responses: tuple[str, ...] | None = None
     _library: str = "pandas"
-    _axis: int | None = None  # of x, along which coefficients lie; None: the first, or the last but one
+    _axis: int | None = None  # of x, along which coefficients lie; None: after the dimensions of ``accepted``
     _facts: tuple[str, ...] = ("converged", "accuracy", "residual_norm", "forward_error", "digits")
 
     @property
@@ -77,7 +77,7 @@ class Named:
         return found | {name: _plain(getattr(self, name)) for name in self._facts}
 
     def to_json(self, **options: Any) -> str:
-        """The table as JSON, with null for NaN and infinities.
+        """The table as JSON, with null for NaN and infinities, and pairs for complex numbers.
 
         Parameters
         ----------
@@ -86,10 +86,16 @@ class Named:
         """
         return json.dumps(_finite(self.to_dict()), allow_nan=False, **options)
 
+    @property
+    def _axis_of_x(self) -> int:
+        if self._axis is None:  # a stream has none accepted by itself
+            accepted = getattr(self, "accepted", None)
+            return 0 if accepted is None else int(accepted.ndim)
+        return self._axis
+
     def _coefficients(self) -> np.ndarray:
         """Array with one coefficient, or the coefficients of one name, along its first axis."""
-        x = as_numpy(self.x)
-        return x if x.ndim == 1 else np.moveaxis(x, -2 if self._axis is None else self._axis, 0)
+        return np.moveaxis(as_numpy(self.x), self._axis_of_x, 0)
 
     def _columns(self) -> dict[str, np.ndarray]:
         found = self._coefficients()
@@ -129,6 +135,8 @@ def _plain(value: Any) -> Any:
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, complex):
+        value = value.real, value.imag
     if isinstance(value, (list, tuple)):
         return [_finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -34,7 +35,14 @@ class Robust:
         if groups is None:
             check_name("robust", kind, ("HC0", "HC1", "HC2", "HC3"))
             return cls(kind)
-        labels, places = np.unique(np.asarray(groups), return_inverse=True)
+        values = np.asarray(groups)
+        try:
+            missing = bool((values != values).any())
+            labels, places = np.unique(values, return_inverse=True)
+        except TypeError:  # None and other kinds of values have no order
+            missing = True
+        if missing:
+            raise ValueError("groups has missing or incomparable labels: give each row one")
         if np.ndim(groups) != 1 or len(labels) < 2:
             raise ValueError(
                 f"groups must be a vector with at least two different labels, got {len(labels)} in shape "
@@ -64,6 +72,8 @@ class Regression(Named):
     intercept: bool = False
     """Whether the first coefficient belongs to a column of ones that ``intercept=True`` has added."""
     _design: Any = None  # from a table to A, of a formula
+    _row_labels: Any = None  # the index of A, with which groups have to agree
+    accepted: Any  # of each problem of a batch
     _fit: Any  # neula.problems.least_squares.regression.LinearFit, or None
 
     def covariance(self, *, absolute: bool = False, robust: str | None = None, groups: Any = None) -> Any:
@@ -107,7 +117,7 @@ class Regression(Named):
         array([[ 0.0063, -0.0027],
                [-0.0027,  0.0018]])
         """
-        how = Robust.checked(absolute, robust, groups)
+        how = self._robust(absolute, robust, groups)
         return self._fit_for(how).covariance(absolute, how)
 
     def standard_errors(
@@ -129,7 +139,7 @@ class Regression(Named):
         ValueError
             As :meth:`covariance`.
         """
-        how = Robust.checked(absolute, robust, groups)
+        how = self._robust(absolute, robust, groups)
         return self._fit_for(how).standard_errors(absolute, how)
 
     def confidence_intervals(
@@ -157,7 +167,7 @@ class Regression(Named):
         """
         if not 0 < level < 1:
             raise ValueError(f"level must be between 0 and 1, got {level}")
-        how = Robust.checked(absolute, robust, groups)
+        how = self._robust(absolute, robust, groups)
         return self._fit_for(how).confidence_intervals(self.x, level, absolute, how)
 
     def leverage(self, *, samples: int | None = None) -> Any:
@@ -196,6 +206,17 @@ class Regression(Named):
     def effective_degrees_of_freedom(self) -> Any:
         """The sum of leverages: n, less one for each independent constraint; with damping less than n."""
         return self._known.effective_degrees_of_freedom()
+
+    def _robust(self, absolute: bool, kind: str | None, groups: Any) -> Robust | None:
+        from neula.pipeline.names import check_aligned
+
+        check_aligned(self._row_labels, {"groups": groups})
+        return Robust.checked(absolute, kind, groups)
+
+    def _coefficients(self) -> np.ndarray:
+        x = as_numpy(self.x)
+        # Members of a batch have a vector or a matrix each.
+        return x if x.ndim == 1 else np.moveaxis(x, as_numpy(self.accepted).ndim - x.ndim, 0)
 
     def _fit_for(self, how: Robust | None) -> Any:
         return self._known if how is None else self._of_rows
@@ -238,15 +259,18 @@ class Regression(Named):
         ValueError
             If a column is missing, or shapes do not fit.
         """
-        from neula.pipeline.inputs import take
+        from neula.pipeline.inputs import gradient_wanted, take
         from neula.pipeline.names import in_order
 
         if self._design is not None:
             A = self._design(A)
-        a = take(in_order(A, self.names[self.intercept :] if self.names else None, "A"), "A", or_complex=True)
-        x = take(self.x, "x", differentiable=True, or_complex=True).tensor
-        x = x.to(a.tensor.device, a.tensor.dtype.to_complex() if x.is_complex() else a.tensor.dtype)
-        matrix = x[:, None] if x.ndim == 1 else x
+        A = in_order(A, self.names[self.intercept :] if self.names else None, "A")
+        a, given = (take(y, "A", differentiable=True, or_complex=True) for y in (A, self.x))
+        gradient_wanted(a, given)
+        x = given.graph.to(a.tensor.device)
+        x = x.to(a.tensor.dtype.to_complex() if x.is_complex() else a.tensor.dtype)
+        is_vector = self._axis_of_x == x.ndim - 1
+        matrix = x.unsqueeze(-1) if is_vector else x
         first, matrix = matrix[..., : self.intercept, :], matrix[..., self.intercept :, :]
         if a.tensor.shape[-1] != matrix.shape[-2]:
             without = " without the intercept" if self.intercept else ""
@@ -254,8 +278,8 @@ class Regression(Named):
                 f"A has {a.tensor.shape[-1]} columns, and the fit {matrix.shape[-2]}{without}: pass A with "
                 "the columns that were fitted"
             )
-        found = a.tensor.to(x.dtype) @ matrix + first.sum(-2, keepdim=True)
-        return a.wrap(found[..., 0] if x.ndim == 1 else found)
+        found = a.graph.to(x.dtype) @ matrix + first.sum(-2, keepdim=True)
+        return a.wrap(found[..., 0] if is_vector else found)
 
     @property
     def residuals(self) -> Any:
@@ -316,7 +340,7 @@ class Regression(Named):
 
         t = take(self.t_values(**how), "t")
         tail = -np.abs(as_numpy(t.tensor))
-        robust = Robust.checked(how.get("absolute", False), how.get("robust"), how.get("groups"))
+        robust = self._robust(how.get("absolute", False), how.get("robust"), how.get("groups"))
         if robust is not None and robust.groups is not None:
             free = np.array(float(robust.groups.max()))
         else:
@@ -433,7 +457,7 @@ def summarized(result: Regression, level: float, how: Mapping[str, Any]) -> Summ
     ]
     for i, name in enumerate(names):
         coefficient, error, t, p, *ends = (float(values[i]) for values in columns.values())
-        cells = _number(coefficient, 4), _number(error), f"{t:.3f}", f"{p:.3f}", *map(_number, ends)
+        cells = _number(coefficient, 4), _number(error), _number(t), f"{p:.3f}", *map(_number, ends)
         lines.append(f"{name:<{width}}" + "".join(cell.rjust(11) for cell in cells))
     left = as_numpy(result._of_rows.whitened_residuals())
     durbin_watson = np.sum(np.diff(left) ** 2) / max(np.sum(left**2), np.finfo(np.float64).tiny)
@@ -443,7 +467,8 @@ def summarized(result: Regression, level: float, how: Mapping[str, Any]) -> Summ
 
 def _number(x: float, digits: int = 3) -> str:
     """Format a number like statsmodels: with a fixed number of decimals, or an exponent."""
-    return f"{x:.{digits}f}" if x == 0 or 1e-4 <= abs(x) < 1e4 else f"{x:.{digits - 1}e}"
+    is_far = 0 < abs(x) < 1e-4 or 1e4 <= abs(x) < math.inf
+    return f"{x:.{digits - 1}e}" if is_far else f"{x:.{digits}f}"
 
 
 def _pairs(left: Mapping[str, str], right: Mapping[str, str], total: int) -> list[str]:

@@ -150,6 +150,10 @@ class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
     constraint_rank: int | None = None
     _fit: Any = Deferrable(None)  # noqa: RUF009
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles have no rows, nor their labels."""
+        return {**super().__getstate__(), "_row_labels": None}
+
     def _remark(self) -> str:
         """Which problem was solved where the rank is not full, else how many digits are correct."""
         return self._deficiency() or super()._remark()
@@ -197,6 +201,7 @@ class BoundedResult(SolutionResult[ArrayT], Named, Generic[ArrayT]):
     residual_norms: Any = Deferrable(None)  # noqa: RUF009
     active_mask: Any = Deferrable(None)  # noqa: RUF009
     is_variable: bool = False
+    _axis: int | None = 0  # after those of the batch
 
     @property
     def residual_norm(self) -> Any:

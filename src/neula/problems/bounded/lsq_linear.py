@@ -16,7 +16,7 @@ from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.problems.bounded.run import solve_bounded
 from neula.problems.operators.bounded import traced_lsq_linear, traced_nnls
-from neula.problems.signatures import ArrayLike, Kind, LsqLinearKeywords, NNLSKeywords
+from neula.problems.signatures import ArrayLike, BoundsLike, Kind, LsqLinearKeywords, NNLSKeywords
 
 METHODS, SOLVERS = ("trf", "bvls"), ("exact", "lsmr")
 
@@ -58,7 +58,7 @@ def lsq_linear(
 def lsq_linear(
     A: ArrayLike,
     b: ArrayLike,
-    bounds: Any = (-math.inf, math.inf),
+    bounds: BoundsLike = (-math.inf, math.inf),
     method: str = "trf",
     tol: float = 1e-10,
     lsq_solver: str | None = None,
@@ -67,7 +67,7 @@ def lsq_linear(
     verbose: int = 0,
     *,
     lsmr_maxiter: int | None = None,
-    constraints: Any = None,
+    constraints: tuple[ArrayLike, ArrayLike] | None = None,
     accuracy: Accuracy | None = None,
     engine: str | Engine = "auto",
     strict: bool = False,

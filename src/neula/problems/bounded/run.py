@@ -243,13 +243,14 @@ class BoundedSolution:
             "condition": max(1.0, worst["condition"]),
             "forward_error": worst["forward_error"],
             "digits": digits_of(worst["forward_error"], call.dtype),
-            **call.told((*self.whole.factors.attempts, *run.attempts)),
+            **call.diagnostics((*self.whole.factors.attempts, *run.attempts)),
             "accepted": self._given(accepted),
             "backward_errors": self._given(values.backward_error),
             "conditions": self._given(values.condition),
             "forward_errors": self._given(values.forward_error),
             "active_mask": call.give_back(self.of_unknowns(values.side.double()).long(), torch.int64),
             "residual_norms": self._given(values.residual_norm),
+            "_axis": len(self.shapes.batch),
         }
         return attached(call, self.shapes, kind._from_fields(common | fields))
 
@@ -287,14 +288,14 @@ class BoundedSolution:
             return
         missed = ~torch.from_numpy(self.run.accepted)
         of_matrices = missed.reshape(len(self.whole.a), self.whole.b.shape[2]).any(1)
-        spoilt = self.values.backward_error.isnan()
-        unsure = ~(self.values.forward_error <= SURE) & ~spoilt
+        nonfinite = self.values.backward_error.isnan()
+        no_digits = ~(self.values.forward_error <= SURE) & ~nonfinite
         self.call.report_missed(
             f"least squares with bounds is not certified to {result.accuracy} accuracy",
             self.run.attempts[-1].reason,
             result,
             self.shapes.of_members(of_matrices).nonzero().tolist(),
-            unsure=bool(unsure.any()),
+            no_digits=bool(no_digits.any()),
         )
 
 
@@ -322,17 +323,17 @@ def solve_bounded(
     lower, upper = (call.here(torch.from_numpy(x))[None] for x in both)
     with call.computing():
         a, columns = call.here(shapes.matrices), call.here(shapes.columns)
-        spoilt = _spoilt(a, columns, is_batch=bool(shapes.batch))
-        if bool(spoilt.any()):
+        nonfinite = _nonfinite(a, columns, is_batch=bool(shapes.batch))
+        if bool(nonfinite.any()):
             of_matrix = ~finite_members(a)
             a = a.masked_fill(of_matrix[:, None, None], 0.0)
-            columns = columns.masked_fill(spoilt.reshape(len(a), 1, columns.shape[2]), 0.0)
+            columns = columns.masked_fill(nonfinite.reshape(len(a), 1, columns.shape[2]), 0.0)
         whole = Whole.from_arrays(a, columns, lower, upper, options, equalities)
         run = _run(whole)
         values = run.found.in_units(whole)
         if bool(torch.isinf(values.x).any()):
             raise OverflowError("the solution does not fit float64: scale b down")
-        _forget(run, values, spoilt)
+        _forget(run, values, nonfinite)
     return BoundedSolution(call, shapes, whole, run, values)
 
 
@@ -353,7 +354,7 @@ def _run(whole: Whole) -> Run[BoundedValues]:
     return Run.nothing_to_do(values, values.measured().cpu().numpy(), why)
 
 
-def _spoilt(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.Tensor:
+def _nonfinite(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.Tensor:
     """Problems with NaN or Inf, shape (C,): of a batch, elsewhere they are errors."""
     if not is_batch:
         b = columns[0].squeeze(-1) if columns.shape[2] == 1 else columns[0]
@@ -364,9 +365,9 @@ def _spoilt(a: torch.Tensor, columns: torch.Tensor, *, is_batch: bool) -> torch.
     return (~finite_members(a)[:, None] | ~columns.isfinite().all(1)).flatten()
 
 
-def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor) -> None:
+def _forget(run: Run[BoundedValues], values: BoundedValues, nonfinite: torch.Tensor) -> None:
     """Say that nothing is known of problems with NaN or Inf."""
-    if not bool(spoilt.any()):
+    if not bool(nonfinite.any()):
         return
     for known in (
         values.x,
@@ -375,10 +376,10 @@ def _forget(run: Run[BoundedValues], values: BoundedValues, spoilt: torch.Tensor
         values.forward_error,
         values.condition,
     ):
-        known[spoilt] = torch.nan
-    run.accepted[spoilt.cpu().numpy()] = False
+        known[nonfinite] = torch.nan
+    run.accepted[nonfinite.cpu().numpy()] = False
     run.attempts.append(
-        Attempt("none", False, f"{int(spoilt.sum())} of {len(spoilt)} problems hold NaN or Inf")
+        Attempt("none", False, f"{int(nonfinite.sum())} of {len(nonfinite)} problems hold NaN or Inf")
     )
 
 

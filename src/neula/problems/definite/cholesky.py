@@ -315,7 +315,7 @@ def _asked(
     check_matrices(given, "A")
     n = given.shape[-1]
     if given.shape[-2] != n:
-        raise ValueError(f"A must be square, got {given.shape[-2]} x {n}; use qr for other shapes")
+        raise ValueError(f"A must be square, got {given.shape[-2]} x {n}; use neula.qr for other shapes")
     return call, CholeskyOptions(call.target, call.engine, jitter is not None, progress=progress)
 
 
@@ -459,7 +459,7 @@ def _result(
     else:
         of_all = {"converged": bool(run.accepted.all()), "residual": float(run.numbers[0].max(initial=0.0))}
         factor = call.give_back(factor)
-        of_all |= call.told(run.attempts)
+        of_all |= call.diagnostics(run.attempts)
     return CholeskyResult(
         factor=factor,
         upper=upper,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from neula.algorithms.exact_combinations import beyond_combinations
 from neula.algorithms.krylov.batched_lstsq import ROUNDING
@@ -271,7 +272,7 @@ class ConstrainedSolution:
         of_b = self.problem.b_columns.expand(*self.x.shape[:-2], 1, self.x.shape[-1])
         of_b = replace(fit.shapes, b=of_b).columns
         basis = self.basis
-        if basis is not None:
+        if basis is not None and self.problem.columns.numel():
             relative = (units - self.problem.columns).reshape(-1, len(basis))[0]
             basis = shift(basis, relative[:, None])
         of_a = replace(fit.shapes, a=units).matrices
@@ -301,7 +302,7 @@ def whitened(
     if noise:
         condition = ESTIMATED * result.conditions[..., None]
         forward = forward + least_squares_error(condition, torch.full_like(size, noise), ratio)
-        forward = forward.masked_fill(~problem.b.detach().any(-2), 0.0)
+        forward = forward.masked_fill(~problem.matters, 0.0)
     if problem.limited is not None:  # statistics depend on A relative to the damping
         solved = replace(solved, result=replace(result, _fit=None))
     return ConstrainedSolution(
@@ -389,8 +390,7 @@ class Elimination:
             within = within.amax(0) if len(c) else within.sum(0)
             within = within.masked_fill(within == OF_ZERO, 0)
             relative = torch.where(zero, torch.maximum(within, problem.relative - FARTHEST), relative)
-        problem = problem.in_units(relative)
-        whole = problem.columns[..., :1] - relative[:1]
+        problem, whole = problem.in_units(relative), problem.units
         of_c = torch.where(c != 0, of_c - relative, OF_ZERO)
         of_rows = of_c.amax(1, keepdim=True) if c.shape[1] else of_c.sum(1, keepdim=True)
         of_rows = of_rows.masked_fill(of_rows == OF_ZERO, 0)
@@ -464,9 +464,9 @@ class _Rest:
         # Numbers that are much smaller than others may have underflowed.
         given = null.d.any(-2)
         if self.a.shape[-1]:
-            given = given | self.problem.b.detach().any(-2)
+            given = given | self.problem.matters
         total = (total + UNDERFLOWN).masked_fill(~given, 0.0)
-        return over(sizes.amax(-1, keepdim=True) * total, lengths(sizes[..., None] * x))
+        return over(worst_of(sizes)[..., None] * total, lengths(sizes[..., None] * x))
 
     @property
     def doubts(self) -> tuple[str, str]:
@@ -506,7 +506,7 @@ def worst_of(columns: torch.Tensor) -> torch.Tensor:
 
 def _smallest(sizes: torch.Tensor) -> torch.Tensor:
     """The smallest that is not zero, shape (..., 1)."""
-    found = sizes.masked_fill(sizes == 0, torch.inf).amin(-1, keepdim=True)
+    found = pad(sizes.masked_fill(sizes == 0, torch.inf), (0, 1), value=torch.inf).amin(-1, keepdim=True)
     return found.masked_fill(found.isinf(), 1.0)
 
 

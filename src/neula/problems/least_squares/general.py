@@ -109,8 +109,8 @@ def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
         raise ValueError(
             f"covariance must have shape ({m}, {m}) or ({m},), as A has rows, got {tuple(v.shape)}"
         )
-    difference = (v - v.mH).abs().max() if m else v.new_zeros(())
-    if bool(difference > 1e-6 * v.abs().max()):
+    difference, largest = (x.abs().max() if m else x.abs().sum() for x in (v - v.mH, v))
+    if bool(difference > 1e-6 * largest):
         raise ValueError(
             f"covariance is not {'Hermitian' if v.is_complex() else 'symmetric'}: elements differ from their "
             f"{'conjugate ' * v.is_complex()}mirror by {difference:.1e}"
@@ -147,6 +147,11 @@ def solve_general(
             check_finite(x, x, name)
     weights = None if call.weights is None else call.weights.graph
     b, factor, noise = b.unsqueeze(-1) if shapes.is_vector else b, general.factor, 0.0
+    if general.constraints is not None and (d := general.constraints[1]).shape[1] not in (
+        1,
+        k := b.shape[-1],
+    ):
+        raise ValueError(f"d must have shape ({len(d)},) or ({len(d)}, {k}), got {tuple(d.shape)}")
     if factor is not None:
         with call.computing():
             noise = _noise(factor, computed=general.computed)
@@ -330,4 +335,4 @@ def with_intercept_of_constraints(c: torch.Tensor, n: int) -> torch.Tensor:
 
 
 def _like(taken: Taken, graph: torch.Tensor) -> Taken:
-    return replace(taken, tensor=graph.detach().resolve_neg(), graph=graph)
+    return replace(taken, tensor=graph.detach().resolve_conj().resolve_neg(), graph=graph)

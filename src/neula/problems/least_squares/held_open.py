@@ -24,7 +24,7 @@ from neula.io.files import write_files
 from neula.io.sources import Source, is_source
 from neula.kernels.magnitudes import SQUARABLE
 from neula.kernels.precision import plain_arithmetic
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.inputs import Taken, take
 from neula.pipeline.names import check_aligned, column_names, in_order, row_labels
@@ -126,10 +126,11 @@ class LeastSquares:
         """Sums over all rows."""
         if self._gathered.rows and self._merged is not None:
             with plain_arithmetic(self._engine.device):
-                self._merged = self._merged.plus_gathered(self._gathered, self._vectors, self._exponents)
-            self._gathered = Gathered()
+                merged = self._merged.plus_gathered(self._gathered, self._vectors, self._exponents)
+            self._merged, self._gathered = merged, Gathered()
         return self._merged
 
+    @restored
     def update(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Add rows.
 
@@ -164,6 +165,7 @@ class LeastSquares:
         self._merged, self._gathered = sums, gathered
         self.names = self.names or column_names(A)
 
+    @restored
     def forget(self, factor: float) -> None:
         """Multiply the weight of all earlier rows by a factor.
 
@@ -182,6 +184,7 @@ class LeastSquares:
         if (sums := self._sums) is not None:
             self._merged = sums.times(math.sqrt(factor))
 
+    @restored
     def downdate(self, A: ArrayLike, b: ArrayLike, *, weights: ArrayLike | None = None) -> None:
         """Remove rows that were added before.
 
@@ -207,6 +210,7 @@ class LeastSquares:
                 sums = sums.minus_rows(*self._scaled(*block))
         self._merged = sums
 
+    @restored
     def merge(self, other: LeastSquares) -> None:
         """Add the rows of another fit, which does not change.
 
@@ -236,6 +240,7 @@ class LeastSquares:
         with plain_arithmetic(self._engine.device):
             self._merged = sums.in_dtype(theirs.r.dtype).plus(theirs.in_dtype(sums.r.dtype))
 
+    @restored
     def solve(
         self,
         *,

@@ -19,7 +19,7 @@ from neula.io.sources import is_source
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.distributed import OverProcesses
 from neula.pipeline.inputs import check_finite, refuse_gradient
-from neula.pipeline.names import INTERCEPT, keeps_names
+from neula.pipeline.names import INTERCEPT, check_aligned, column_names, keeps_names, row_labels
 from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plan, Plans, tensors_of
 from neula.pipeline.progress import Progress
@@ -371,8 +371,8 @@ def _by_parts(
     pairs = np.reshape(found.residual_norm, (-1 if k else len(shapes.matrices), 2, k))
     norms = np.hypot(pairs[:, 0], pairs[:, 1]).flatten().tolist()
     fit: Any = found._fit
-    if isinstance(fit, LinearFit) and fit.x.numel():
-        x, sizes = (y.unflatten(-1, (-1, 2 * k)) for y in (fit.x, fit.norms))
+    if isinstance(fit, LinearFit) and k:
+        x, sizes = (y.unflatten(-1, (y.shape[-1] // (2 * k), 2 * k)) for y in (fit.x, fit.norms))
         make = fit_spread if call.engine.over_rows.spread else RegressionFit
         fit = make(*whole(), complex_columns(x).flatten(-2), torch.hypot(*sizes.split(k, -1)).flatten(-2))
     return replace(found, residual_norm=norms[0] if len(norms) == 1 else norms, _fit=fit)
@@ -474,7 +474,8 @@ def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> L
     for name in OF_ROWS:
         if isinstance(column := given.get(name), str):
             given[name] = data[column]
-    matrices = _evaluated(formula, lambda **how: formulaic.model_matrix(formula, data, context=None, **how))
+    check_aligned(row_labels(data), {name: given.get(name) for name in OF_ROWS}, "data")
+    matrices = _evaluated(formula, data, partial(formulaic.model_matrix, formula, data, context=None))
     if not hasattr(matrices, "lhs"):
         raise ValueError(f"the formula {formula!r} has no response: write it like 'y ~ {formula}'")
     names, responses = (_names(one) for one in (matrices.rhs, matrices.lhs))
@@ -485,6 +486,8 @@ def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> L
     vars(result).update(
         names=(INTERCEPT, *kept) if constant else tuple(kept),
         responses=tuple(responses),
+        _library=type(data).__module__.partition(".")[0],
+        _row_labels=row_labels(data),
         _design=_Design(matrices.rhs.model_spec),
     )
     return result
@@ -511,12 +514,12 @@ class _Design:
     spec: Any  # of formulaic
 
     def __call__(self, table: Any) -> np.ndarray:
-        found = _evaluated(self.spec.formula, lambda **how: self.spec.get_model_matrix(table, **how))
+        found = _evaluated(self.spec.formula, table, partial(self.spec.get_model_matrix, table))
         return _without(_numbers(found), _names(found))
 
 
-def _evaluated(formula: Any, matrices: Callable[..., Any]) -> Any:
-    """Matrices of a formula."""
+def _evaluated(formula: Any, table: Any, matrices: Callable[..., Any]) -> Any:
+    """Matrices of a formula and a table."""
     from formulaic.errors import DataMismatchWarning, FormulaicError
 
     try:
@@ -526,6 +529,9 @@ def _evaluated(formula: Any, matrices: Callable[..., Any]) -> Any:
             return matrices(output="numpy", na_action="raise")
     except (FormulaicError, DataMismatchWarning, ValueError) as wrong:
         why = str(wrong).partition("\n")[0].partition(". They are being")[0]
+        names = column_names(table) or ()
+        if twice := [name for name in names if names.count(name) > 1 and f"`{name}`" in why]:
+            why = f"two columns are named {twice[0]!r}: rename one"
         if "null values" in why:
             why = why.rstrip(".") + ": drop these rows, or fill the values in"
         raise ValueError(f"the formula {str(formula)!r} does not fit the table: {why}") from wrong

@@ -16,7 +16,7 @@ from neula.pipeline.inputs import check_finite, check_matrices
 from neula.pipeline.operators import with_operator
 from neula.pipeline.plans import Plans
 from neula.pipeline.progress import Progress
-from neula.pipeline.solutions import numbers_of, unsure
+from neula.pipeline.solutions import no_digits, numbers_of
 from neula.problems.least_squares.by_core import takes, takes_right
 from neula.problems.least_squares.problem import LeastSquaresOptions, LeastSquaresProblems
 from neula.problems.least_squares.run import InversePlan, solve_problems, with_exact_zeros
@@ -95,8 +95,12 @@ def pinv(
     -----
     For a wide or square A, X is the matrix of smallest norm that minimizes ``||A X - I||``; for a tall A, the
     transpose of the pseudoinverse of ``A^T``. X is differentiable if A is a torch tensor; the backward pass
-    raises a ValueError if A lacks full rank, since the pseudoinverse is not continuous there (Golub and
-    Pereyra, 1973).
+    raises a ValueError if A lacks full rank, since the pseudoinverse is not continuous there ([1]_).
+
+    References
+    ----------
+    .. [1] G. H. Golub, V. Pereyra, "The differentiation of pseudo-inverses and nonlinear least squares
+       problems whose variables separate", SIAM J. Numer. Anal. 10, 1973.
 
     Examples
     --------
@@ -129,7 +133,7 @@ def pinv(
             run.attempts[-1].reason,
             answer,
             (~torch.from_numpy(run.accepted)).reshape(batch).nonzero().tolist(),
-            unsure=unsure(run),
+            no_digits=no_digits(run),
         )
     if not call.differentiable or a.numel() == 0:
         return answer
@@ -150,6 +154,7 @@ def _asked(
     call = Call.begin({"A": A}, bound=lstsq_bound_of, gradients=True, **asked)
     a = call.first.tensor
     check_matrices(a, "A")
+    call = call if call.differentiable else call.by_host(asked["engine"])
     known = call, a.dtype, a.shape, part_of_one("rcond", rcond)
     options = LeastSquaresOptions.of_call(*known, max_iterations=60, progress=progress)
     return call, options

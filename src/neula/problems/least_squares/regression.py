@@ -62,6 +62,7 @@ class LinearFit:
     norms: torch.Tensor  # shape (P, K): norms of its residuals
     source: Callable[[], FitNumbers] | None = None  # makes the numbers at the first request
     is_spread: bool = False  # over processes, all of which have to ask
+    lost: int = 0  # degrees of freedom that went before: means that were subtracted, rows that are no data
 
     def __reduce__(self) -> Any:
         """Matrices do not travel with a result, but what statistics follow from does."""
@@ -70,7 +71,7 @@ class LinearFit:
             return _forgotten, ()
         try:
             device = self.call.first.tensor.device
-            numbers = self.kept.each(lambda x: x.detach().to(device))
+            numbers = self.kept._replace(free=self._free).each(lambda x: x.detach().to(device))
         except ValueError:
             return _forgotten, ()
         arrays = not isinstance(self._given(numbers.free), torch.Tensor)
@@ -82,13 +83,19 @@ class LinearFit:
         assert self.source is not None
         return self.source()
 
+    @property
+    def _free(self) -> torch.Tensor:
+        """Degrees of freedom, shape (P,)."""
+        return self.kept.free - self.lost
+
     @cached_property
     def _variance(self) -> torch.Tensor:
         """Residual variances of the scaled problem, shape (P, K)."""
-        kept, free = self.kept, self.kept.free[:, None]
+        kept, free = self.kept, self._free[:, None]
         if not bool((free > 0).all()):
+            taken = kept.effective.max() + self.lost
             raise ValueError(
-                f"{kept.rows:.0f} rows and {kept.effective.max():.0f} parameters leave no degrees of freedom "
+                f"{kept.rows:.0f} rows and {taken:.0f} parameters leave no degrees of freedom "
                 "to estimate the variance of b from: pass absolute=True where it is known"
             )
         return kept.squares / free
@@ -123,7 +130,8 @@ class LinearFit:
         return self._given(self._errors(absolute, how))
 
     def _errors(self, absolute: bool, how: Robust | None) -> torch.Tensor:
-        lengths = two_norms(self.kept.map, 2)
+        map, of_rows = _in_range(self.kept.map, (2,))  # columns of A may be of very different sizes
+        lengths = shift(two_norms(map, 2), of_rows[..., 0])
         deviation, exponents = self._scale(absolute)
         return self.shapes.solutions(shift(lengths[:, :, None] * deviation[:, None], exponents[:, None]))
 
@@ -136,7 +144,7 @@ class LinearFit:
                 "confidence intervals are those of real parameters, and these are complex: use "
                 "standard_errors(), or fit real and imaginary parts as real parameters"
             )
-        tail, errors, free = 0.5 + level / 2, self._errors(absolute, how), self.kept.free
+        tail, errors, free = 0.5 + level / 2, self._errors(absolute, how), self._free
         if how is not None and how.groups is not None:
             free = torch.full_like(free, float(how.groups.max()))
         if absolute:
@@ -165,7 +173,7 @@ class LinearFit:
 
     def degrees_of_freedom(self) -> Any:
         """Rows less that sum for each matrix; of a single one a number."""
-        return self._number(self._of_matrices(self.kept.free))
+        return self._number(self._of_matrices(self._free))
 
     def _number(self, x: torch.Tensor) -> Any:
         return self._given(x) if x.ndim else float(x)
@@ -459,7 +467,8 @@ class RegressionFit(LinearFit):
     def _centred(self) -> torch.Tensor:
         """Whitened b, without its mean where A x may be any constant, shape (P, m, K)."""
         b, ones = self._whitened(self._b), self._ones
-        return b - self._constant[:, None] * ones * (ones.mH @ b)
+        same = (self._b == self._b[:, :1]).all(1, keepdim=True) & (self._constant[:, None] > 0)
+        return b.masked_fill(same, 0.0) - ~same * self._constant[:, None] * ones * (ones.mH @ b)
 
     @cached_property
     def _sums(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -484,10 +493,11 @@ class RegressionFit(LinearFit):
                 "covariance(), standard_errors() and residual_variance"
             )
         of_residuals, of_b, of_fitted = self._sums
-        m, p, free = self._data, self.kept.effective[:, None], self.kept.free[:, None]
+        m, p, free = self._data, self.kept.effective[:, None] + self.lost, self._free[:, None]
         constant, model = self._constant, self.kept.effective[:, None] - self._constant
         r_squared = 1 - of_residuals / of_b
-        f = (of_fitted / model) / (of_residuals / free)
+        r_squared = torch.where(of_b > 0, r_squared, math.nan)  # nothing is to be explained
+        f = torch.where(model > 0, (of_fitted / model) / (of_residuals / free), math.nan)
         if self.basis is not None or self._factors.q.shape[1] > m:
             f = torch.full_like(f, math.nan)
         tail = fdtrc(model.cpu().numpy(), free.cpu().numpy(), f.cpu().numpy())
@@ -496,7 +506,7 @@ class RegressionFit(LinearFit):
         likelihood = likelihood - self._log_scale - units
         return {
             "r_squared": r_squared,
-            "adjusted_r_squared": 1 - (m - constant) / free * (1 - r_squared),
+            "adjusted_r_squared": 1 - (m - constant - self.lost) / free * (1 - r_squared),
             "f_statistic": f,
             "f_p_value": torch.from_numpy(tail).to(f),
             "log_likelihood": likelihood,
@@ -526,7 +536,7 @@ class RegressionFit(LinearFit):
         else:
             errors = squares(left)
             if how.kind == "HC1":
-                errors = errors * (self._data / self.kept.free[:, None, None])
+                errors = errors * (self._data / self._free[:, None, None])
             elif how.kind in ("HC2", "HC3"):
                 rest = 1 - squares(q).sum(2)
                 if bool((rest <= UNCHANGED).any()):
@@ -543,7 +553,7 @@ class RegressionFit(LinearFit):
         if len(groups) != self._data:
             raise ValueError(f"groups must have shape ({self._data},), as A has rows, got ({len(groups)},)")
         count = int(groups.max()) + 1
-        correction = count / (count - 1) * (self._data - 1) / self.kept.free[:, None, None, None]
+        correction = count / (count - 1) * (self._data - 1) / self._free[:, None, None, None]
         sums = torch.stack([q * one.conj()[..., None] for one in left.unbind(2)], 1)
         scores = sums.new_zeros(*sums.shape[:2], count, q.shape[2]).index_add(2, groups, sums)
         return correction * (scores.mH @ scores)

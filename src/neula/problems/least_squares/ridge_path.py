@@ -155,7 +155,7 @@ def ridge_path(
     result, why = _result(call, shapes, given, found, nonzero)
     if why:
         what = f"a ridge path is not certified to {result.accuracy} accuracy"
-        call.report_missed(what, why, result, [()], unsure="no digit" in why)
+        call.report_missed(what, why, result, [()], no_digits="no digit" in why)
     return result
 
 
@@ -222,8 +222,8 @@ def _result(
     )
     if result.converged:
         return result, ""
-    unsure = [name for name, each in zip(ANSWERS, sure.all(2).all(1).tolist(), strict=True) if not each]
-    why = f"no digit of {', '.join(unsure)} is guaranteed" if unsure else ""
+    no_digits = [name for name, each in zip(ANSWERS, sure.all(2).all(1).tolist(), strict=True) if not each]
+    why = f"no digit of {', '.join(no_digits)} is guaranteed" if no_digits else ""
     why = why or f"backward error {float(errors.max()):.1e}, asked for {bound:.1e}"
     return result, f"{int((~accepted).any(1).sum())} of {len(damps)} dampings: {why}"
 

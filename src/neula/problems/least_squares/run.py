@@ -34,11 +34,11 @@ from neula.pipeline.solutions import (
     attached,
     does_not_fit,
     host_for,
+    no_digits,
     nothing_to_do,
     numbers_of,
     rounded_away,
     unread,
-    unsure,
 )
 from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, takes, takes_right
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
@@ -361,8 +361,8 @@ def with_exact_zeros(
     if not len(places):
         return run
     where = torch.from_numpy(places).to(problems.device)
-    unsure = ~(values.forward_error[where] <= SURE)
-    zero = unsure & gradient_is_zero(_some(a, where), _some(b, where), weights, over_rows)
+    no_digits = ~(values.forward_error[where] <= SURE)
+    zero = no_digits & gradient_is_zero(_some(a, where), _some(b, where), weights, over_rows)
     some = zero.any(1)
     places, where, zero = places[some.cpu().numpy()], where[some], zero[some]
     if not len(places):
@@ -441,38 +441,38 @@ def solve_system(
     problems = LeastSquaresProblems(call.here(shapes.matrices), call.here(shapes.columns), options)
     is_batch = bool(shapes.batch)
     with call.computing():
-        spoilt = _spoilt(shapes, problems.b)
-        if spoilt is not None:  # a column refined with others would overwrite them
-            usable = problems.b.masked_fill(shapes.for_columns(spoilt)[:, None], 0.0)
+        nonfinite = _nonfinite(shapes, problems.b)
+        if nonfinite is not None:  # a column refined with others would overwrite them
+            usable = problems.b.masked_fill(shapes.for_columns(nonfinite)[:, None], 0.0)
             problems, begun = replace(problems, b=usable), None
         run = with_exact_zeros(solve_problems(problems, is_batch=is_batch, begun=begun), problems)
-    if spoilt is not None:
-        _put_nan(run, spoilt, shapes)
-    report = Report(call, shapes, options, run, spoilt)
+    if nonfinite is not None:
+        _put_nan(run, nonfinite, shapes)
+    report = Report(call, shapes, options, run, nonfinite)
     fit: LinearFit | None = None
-    if spoilt is None:
+    if nonfinite is None:
         make = fit_spread if options.over_rows.spread else RegressionFit
         fit = make(call, shapes, options, run.found.x, run.found.residual_norm)
     result = _attached(call, shapes, options, collect(report, fit=fit))
     return LeastSquaresOutcome.from_report(result, report, is_batch=is_batch)
 
 
-def _spoilt(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:
+def _nonfinite(shapes: BatchedProblem, columns: torch.Tensor) -> torch.Tensor | None:
     """Right-hand sides with NaN or Inf that share a matrix with others, shape (P, copies), if any do."""
     if shapes.copies <= 1:
         return None
-    spoilt = ~shapes.finite.to(columns.device)
-    return spoilt if bool(spoilt.any()) else None
+    nonfinite = ~shapes.finite.to(columns.device)
+    return nonfinite if bool(nonfinite.any()) else None
 
 
-def _put_nan(run: Run[LeastSquaresSolutions], spoilt: torch.Tensor, shapes: BatchedProblem) -> None:
+def _put_nan(run: Run[LeastSquaresSolutions], nonfinite: torch.Tensor, shapes: BatchedProblem) -> None:
     """Say that nothing is known of right-hand sides with NaN or Inf."""
-    values, columns = run.found, shapes.for_columns(spoilt)
+    values, columns = run.found, shapes.for_columns(nonfinite)
     for known in (values.forward_error, values.residual_norm):
         known.masked_fill_(columns, math.nan)
     values.x.masked_fill_(columns[:, None], math.nan)
     numbers_of(run)["forward_error"][0] = np.nan  # the largest of all is not known
-    reason = f"{int(spoilt.sum())} of {spoilt.numel()} problems hold NaN or Inf"
+    reason = f"{int(nonfinite.sum())} of {nonfinite.numel()} problems hold NaN or Inf"
     run.attempts.append(Attempt("none", False, reason))
 
 
@@ -499,7 +499,7 @@ class LeastSquaresOutcome:
     result: LstsqResult
     why: str = ""
     missed: Sequence[list[int]] = ()  # where in the batch problems are that were not accepted
-    unsure: bool = False  # whether x of any problem has no guaranteed digit
+    no_digits: bool = False  # whether x of any problem has no guaranteed digit
 
     @classmethod
     def from_report(cls, result: LstsqResult, report: Report, *, is_batch: bool = False) -> Self:
@@ -507,13 +507,13 @@ class LeastSquaresOutcome:
         if result.converged:
             return cls(result)
         reason = why(result, report.run, cast(LeastSquaresOptions, report.options), is_batch=is_batch)
-        return cls(result, reason, report.missed(), unsure(report.run))
+        return cls(result, reason, report.missed(), no_digits(report.run))
 
     def reported(self, call: Call) -> LstsqResult:
         """The result, after a warning where the accuracy was missed, or an error where the call is strict."""
         if not self.result.converged:
             what = f"least squares is not certified to {self.result.accuracy} accuracy"
-            call.report_missed(what, self.why, self.result, self.missed, unsure=self.unsure)
+            call.report_missed(what, self.why, self.result, self.missed, no_digits=self.no_digits)
         return self.result
 
 
@@ -556,14 +556,14 @@ def why(
         )
     if accurate and run.doubt:
         return f"no digit of x is guaranteed: {run.doubt} ({run.label})"
-    if accurate and not unsure(run):
+    if accurate and not no_digits(run):
         return run.attempts[-1].reason
     if accurate:
         return (
             f"A is ill-conditioned, no digit of x is guaranteed: condition number {result.condition:.1e}, "
             f"forward error {result.forward_error:.1e} ({run.label})"
         )
-    digits = ", no digit of x is guaranteed" if unsure(run) else ""
+    digits = ", no digit of x is guaranteed" if no_digits(run) else ""
     return (
         f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}{digits} ({run.label})"
         + rounded_away(run, result.tolerance, options.dtype)

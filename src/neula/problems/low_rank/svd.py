@@ -180,8 +180,9 @@ def svd_lowrank(
     call = Call.begin(
         {"A": A}, engine=engine, accuracy=None if number else accuracy, strict=strict, gradients=not spread
     )
+    check_matrices(call.first.tensor, "A")
+    call = call if call.differentiable else call.by_host(engine)
     a = call.first.tensor
-    check_matrices(a, "A")
     shape = (call.engine.over_rows.count(a.shape[-2]), a.shape[-1])
     _check_truncation(rank, tol, min(shape))
     check_name("algorithm", algorithm, ALGORITHMS, optional=True)
@@ -315,7 +316,7 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
             v, s, u = attach_triplets(graph.mH, v, s, u, errors=errors)
         else:
             u, s, v = attach_triplets(graph, u, s, v, errors=errors)
-    told = call.told(max((each.attempts for each in found), key=len))
+    told = call.diagnostics(max((each.attempts for each in found), key=len))
     return SVDResult(
         U=call.give_back(u),
         s=call.give_back(s, call.first.tensor.dtype.to_real()),

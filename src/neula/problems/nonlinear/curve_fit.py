@@ -36,7 +36,7 @@ from neula.problems.nonlinear.problem import (
     step_of,
     tolerances_of,
 )
-from neula.problems.signatures import ArrayLike, CurveFitKeywords, Kind
+from neula.problems.signatures import ArrayLike, BoundsLike, CurveFitKeywords, Kind, NameOrFunction
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def floats(x: Any, name: str, *, or_complex: bool = False) -> Any:
 def parameters_of(f: Callable[..., Any]) -> int:
     """How many parameters a model has, by its signature. Raises ValueError if that does not say."""
     if (names := names_of_parameters(f)) is None:
-        raise ValueError(f"the number of parameters cannot be told from f{inspect.signature(f)}: pass p0")
+        raise ValueError(f"the number of parameters does not follow from f{inspect.signature(f)}: pass p0")
     return len(names)
 
 
@@ -271,25 +271,25 @@ def curve_fit(
 @eager
 def curve_fit(
     f: Callable[..., Any],
-    xdata: Any,
+    xdata: ArrayLike,
     ydata: ArrayLike,
     p0: ArrayLike | None = None,
     sigma: ArrayLike | None = None,
     absolute_sigma: bool = False,
     check_finite: bool | None = None,
-    bounds: Any = NOWHERE,
+    bounds: BoundsLike = NOWHERE,
     method: str | None = None,
-    jac: Any = None,
+    jac: NameOrFunction | None = None,
     *,
     full_output: bool = False,
     nan_policy: str | None = None,
     ftol: float | None = 1e-8,
     xtol: float | None = 1e-8,
     gtol: float | None = 1e-8,
-    x_scale: Any = None,
-    loss: Any = "linear",
-    f_scale: Any = 1.0,
-    diff_step: Any = None,
+    x_scale: str | ArrayLike | None = None,
+    loss: NameOrFunction = "linear",
+    f_scale: float = 1.0,
+    diff_step: ArrayLike | None = None,
     max_nfev: int | None = None,
     maxfev: int | None = None,
     verbose: int = 0,
@@ -357,6 +357,11 @@ def curve_fit(
     -----
     AccuracyWarning
         If the fit is not certified; SciPy raises a RuntimeError if it does not converge.
+
+    References
+    ----------
+    .. [1] J. J. Moré, "The Levenberg-Marquardt algorithm: implementation and theory", Numerical Analysis,
+       Lecture Notes in Mathematics 630, 1978.
 
     Examples
     --------

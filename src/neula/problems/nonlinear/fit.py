@@ -323,7 +323,7 @@ def result_of(fit: NonlinearFit, problem: Residuals, call: Call, start: Start) -
             result,
             missed,
             strict=call.strict,
-            unsure=not error <= SURE,
+            no_digits=not error <= SURE,
             name="x0",
         )
     return result

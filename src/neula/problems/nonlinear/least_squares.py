@@ -20,7 +20,7 @@ from neula.problems.nonlinear.by_minpack import fit_by_minpack, is_plain
 from neula.problems.nonlinear.fit import Residuals, Watched, result_of, run_fit
 from neula.problems.nonlinear.functions import Jacobian, Points, derivatives, refuse_dependence, residuals
 from neula.problems.nonlinear.problem import Start, check_names, loss_of, step_of, tolerances_of
-from neula.problems.signatures import ArrayLike, Kind, LeastSquaresKeywords
+from neula.problems.signatures import ArrayLike, BoundsLike, Kind, LeastSquaresKeywords, NameOrFunction
 
 NOWHERE = (-np.inf, np.inf)
 
@@ -48,17 +48,17 @@ def least_squares(
 def least_squares(
     fun: Callable[..., Any],
     x0: ArrayLike,
-    jac: Any = None,
-    bounds: Any = NOWHERE,
+    jac: NameOrFunction | None = None,
+    bounds: BoundsLike = NOWHERE,
     method: str = "trf",
     *,
     ftol: float | None = 1e-8,
     xtol: float | None = 1e-8,
     gtol: float | None = 1e-8,
-    x_scale: Any = None,
-    loss: Any = "linear",
-    f_scale: Any = 1.0,
-    diff_step: Any = None,
+    x_scale: str | ArrayLike | None = None,
+    loss: NameOrFunction = "linear",
+    f_scale: float = 1.0,
+    diff_step: ArrayLike | None = None,
     max_nfev: int | None = None,
     verbose: int = 0,
     args: Iterable[Any] = (),

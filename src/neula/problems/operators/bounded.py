@@ -16,7 +16,7 @@ import torch
 
 from neula.algorithms.scaling import power_of_two_scales
 from neula.pipeline.call import Call
-from neula.pipeline.derivatives import Answerer, Attached, Wanted, changed_residual
+from neula.pipeline.derivatives import Attached, PrimalFunction, Wanted, changed_residual
 from neula.pipeline.gradients import known
 from neula.pipeline.operators import Operator, refuse_variable
 from neula.pipeline.result import LsqLinearResult, NNLSResult
@@ -45,15 +45,15 @@ class BoundedFunction(Attached):
     kept = (2, 2)
 
     @staticmethod
-    def gradients(answerer: Answerer, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: torch.Tensor) -> Tensors:
         a, b, x, free = _usable(*kept)
-        z = _solved(a, free, gradients[0].double(), may_raise=answerer.may_raise)
+        z = _solved(a, free, gradients[0].double(), may_raise=primal.may_raise)
         image = a @ z
         da = (b - a @ x) @ z.mT - image @ x.mT
         return tuple(x.sum_to_size(y.shape).to(y.dtype) for x, y in zip((da, image), kept[:2], strict=True))
 
     @staticmethod
-    def pushed_forward(answerer: Answerer, kept: Tensors, *changes: Any) -> Tensors:
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (a, b, x, free), (da, db) = _usable(*kept), changes
         right = a.mT @ changed_residual(x, da, db)
         if da is not None:
@@ -63,10 +63,10 @@ class BoundedFunction(Attached):
 
 def _usable(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, side: torch.Tensor) -> Tensors:
     """A, b and x in double precision, zero where nothing is known of x, and which unknowns are free."""
-    spoilt = ~x.isfinite().all(-2, keepdim=True)
-    a = torch.where(spoilt.all(-1, keepdim=True), 0.0, a.double())
-    b, x = (torch.where(spoilt, 0.0, t.double()) for t in (b, x))
-    return a, b, x, (side == 0) & ~spoilt
+    nonfinite = ~x.isfinite().all(-2, keepdim=True)
+    a = torch.where(nonfinite.all(-1, keepdim=True), 0.0, a.double())
+    b, x = (torch.where(nonfinite, 0.0, t.double()) for t in (b, x))
+    return a, b, x, (side == 0) & ~nonfinite
 
 
 def _solved(a: torch.Tensor, free: torch.Tensor, right: torch.Tensor, *, may_raise: bool) -> torch.Tensor:
@@ -213,7 +213,7 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[st
     known: dict[str, Any] = {"x": None, "residual_norms": None, "active_mask": columns(mask)}
     known |= {"converged": accepted.all(), **settings(options, A, b)}
     known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
-    known |= {"backward_errors": backward, "forward_errors": forward}
+    known |= {"backward_errors": backward, "forward_errors": forward, "_axis": x.ndim - 2}
     if kind is LsqLinearResult:
         free, ranks, *_ = LSTSQ.by_name(A, rhs, **options)
         unbounded = torch.where((ranks < A.shape[-1])[..., None, None], 0.0, free)

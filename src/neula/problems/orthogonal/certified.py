@@ -21,11 +21,13 @@ from neula.engines.complex import over
 from neula.engines.formats import in_double
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import plain_arithmetic
+from neula.pipeline.call import restored
 from neula.pipeline.result import Attempt
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QRFactors, QRMatrices, QROptions
 
 
+@restored
 def certified_qr(a: torch.Tensor, engine: Engine) -> QRFactors:
     """QR in double precision of each matrix of a batch, certified as that of :func:`neula.qr` is."""
     # For matrices that are not accepted it returns the best that was found; the caller has to say so.
@@ -63,6 +65,7 @@ class RFactors:
     attempts: tuple[Attempt, ...]
 
 
+@restored
 def certified_triangle(a: torch.Tensor, b: torch.Tensor, engine: Engine) -> RFactors:
     """R and ``Q^H B`` by reflections alone where the library's are fastest, on a GPU by Cholesky factors."""
     # Without Q the difference of ``A^H A`` and ``R^H R`` is measured, enough for condition numbers up to

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from neula.algorithms.spectra.numerical_rank import is_invertible, rank_tolerance
@@ -26,7 +25,7 @@ from neula.pipeline.result import Attempt, QRResult
 from neula.pipeline.result.shown import Later
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together, go_together
 from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, as_accepted
-from neula.problems.orthogonal.ways import QRLink, is_for_core, is_for_kernel, without_factors
+from neula.problems.orthogonal.ways import QRLink, is_for_core, without_factors
 
 Begun = Sequence[Answer[QRValues]]  # answers of first links: of a chain for all matrices, or of one for each
 
@@ -128,7 +127,7 @@ def _side_by_side(matrices: torch.Tensor, options: QROptions) -> Begun | None:
 
     try:
         for place in range(0, len(matrices) - 1, 2):
-            options.low_engine.beside(partial(begin, place), partial(begin, place + 1))
+            options.low_engine.concurrently(partial(begin, place), partial(begin, place + 1))
         if len(matrices) % 2:
             begin(len(matrices) - 1)
     except torch.OutOfMemoryError:  # one of them may fit into memory
@@ -167,19 +166,15 @@ class QRPlan:
         if found is None:
             return None, None
         judge = QRJudge(a.shape[-2:], self.options.target)
-        # A link that knows numbers on the host has made them an array.
-        numbers = found.measured if isinstance(found.measured, np.ndarray) else None
         if a.ndim == 2:
-            one = judge.certificate(found.values, numbers)
+            one = judge.certificate(found.values)
             return found, one if one.accepted else None
-        if numbers is None:
-            numbers = found.values.measures.T.cpu().numpy()
-        several = judge.certificates_of_batch(found.values, numbers)
+        several = judge.certificates_of_batch(found.values, found.values.measures.T.numpy())
         return found, None if several.rejected else several
 
 
 def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPlan | None:
-    """The first link for matrices that keep their dtype, all at once: on a CPU, or a GPU's small kernel."""
+    """The first link for matrices on a CPU that keep their dtype, all at once."""
     (m, n), target, tuning = a.shape[-2:], options.target, options.engine.tuning
     asked = options.named or options.in_place or options.progress is not None
     if asked or not a.numel() or a.dtype.to_real() != target.dtype or target not in (FP32, FP64):
@@ -187,7 +182,7 @@ def plan_for(a: torch.Tensor, options: QROptions, mode: str = "reduced") -> QRPl
     here = a.is_cpu and options.engine.device.type == "cpu" and tuning.lapack_first(m, n)
     matrices = flattened(a)
     at_once = len(matrices) == 1 or _go_together(matrices, options)
-    if not at_once or not (here or is_for_kernel(m, n, options)):
+    if not (at_once and here):
         return None
     return QRPlan(links_for(matrices, options)[0], options, mode)
 

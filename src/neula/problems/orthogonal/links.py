@@ -14,7 +14,7 @@ from functools import cached_property, partial
 import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_qr_in_double, batched_reorthogonalize
-from neula.algorithms.orthogonal.gram_passes import batched_cholesky_qr
+from neula.algorithms.orthogonal.gram_passes import gram_passes, shifted_passes
 from neula.algorithms.orthogonal.householder import householder
 from neula.algorithms.orthogonal.tsqr import cholesky_tsqr, cholesky_tsqr2, cholesky_tsqr32
 from neula.algorithms.orthogonal.tsqr import tsqr as tree
@@ -24,7 +24,6 @@ from neula.kernels.qr.mgs import TILE_COLUMNS
 from neula.kernels.qr.tall import COLUMNS, PANEL_COLUMNS
 from neula.pipeline.chain import (
     CORE,
-    KERNEL,
     LAUNCHED,
     Case,
     Chain,
@@ -195,11 +194,6 @@ _few_columns = _when(
     lambda case: ways.is_for_core(case.m, case.n, case.target, is_complex=case.complex),
 )
 
-_small_kernel = _when(
-    "up to 64 columns of real numbers and m n^2 = 2.5e5, without ``engine=``",
-    lambda case: not case.complex and ways.is_for_kernel(case.m, case.n, case.options),
-)
-
 
 @ruled("on a CPU, from 3 rows a column and more than 128 columns on, of complex numbers 64")
 def _by_products(case: QRCase) -> bool:
@@ -210,28 +204,31 @@ def _by_products(case: QRCase) -> bool:
 
 _one_pass = _when("two rows a column, or in fp64 for fp32", lambda case: case.passes == 1)
 _real = _when("real numbers", lambda case: not case.complex)
-_complex = _when("complex numbers", lambda case: case.complex)
 
 _tall = _when(
     "from 32 rows a column on, up to 256 columns; in half precision up to 1024", lambda case: bool(case.tall)
 )
 
-_gram_once = _when(
-    "accuracies fp16 and bf16, m n^2 up to 2e9", lambda case: case.gram and case.target in (FP16, BF16)
-)
 
-_gram_twice = _when(
-    "fp32 with m n^2 up to 2e9, fp64 up to 1e12 (beyond CUDA graphs: 7e10)",
-    lambda case: case.gram and case.target not in (FP16, BF16),
-)
-
-_gram_shifted = _when(
-    "fp64, matrices for CUDA graphs",
-    lambda case: case.gram and case.target is FP64 and case.nbytes <= case.tuning.replayed_bytes,
-)
+@ruled("one matrix: accuracies fp16 and bf16, m n^2 up to 2e9; batches: complex numbers, below fp64")
+def _gram_once(case: QRCase) -> bool:
+    if case.stage is Stage.TOGETHER:
+        return case.complex and case.target is not FP64
+    return case.gram and case.target in (FP16, BF16)
 
 
-_below_fp64 = _when("accuracies below fp64", lambda case: case.target is not FP64)
+@ruled("one matrix: fp32, m n^2 up to 2e9, fp64 to 1e12 (beyond CUDA graphs 7e10); batches: complex numbers")
+def _gram_twice(case: QRCase) -> bool:
+    return case.complex if case.stage is Stage.TOGETHER else case.gram and case.target not in (FP16, BF16)
+
+
+@ruled("one matrix: fp64, matrices for CUDA graphs; batches: complex numbers")
+def _gram_shifted(case: QRCase) -> bool:
+    if case.stage is Stage.TOGETHER:
+        return case.complex
+    return case.gram and case.target is FP64 and case.nbytes <= case.tuning.replayed_bytes
+
+
 _corrected_at_once = _when(
     "fp32, less than two rows a column; fp16 and bf16, nearly square matrices for CUDA graphs",
     lambda case: case.corrected,
@@ -339,16 +336,6 @@ def _gram_schmidt(passes: int) -> Make:
     return make
 
 
-def _gram_of_each(passes: int) -> Make:
-    """So many passes in double precision, each a few launches for all matrices; three with a shift."""
-
-    def make(case: QRCase, label: str, name: str) -> QRLink:
-        method = partial(batched_cholesky_qr, passes=passes, shifted=passes == 3)
-        return ways.together(label, torch.float64, method)
-
-    return make
-
-
 def _orthogonal_at_any_rank(a: torch.Tensor, passes: int) -> tuple[torch.Tensor, torch.Tensor]:
     q, r = batched_qr(a, overwrite_a=True)
     for _ in range(passes - 1):
@@ -380,8 +367,13 @@ def _tree(case: QRCase, label: str, name: str) -> QRLink:
 
 
 def _by_gram(passes: int) -> Make:
+    """So many passes in double precision, each a few launches; three with a shift."""
+
     def make(case: QRCase, label: str, name: str) -> QRLink:
-        return ways.launching(label, partial(ways.by_gram_matrices, passes=passes))
+        if case.stage is Stage.ALONE:
+            return ways.launching(label, partial(ways.by_gram_matrices, passes=passes))
+        many = partial(gram_passes, passes=passes, exact=False) if passes < 3 else shifted_passes
+        return ways.together(label, torch.float64, partial(many, engine=case.options.engine))
 
     return make
 
@@ -422,13 +414,9 @@ _ON_GPU = _alone, _not_lapack
 _first_stages = _in(Stage.TOGETHER, Stage.ALONE)
 
 TABLE: Table[QRCase] = (
-    Row(REPEATED, labelled(ways.by_small_kernel), (_first_stages, _small_kernel), place=KERNEL),
     Row(GRAM_SCHMIDT, _gram_schmidt(1), (_together, _not_lapack, _real, _one_pass), "", _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(2), (_together, _not_lapack, _real), REORTHO, _doubled),
     Row(GRAM_SCHMIDT, _gram_schmidt(3), (_together, _not_lapack, _real), f"2 {REORTHO}", _doubled),
-    Row(ONCE, _gram_of_each(1), (_together, _not_lapack, _complex, _below_fp64)),
-    Row(TWICE, _gram_of_each(2), (_together, _not_lapack, _complex)),
-    Row(SHIFTED, _gram_of_each(3), (_together, _not_lapack, _complex)),
     Row(ONCE, _tall_cholesky, (_tall_stage,), "", _corrected),
     Row(TWICE, _tall_cholesky_twice, (_tall_stage,), "", _corrected),
     Row(TREE, _tree, (_tall_stage,), "", _of_trees),
@@ -436,9 +424,9 @@ TABLE: Table[QRCase] = (
     Row(REPEATED, labelled(ways.by_core), (_first_stages, _lapack, _few_columns), place=CORE),
     Row(HOUSEHOLDER, _reflected, (_first_stages, _lapack), "", _working),
     Row(ONCE, _tall_cholesky, (*_ON_GPU, _tall), "", _tall_arithmetic, LAUNCHED),
-    Row(ONCE, _by_gram(1), (*_ON_GPU, _gram_once), place=LAUNCHED),
-    Row(TWICE, _by_gram(2), (*_ON_GPU, _gram_twice), place=LAUNCHED),
-    Row(SHIFTED, _by_gram(3), (*_ON_GPU, _gram_shifted), place=LAUNCHED),
+    Row(ONCE, _by_gram(1), (_first_stages, _not_lapack, _gram_once), place=LAUNCHED),
+    Row(TWICE, _by_gram(2), (_first_stages, _not_lapack, _gram_twice), place=LAUNCHED),
+    Row(SHIFTED, _by_gram(3), (_first_stages, _not_lapack, _gram_shifted), place=LAUNCHED),
     Row(RGSQRF, _correcting, (*_ON_GPU, _corrected_at_once), CORRECTION, _at_least_single, LAUNCHED),
     Row(RGSQRF, _launching(Matrix.rgsqrf), (*_ON_GPU, _queued), "", _low, LAUNCHED),
     Row(RGSQRF, _launching(ways.two_passes), (*_ON_GPU, _two_passes), REORTHO, _low, LAUNCHED),

@@ -154,6 +154,7 @@ def _begun(
 ) -> tuple[Call, QROptions]:
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
     check_matrices(call.first.tensor, "A")
+    call = call if call.differentiable else call.by_host(engine)
     return call, QROptions(call.target, call.engine, progress=progress)
 
 

@@ -55,6 +55,10 @@ class QRTuning:
     low_columns: int  # columns up to which Cholesky QR of a whole tall matrix comes first in half precision
     tall_ratio: int  # rows a column from which on a matrix is tall
     partly_corrected: float  # columns from which on only the last ones of a square Q are corrected
+    # Columns up to which a GPU's library reflects those of one matrix, or of a batch, before Q and R are
+    # tried, where reflectors are asked for.
+    reflected: int
+    reflected_of_batch: int
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,6 @@ class QROptions(ProblemOptions):
     panel: str | None = None
     cutoff: int | None = None
     in_place: bool = False  # whether Q is to take the memory of A
-    # Whether the host may wait for small matrices: no engine is named, nor anything else.
-    by_host: bool = False
 
     @property
     def named(self) -> bool:
@@ -495,7 +497,10 @@ def as_result(
         tau=tau,
         certificate=certificates if batch else certificates[0],
         P=None if order is None else call.give_back(order.reshape(*batch, order.shape[-1]), order.dtype),
-        **(call.told(factors.attempts) | {"engine": str(options.engine), "accuracy": options.target.name}),
+        **(
+            call.diagnostics(factors.attempts)
+            | {"engine": str(options.engine), "accuracy": options.target.name}
+        ),
         accepted=Later(lambda: call.give_back(factors.accepted.reshape(batch), torch.bool)),
         _factors=None
         if order is not None or options.in_place

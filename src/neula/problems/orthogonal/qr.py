@@ -25,6 +25,7 @@ from neula.problems.orthogonal.pivoted import LABEL as PIVOTED
 from neula.problems.orthogonal.pivoted import factorize_pivoted, in_order, pivoted_on_host, shows_all
 from neula.problems.orthogonal.problem import QROptions, as_accepted, as_pending, as_result, give_factors_back
 from neula.problems.orthogonal.raw import factorize_raw
+from neula.problems.orthogonal.ways import is_for_core
 from neula.problems.signatures import ArrayLike, Kind, QRKeywords, QRMode
 
 MODES = ("reduced", "r", "complete", "raw")
@@ -204,16 +205,15 @@ def qr(
     _check_mode(mode, call, pivoting=pivoting, wait=wait)
     plain = mode in ("reduced", "r") and not (pivoting or overwrite_a) and progress is None
     default = wait and plain and (algorithm, compute, panel, cutoff) == (None,) * 4
-    by_host = default and engine == "auto" and not call.differentiable
-    options = QROptions(
-        call.target, call.engine, algorithm, compute, panel, cutoff, by_host=by_host, progress=progress
-    )
+    if default:
+        target, most, is_complex = call.target, call.engine.tuning[HostTuning].by_host, call.dtype.is_complex
+        call = call.by_host(
+            engine,
+            has_kernel=lambda m, n: not is_complex and is_for_core(m, n, target, is_complex=False),
+            most=most,
+        )
+    options = QROptions(call.target, call.engine, algorithm, compute, panel, cutoff, progress=progress)
     begun = solved_by_plan(call, options, mode) if default else None
-    if default and call.engine.tuning[HostTuning].by_host and not isinstance(begun, QRResult):
-        # Rejected matrices start again, on the host or by launches.
-        call = call.by_host(engine)
-        options = replace(options, engine=call.engine, by_host=False)
-        begun = solved_by_plan(call, options, mode)
     if isinstance(begun, QRResult):
         return begun
     if pivoting:

@@ -19,7 +19,15 @@ from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.chain import Answer, Chain, Link, Row, Rule, Table, answered, run_chain
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.problems.orthogonal.factorize import factorize
-from neula.problems.orthogonal.problem import QRFactors, QRJudge, QRMatrices, QROptions, QRValues, raw_dtype
+from neula.problems.orthogonal.problem import (
+    QRFactors,
+    QRJudge,
+    QRMatrices,
+    QROptions,
+    QRTuning,
+    QRValues,
+    raw_dtype,
+)
 
 RECONSTRUCTED = "reconstruction"  # label of the link that goes through an explicit Q
 
@@ -49,7 +57,7 @@ def factorize_raw(matrices: torch.Tensor, options: QROptions) -> QRFactors:
         return QRFactors(h, tau, nothing.certificates, nothing.attempts)
     judge = QRJudge((m, n), options.target, matrices if count > 1 else None)
     with plain_arithmetic(options.engine.device):
-        run = run_chain(Chain(TABLE, (m, options)), QRMatrices(matrices, options), judge)
+        run = run_chain(Chain(TABLE, (tuple(matrices.shape), options)), QRMatrices(matrices, options), judge)
         return QRFactors.from_run(run, judge.certificates(run))
 
 
@@ -68,7 +76,8 @@ def _by_library(storage: Format) -> RawLink:
             h = h.to(raw_dtype(a.dtype))
             h = h.tril(-1) + (h / scales[:, None].to(h.dtype)).triu()  # R in the units of A
         h, tau = (x.to(raw_dtype(a.dtype)) for x in (h, tau))
-        return _answer(matrices, label, h, tau, scales, *householder_images(h, tau, scales))
+        images = matrices.options.engine.replay(householder_images, (h, tau, scales), (label,))
+        return _answer(matrices, label, h, tau, scales, *images)
 
     return Link(label, answer)
 
@@ -92,9 +101,11 @@ def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
 
 def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
     """Equal parts of a batch that a CUDA graph may each have, one after the other; 1 where there are none:
-    hundreds of launches a call take longer than the reflectors of dozens of matrices.
+    hundreds of launches a call take longer than the reflectors of dozens of matrices, but not of hundreds.
     """
-    count, nbytes = len(inputs[0]), sum(x.nbytes for x in inputs)
+    (count, _, n), nbytes = inputs[0].shape, sum(x.nbytes for x in inputs)
+    if count > n:
+        return 1
     fitting = (k for k in range(1, count + 1) if count % k == 0 and nbytes <= k * largest)
     return next(fitting, 1)
 
@@ -112,21 +123,32 @@ def _answer(
     return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 
-Case = tuple[int, QROptions]  # rows, and what is requested
+Case = tuple[tuple[int, ...], QROptions]  # shape of the batch, and what is requested
 _when = Rule[Case, bool]
 
+
+def _few(case: Case) -> bool:
+    (count, _, n), options = case
+    tuning = options.engine.tuning[QRTuning]
+    return n <= (tuning.reflected if count == 1 else tuning.reflected_of_batch)
+
+
 _lapack = _when(
-    "on a CPU, or of complex numbers, accuracies below fp64",
+    "on a CPU, or of complex numbers or few columns, accuracies below fp64",
     lambda case: (
-        (case[1].engine.tuning.lapack or case[1].engine.is_complex)
+        (case[1].engine.tuning.lapack or case[1].engine.is_complex or _few(case))
         and case[1].target is not FP64
         and not case[1].named
     ),
 )
 
 _explicit = _when(
-    "on a GPU, and algorithms that make Q",
-    lambda case: case[1].algorithm != "householder" if case[1].named else not case[1].engine.tuning.lapack,
+    "on a GPU, if there are more columns, and algorithms that make Q",
+    lambda case: (
+        case[1].algorithm != "householder"
+        if case[1].named
+        else not (case[1].engine.tuning.lapack or _few(case))
+    ),
 )
 
 _last = _when(

@@ -30,7 +30,6 @@ from neula.certificates.qr import (
     certifying_dtype,
     image_measures,
     leading_losses,
-    measures_of_norms,
     single_qr_measures,
 )
 from neula.engines import FP32, FP64, Format
@@ -40,8 +39,6 @@ from neula.kernels.magnitudes import largest_magnitude
 from neula.kernels.phases import with_nonnegative_diagonal
 from neula.kernels.precision import exact_matmul
 from neula.kernels.qr.cholesky_qr_host import cholesky_qr
-from neula.kernels.small_problems.small_qr import small_qr
-from neula.pipeline.call import HostTuning
 from neula.pipeline.chain import Answer, Declined, Link, answered
 from neula.pipeline.inputs import check_finite, surely_finite
 from neula.problems.orthogonal.problem import (
@@ -362,17 +359,8 @@ COLUMNS = 128
 PART = 0.5  # part of the bound on orthogonality that steps without repetition may lose
 
 
-SMALL = 0.125  # part of the bound for the kernel of small matrices on a GPU, whose passes are short
-
-
 def is_for_core(m: int, n: int, target: Format, *, is_complex: bool) -> bool:
     return m >= n > 0 and n * (1 + is_complex) <= COLUMNS and target in (FP32, FP64) and core() is not None
-
-
-def is_for_kernel(m: int, n: int, options: QROptions) -> bool:
-    """Whether a kernel of a GPU takes less time for matrices of this shape than launches."""
-    few = options.by_host and 0 < m * n * n <= options.engine.tuning[HostTuning].by_host
-    return few and m >= n and options.target in (FP32, FP64)
 
 
 def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
@@ -388,18 +376,6 @@ def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Sol
     q, r, numbers = found
     values = QRValues(q, r, torch.from_numpy(trusted(numbers, target)).T)
     return answered(values, label, matrices.options.progress)
-
-
-def by_small_kernel(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
-    """QR by one GPU kernel that also computes the norms of errors; reading these synchronizes."""
-    a, target = matrices.a, matrices.options.target
-    n, enough = a.shape[2], SMALL * orthogonality_bound(target, a.shape[2])
-    if a.dtype != target.dtype or not small_qr.takes(a, enough):
-        raise Declined
-    q, r, norms = small_qr.kernel(a, enough)
-    measured = measures_of_norms(norms.cpu().numpy(), n)
-    # The judge reads what is on the host.
-    return Answer(QRValues(q, r, norms.new_empty(len(a), len(measured))), label, measured=measured)
 
 
 def alone_by_lapack(storage: Format) -> QRLink:
@@ -472,9 +448,11 @@ def _as_measured(matrix: Matrix, q: torch.Tensor, r: torch.Tensor) -> tuple[torc
 def by_gram_matrices(matrix: Matrix, *, passes: int) -> Factors:
     """Cholesky QR in double precision, of three passes for dependent columns; Q as accurate as asked."""
     exact, options = matrix.options.target is FP64, matrix.options
+    a = _in_double(matrix)[None]
     if passes == 3:
-        return shifted_passes(_in_double(matrix), options.engine)
-    q, r = gram_passes(_in_double(matrix), options.engine, passes=passes, exact=exact)
+        (q,), (r,) = shifted_passes(a, options.engine)
+    else:
+        (q,), (r,) = gram_passes(a, options.engine, passes=passes, exact=exact)
     return (q, r) if exact else (q.to(options.low_engine.storage), r)
 
 
@@ -487,10 +465,10 @@ def by_gram_matrices_if_definite(label: str) -> QRLink:
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         matrix = matrices.single
         engine, storage = matrices.options.engine, matrices.options.low_engine.storage
-        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix), engine)
+        found = None if matrix.zero is not None else passes_if_definite(_in_double(matrix)[None], engine)
         if found is None:
             raise Declined
-        q, r = found
+        (q,), (r,) = found
         return Answer(QRValues.of_one(*_as_measured(matrix, q.to(storage), r)), label)
 
     return Link(label, answer, inherits=True)

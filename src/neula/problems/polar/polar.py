@@ -20,7 +20,7 @@ from neula.kernels.phases import adjoint
 from neula.kernels.polar.svd import converged_svd
 from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.chain import Answer, Run, first_answer, run_chain
 from neula.pipeline.distributed import Give, OverProcesses, in_step
 from neula.pipeline.gradients import attach_polar
@@ -158,6 +158,7 @@ def polar(
     0
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = call.by_host(engine) if wait and not call.differentiable else call
     options = _options(call, side, rcond, completion, progress)
     return polar_result(call, options, side, wait=wait)
 
@@ -180,6 +181,7 @@ class PolarPlan:
         errors = 8 * options.work.u * max(given.shape) ** 0.5 if options.small_too else 0.0
         self._least, self._tiny = max(options.cutoff(given.shape), errors), torch.finfo(given.dtype).tiny
 
+    @restored
     def __call__(self, given: Given) -> PolarResult[Any] | None:
         a, options, judge, bounds = given.arrays[0], self.options, self._judge, self._judge.bounds
         with plain_arithmetic(options.engine.device), np.errstate(all="ignore"):
@@ -215,9 +217,11 @@ def _plan(
     completion: bool = False,
     strict: bool = False,
     wait: bool = True,
+    engine: str | Engine = "auto",
     **asked: Any,
 ) -> PolarPlan | None:
-    call = Call.begin({"A": A}, **asked)
+    call = Call.begin({"A": A}, engine=engine, **asked)
+    call = call.by_host(engine) if wait else call
     options, a = _options(call, side, rcond, completion, None), call.first.tensor
     alone = a.ndim == 2 and 0 < a.numel() * min(a.shape) <= ONE_THREAD
     here = a.is_cpu and options.engine.device.type == "cpu" and options.engine.tuning.lapack
@@ -390,7 +394,7 @@ def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str |
         residuals=call.of_members(measured.residual),
         orthogonalities=call.of_members(measured.orthogonality),
         accepted=call.of_members(run.accepted),
-        **call.told(run.attempts),
+        **call.diagnostics(run.attempts),
     )
     if not result.converged:
         call.report_missed(

@@ -31,7 +31,7 @@ from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
 from neula.kernels.precision import ONE_THREAD, plain_arithmetic
 from neula.kernels.shift import shift
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.chain import Run, run_chain
 from neula.pipeline.inputs import check_finite
 from neula.pipeline.plans import Given, accepted_result, numbers_later
@@ -148,7 +148,7 @@ class Decomposed:
         """Fields of all results."""
         accepted = self.run.accepted
         known = {"converged": bool(accepted.all()), "accepted": call.of_members(accepted)}
-        return known | call.told(self.run.attempts)
+        return known | call.diagnostics(self.run.attempts)
 
     def report(self, call: Call, what: str, result: Any) -> None:
         """Warn, or raise if the call is strict, where the accuracy was missed."""
@@ -298,6 +298,7 @@ class SpectralPlan:
             return None
         return cls((a.shape[0], a.shape[1]), options, **others)
 
+    @restored
     def __call__(self, given: Given) -> EighResult[Any] | SVDResult[Any] | None:
         """The result; None where it is not accepted."""
         with plain_arithmetic(self._device):

@@ -286,8 +286,8 @@ def begin(
         check_matrices(taken.tensor, name)
         m, n = taken.tensor.shape[-2:]
         if m != n:
-            raise ValueError(f"{name} must be square, got {m} x {n}: svd takes matrices of other shapes")
-    return call
+            raise ValueError(f"{name} must be square, got {m} x {n}; use neula.svd for other shapes")
+    return call if call.differentiable else call.by_host(engine)
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:

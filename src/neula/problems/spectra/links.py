@@ -48,8 +48,9 @@ def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, 
         report(1.0)
         return _values_alone(matrices, s, label)
     if not options.symmetric:
+        q, a = (None, a) if options.tuning.lapack else _square(options, a, format)  # LAPACK does that, too
         u, s, vh = svd(a)
-        answer = measured_answer(matrices, u, s, vh.mH, label, format)
+        answer = measured_answer(matrices, _times(q, u), s, vh.mH, label, format)
     elif small_eigh.takes(a):
         answer = _by_kernel(matrices, label, format)
     else:
@@ -93,15 +94,9 @@ def part_by_lapack(
 def by_polar_factor(
     matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
 ) -> Solution:
-    """Singular values of ``A = U H`` from eigenvalues of H: all else is products.
-
-    Of a matrix with twice as many rows as columns, or more, R takes the place of A.
-    """
-    options, a = matrices.options, matrices.stored(format)
-    q = None
-    if a.shape[1] >= 2 * a.shape[2]:
-        factors = factorize(a, "reduced", QROptions(format, options.engine))
-        q, a = factors.q.to(a.dtype), factors.r.to(a.dtype)
+    """Singular values of ``A = U H`` from eigenvalues of H: all else is products."""
+    options = matrices.options
+    q, a = _square(options, matrices.stored(format), format)
     asked = PolarOptions(format, options.engine, completion=True)
     u = decompose(a, asked).u.to(a.dtype)
     h = symmetric_factor(a, u, "right", asked).to(a.dtype)
@@ -110,7 +105,21 @@ def by_polar_factor(
     found = run_chain(chain(len(h), h.shape[2], of_h), SpectralMatrices(h, of_h), judge).found
     s, v = found.s.to(a.dtype.to_real()), found.v.to(a.dtype)
     u, s, v = _descending(exact_matmul(u, v), s, v)  # values near zero may be negative
-    return measured_answer(matrices, u if q is None else exact_matmul(q, u), s, v, label, format)
+    return measured_answer(matrices, _times(q, u), s, v, label, format)
+
+
+def _square(
+    options: SpectralOptions, a: torch.Tensor, format: Format
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Q and R, of matrices with twice as many rows as columns or more; else None and A."""
+    if a.shape[1] < 2 * a.shape[2]:
+        return None, a
+    factors = factorize(a, "reduced", QROptions(format, options.engine))
+    return factors.q.to(a.dtype), factors.r.to(a.dtype)
+
+
+def _times(q: torch.Tensor | None, u: torch.Tensor) -> torch.Tensor:
+    return u if q is None else exact_matmul(q, u)
 
 
 def by_gram_matrix(

@@ -24,7 +24,7 @@ from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
 from neula.kernels.precision import ONE_THREAD, exact_matmul, plain_arithmetic
 from neula.kernels.shift import LIMIT, shift
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.gradients import attach_power
 from neula.pipeline.inputs import over_lists
 from neula.pipeline.operators import eager
@@ -234,6 +234,7 @@ class PowerPlan:
     def __init__(self, spectral: SpectralPlan, power: float) -> None:
         self.options, self._spectral, self._power = spectral.options, spectral, power
 
+    @restored
     def __call__(self, given: Given) -> PowerResult[Any] | None:
         spectral, power = self._spectral, self._power
         with plain_arithmetic(self.options.engine.device), np.errstate(all="ignore"):
@@ -319,14 +320,14 @@ def _collect(
         why = run.attempts[-1].reason
         if decomposed:
             why = f"residual {result.residual:.1e}, asked for {bound:.1e} ({run.label})"
-        if unsure := bool(accurate.all()):
+        if no_digits := bool(accurate.all()):
             why = f"the bound on its error is {result.error:.1e} of its norm, so no digit is guaranteed"
         call.report_missed(
             f"the power of order {n} is not certified to {result.accuracy} accuracy",
             why,
             result,
             call.missed(run.accepted),
-            unsure=unsure,
+            no_digits=no_digits,
         )
     return result
 

@@ -103,11 +103,16 @@ def svd(
     Notes
     -----
     On a GPU the polar decomposition ``A = U H`` comes first, which takes products on matrix units alone, and
-    the eigenvalues of H are computed; of tall matrices those of R of a QR factorization. Residual and
+    the eigenvalues of H are computed ([1]_); of tall matrices those of R of a QR factorization. Residual and
     orthogonality of all vectors are measured, and bound errors as for :func:`eigh`; errors of small singular
     values are small relative to the norm of A, not relative to themselves.
 
     A torch tensor has gradients, in both modes and of any order, as for :func:`svd_lowrank`.
+
+    References
+    ----------
+    .. [1] Y. Nakatsukasa, N. J. Higham, "Stable and efficient spectral divide and conquer algorithms for the
+       symmetric eigenvalue decomposition and the SVD", SIAM J. Sci. Comput. 35, 2013.
 
     Examples
     --------
@@ -135,6 +140,7 @@ def svd(
             f"A of shape {tuple(a.shape)} requires a gradient, and vectors beyond its rank have none: pass "
             "full_matrices=False"
         )
+    call = call if call.differentiable else call.by_host(engine)
     vectors = compute_uv or certify == "measured" or call.differentiable
     options = SpectralOptions(call.target, call.engine, symmetric=False, vectors=vectors, progress=progress)
     with call.computing():
@@ -195,7 +201,7 @@ def _plan(
 ) -> SpectralPlan | None:
     """Plan for a single matrix on a CPU."""
     check_name("certify", certify, CERTIFIED, optional=True)
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound)
+    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, bound=_bound).by_host(engine)
     a = call.first.tensor
     check_matrices(a, "A")
     if certify == "measured" and not compute_uv:

@@ -11,7 +11,12 @@ from neula.algorithms.elimination.equilibrate import Equilibration
 from neula.algorithms.elimination.factorization import Factorization, Transposed
 from neula.algorithms.krylov.driver import Refined, refine_sum
 from neula.algorithms.krylov.gmres import gmres
-from neula.algorithms.krylov.iterative_refinement import Beside, Companions, OnTheWay, UpdateSolver
+from neula.algorithms.krylov.iterative_refinement import (
+    ConcurrentProbes,
+    ProbeSystems,
+    Requests,
+    UpdateSolver,
+)
 from neula.algorithms.scaling import power_of_two_scales
 from neula.algorithms.spectra.condition import random_direction
 from neula.algorithms.spectra.inverse_norm import (
@@ -220,7 +225,7 @@ class InverseProbe:
     sizes: torch.Tensor  # shape (n, 1)
     vector: torch.Tensor  # shape (n, 1): of norm 1
     norm: torch.Tensor  # shape (): what the factors say
-    solved: Beside  # for diag(right) times the vector
+    solved: ProbeSystems  # for diag(right) times the vector
     # Shape (): the norm of diag(right)^-1 A D^-1, where that was measured on the way.
     of_a: torch.Tensor | None = None
 
@@ -231,14 +236,14 @@ class InverseProbe:
         right: torch.Tensor,
         sizes: torch.Tensor,
         dtype: torch.dtype,
-        companions: int = 0,
+        unrequested: int = 0,
     ) -> InverseProbe:
         """Before anything is solved for with A itself; with some random vectors in addition, if requested."""
         n = len(sizes)
         norm, vector = inverse_norm(factors.solve, factors.solve_transposed, sizes, right, dtype)
         vector = half_random(vector)
-        others = right * gaussian(n, companions, vector.dtype, vector.device, seed=20030112)
-        solved = Beside(right * vector, SEEN / n**0.5, others, direction(sizes, dtype))
+        others = right * gaussian(n, unrequested, vector.dtype, vector.device, seed=20030112)
+        solved = ProbeSystems(right * vector, SEEN / n**0.5, others, direction(sizes, dtype))
         return cls(right, sizes, vector, norm, solved)
 
     def shown(self, a: torch.Tensor) -> torch.Tensor | None:
@@ -355,7 +360,7 @@ def _scaled_norm(
 
 def probe_on_the_way(
     rows: torch.Tensor, sizes: torch.Tensor, dtype: torch.dtype
-) -> tuple[InverseProbe, OnTheWay]:
+) -> tuple[InverseProbe, ConcurrentProbes]:
     """A probe that conjugate gradients find in their first two iterations, and solve for in the others."""
     # ``rows`` and ``sizes``, shape (n, 1): scales of the rows of A, and norms of its columns. ``dtype``: of
     # A. Returns ``solved``: for :func:`~neula.algorithms.krylov.iterative_refinement.cg_refinement`, which
@@ -363,19 +368,21 @@ def probe_on_the_way(
     right = 1 / rows
     nothing = right[:, :0].to(dtype)
 
-    def products() -> Companions:
+    def products() -> Requests:
         image = yield direction(sizes, dtype)
         solved.along_image = image
         image = rows * image
         back = (yield rows * image) / sizes
         probe.of_a = two_norms(back) / two_norms(image)
 
-    def solves() -> Companions:
+    def solves() -> Requests:
         probe.norm, vector = yield from symmetric_inverse_norm(sizes, right, PROBES, dtype)
         probe.vector = half_random(vector)
         if bool(probe.vector.isfinite().all()):  # or it would end the iterations of all
             solved.b = right * probe.vector
 
-    solved = OnTheWay(nothing, SEEN / len(sizes) ** 0.5, nothing, products=products(), solves=solves())
+    solved = ConcurrentProbes(
+        nothing, SEEN / len(sizes) ** 0.5, nothing, products=products(), solves=solves()
+    )
     probe = InverseProbe(right, sizes, nothing, right.new_tensor(torch.inf), solved)
     return probe, solved

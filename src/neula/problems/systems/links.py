@@ -61,7 +61,7 @@ class SystemsCase(Case):
         """Whether all that is done first is launched as a whole, with factors that need no pivots."""
         orders = self.tuning[QueuedTuning]
         most = orders.queued_definite if self.options.positive else orders.queued
-        return not (self.asks or self.is_complex) and self.n <= most
+        return not self.asks and self.n <= most
 
     @cached_property
     def begun(self) -> bool:

@@ -19,7 +19,9 @@ from neula.algorithms.elimination.lu import (
     SMALL,
     VARIANTS,
     InnerPanel,
+    LUTuning,
     PackedLU,
+    by_library,
     is_lapacks,
     largest_of,
     lu_factorize,
@@ -30,9 +32,10 @@ from neula.algorithms.krylov.iterative_refinement import KeptMatrix
 from neula.engines import FP16, Engine, Format, format_named, format_of
 from neula.engines.formats import matching_dtype
 from neula.errors import check_name
+from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.call import Call
 from neula.pipeline.factors import LUMethods
-from neula.pipeline.inputs import Taken, check_finite, check_matrix, take
+from neula.pipeline.inputs import Taken, check_finite, check_matrix, itself, take
 from neula.pipeline.operators import eager
 from neula.pipeline.plans import Given, Plans
 from neula.pipeline.progress import Progress
@@ -52,10 +55,12 @@ def check_square(a: torch.Tensor) -> None:
 
 
 def choose_formats(
-    variant: str, compute: str | None, storage: str | None, engine: Engine, dtype: torch.dtype
+    variant: str, compute: str | None, storage: str | None, engine: Engine, dtype: torch.dtype, *, whole: bool
 ) -> tuple[Engine, Format]:
-    """The engine in the format of the products, and the format of the matrix."""
-    if compute is None and storage is None and engine.tuning.lapack:  # half the precision gains nothing there
+    """The engine in the format of the products, and the format of the matrix, by default that of the dtype if
+    ``whole``.
+    """
+    if compute is None and storage is None and whole:
         compute = format_of(torch.promote_types(dtype, torch.float32)).name
     kept = None if storage is None else format_named(storage)
     if engine.is_complex:
@@ -150,7 +155,7 @@ class LUPlan:
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
         if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
             return None
-        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else lambda x: x
+        wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else itself
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
 
 
@@ -214,8 +219,9 @@ def plan_of(
     a = call.first.tensor
     check_square(a)
     check_name("variant", variant, VARIANTS)
-    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
-    by_lapack = pivot == "partial" and is_lapacks(chosen, kept, *others.values())
+    lapack = call.engine.tuning.lapack
+    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype, whole=lapack)
+    by_lapack = lapack and pivot == "partial" and is_lapacks(chosen, kept, *others.values())
     single = a.ndim == 2 and a.numel() > 0 and kept.dtype == a.dtype.to_real()
     return LUPlan(LUPlanOptions(chosen, kept, keep_a)) if by_lapack and single else None
 
@@ -243,9 +249,9 @@ def lu_factor(
 ) -> LUFactors:
     """LU factorization with pivoting, in the dtype of A on a CPU and in half precision on a GPU.
 
-    Returns factors for :func:`lu_solve`, which refines solutions to the accuracy of the dtype. A is not
-    scaled. The factors are as accurate as their format; in half precision they take half the memory of single
-    precision.
+    Small matrices and complex ones keep their dtype there, too. Returns factors for :func:`lu_solve`, which
+    refines solutions to the accuracy of the dtype. A is not scaled. The factors are as accurate as their
+    format; in half precision they take half the memory of single precision.
 
     Parameters
     ----------
@@ -265,8 +271,8 @@ def lu_factor(
     panel, inner_panel : int, optional
         Widths r and s. What suits the engine by default: 256 and 8, as in the paper, on ``"emulated"``. A
         tuple (s, t) partitions the inner panels once more.
-        On a CPU all variants are the same algorithm where everything is in single or double precision:
-        pivoting, and without a width, they are LAPACK's factorization, with widths of its own.
+        Where everything is in single or double precision, all variants are the same algorithm: pivoting, and
+        without a width, they are LAPACK's or cuSOLVER's factorization, with widths of its own.
     pivot : {"partial", "none", "rbt"}
         ``"none"`` is faster, and safe only for matrices that do not need it, such as diagonally dominant
         ones: small pivots ruin the factors without a warning. ``"rbt"`` is ``"none"`` for A mixed by random
@@ -279,8 +285,9 @@ def lu_factor(
         of LAPACK: the largest ``|re| + |im|``.
     compute : str, optional
         Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has. By
-        default that of the dtype of A on a CPU (float32 for a narrower dtype), and the cheapest one of the
-        other engines. Of complex operands both parts are rounded to it.
+        default that of the dtype of A (float32 for a narrower one) on a CPU, and on a GPU up to an order of
+        some 500 and for complex numbers; otherwise the cheapest one of the engine. Of complex operands both
+        parts are rounded to it.
     storage : str, optional
         Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
         in float32. Complex matrices stay in complex64, with products in fp64 in complex128.
@@ -345,27 +352,33 @@ def lu_factor(
     check_square(a)
     check_name("variant", variant, VARIANTS)
     check_name("pivot", pivot, PIVOTING)
-    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype)
+    batch, n, tuning = tuple(a.shape[:-2]), a.shape[-1], call.engine.tuning
+    named = variant != "5.2/5.1" or pivot != "partial" or panel is not None or inner_panel is not None
+    # Half the precision gains nothing on a CPU, nor where a GPU is not busy.
+    whole = tuning.lapack or (not named and tuning[LUTuning].direct(n, is_complex=a.is_complex()))
+    chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype, whole=whole)
     r = s = None
-    by_lapack = pivot == "partial" and is_lapacks(chosen, kept, panel, inner_panel, progress)
-    if not by_lapack:
+    by_library = pivot == "partial" and is_lapacks(chosen, kept, panel, inner_panel, progress)
+    if not by_library:
         r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
-    batch, n = tuple(a.shape[:-2]), a.shape[-1]
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
     how: Any = {"variant": variant, "panel": panel, "inner_panel": inner_panel, "pivot": pivot}
     how |= {"engine": chosen, "storage": kept, "transform": transform, "keep_a": keep_a}
     found = []
     with call.computing():
-        for i, index in enumerate(indices):
-            with naming(index):
-                found.append(_factorize(a[index], _part_of(progress, i, len(indices), n), **how))
+        if by_library and batch and a.numel():
+            found = _factorize_together(a, indices, chosen, kept, keep_a=keep_a)
+        else:
+            for i, index in enumerate(indices):
+                with naming(index):
+                    found.append(_factorize(a[index], _part_of(progress, i, len(indices), n), **how))
     # Factors that do not keep A must not keep it alive.
     nothing = a.new_empty(0)
     like = replace(call.first, tensor=nothing, graph=nothing)
     make = partial(
         LUFactors,
-        variant="lapack" if by_lapack else variant,
+        variant="lapack" if by_library else variant,
         panel=r,
         inner_panel=s,
         compute=chosen.format.name,
@@ -440,6 +453,31 @@ def _factorize(
     packed = lu_factorize(work, engine, **how)
     check_factors(packed, engine, pivot)
     return _Factorized(packed, largest, kept)
+
+
+def _factorize_together(
+    a: torch.Tensor, indices: Sequence[tuple[int, ...]], engine: Engine, storage: Format, *, keep_a: bool
+) -> list[_Factorized]:
+    """The matrices of a batch by the library, in its own launches for all of them."""
+    given = a.flatten(0, -3)
+    here = given.to(engine.device)
+    largest = largest_magnitude(here, (1, 2))
+    tops = largest.tolist()
+    for index, each, top in zip(indices, here, tops, strict=True):
+        if not top < storage.largest:
+            with naming(index):
+                check_finite(each, largest_of(each), "A")
+                check_range(each, top, storage)
+    kept = KeptMatrix.from_matrices(given, tops, engine) if keep_a else [None] * len(given)
+    work = here.mT.to(
+        matching_dtype(storage.dtype, a.dtype), copy=True, memory_format=torch.contiguous_format
+    )
+    packed = by_library(work.mT, tops, storage)
+    usable = work.diagonal(0, 1, 2).all(1) & (largest_magnitude(work, (1, 2)) < torch.inf)
+    for place in (~usable).nonzero().flatten().tolist():
+        with naming(indices[place]):
+            check_factors(packed[place], engine, "partial")
+    return [_Factorized(*each) for each in zip(packed, largest, kept, strict=True)]
 
 
 def _part_of(progress: Progress | None, i: int, count: int, n: int) -> Callable[[int], None] | None:

@@ -109,8 +109,8 @@ def lu_solve(
     -----
     The factors update the solution until its backward error, computed from the true residual in double
     precision, is that of the dtype: by classical refinement or, if that does not converge, as the
-    preconditioner of GMRES. If the factors are too inaccurate, A is factorized again in double precision with
-    pivoting, and later solves use these factors. The first solve takes as long as several later ones: it
+    preconditioner of GMRES ([1]_). If the factors are too inaccurate, A is factorized again in double
+    precision with pivoting, and later solves use these factors. The first solve takes as long as several: it
     estimates the condition number of A, and inverts diagonal blocks of half-precision factors, ``1024 n`` to
     ``4096 n`` numbers in each precision used.
 
@@ -118,6 +118,11 @@ def lu_solve(
     From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A
     are kept; x is refined if the estimate is too large. No digit is guaranteed if the condition number times
     the unit roundoff of the dtype exceeds a tenth.
+
+    References
+    ----------
+    .. [1] E. Carson, N. J. Higham, "Accelerating the Solution of Linear Systems by Iterative Refinement in
+       Three Precisions", SIAM J. Sci. Comput. 40, 2018.
 
     Examples
     --------
@@ -295,7 +300,7 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
             "use neula.lstsq with rcond= for the minimum-norm solution",
             x,
             list(singular),
-            unsure=True,
+            no_digits=True,
         )
     if unknown:
         condition = max(e.condition for e in unknown.values())
@@ -305,7 +310,7 @@ def report_solutions(found: RefinedSolutions, x: Any, F: LUFactors, target: Form
             "larger it is: use neula.solve, or neula.lstsq if A is singular",
             x,
             list(unknown),
-            unsure=True,
+            no_digits=True,
         )
 
 

@@ -411,7 +411,7 @@ def _finished(
             why(result, options, run) + (asymmetry(matrices) if options.positive else ""),
             result,
             report.missed(),
-            unsure=not result.forward_error <= SURE,
+            no_digits=not result.forward_error <= SURE,
         )
     return _attached(call, shapes, options, result)
 
@@ -447,7 +447,8 @@ def _check_names(assume_a: str, pivot: str | None, certify: str) -> None:
 
 def _check_square(a: torch.Tensor) -> None:
     if a.ndim >= 2 and a.shape[-1] != a.shape[-2]:
-        raise ValueError(f"A must be square, got {a.shape[-2]} x {a.shape[-1]}; use lstsq for other shapes")
+        m, n = a.shape[-2:]
+        raise ValueError(f"A must be square, got {m} x {n}; use neula.lstsq for other shapes")
 
 
 def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None) -> Run[SystemsSolutions]:

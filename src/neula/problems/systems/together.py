@@ -68,23 +68,34 @@ class FactorSource:
     unit: bool = False  # whether these may be unit vectors
 
 
+Solve = Callable[[torch.Tensor], torch.Tensor]
+
+
 @dataclass(frozen=True)
-class _LU:
+class Solvers:
+    """Factors of the matrices of a batch, by what solves with them."""
+
+    solve: Solve
+    solve_transposed: Solve
+    # The factors of the only matrix, where they are of a single one.
+    of_one: ButterfliedInverses | None = None
+
+
+def library_solvers(lu: torch.Tensor, pivots: torch.Tensor) -> Solvers:
     """LU factors in single or double precision, of systems in double."""
 
-    lu: torch.Tensor
-    pivots: torch.Tensor
-
-    def solve(self, b: torch.Tensor) -> torch.Tensor:
-        if self.lu.dtype == b.dtype:
-            return torch.linalg.lu_solve(self.lu, self.pivots, b)
+    def solve(b: torch.Tensor) -> torch.Tensor:
+        if lu.dtype == b.dtype:
+            return torch.linalg.lu_solve(lu, pivots, b)
         # Updates in single precision would underflow, and seem to be exact.
         exponents = binary_exponents(largest_magnitude(b, 1, keepdim=True))
-        found = torch.linalg.lu_solve(self.lu, self.pivots, shift(b, -exponents).to(self.lu.dtype))
+        found = torch.linalg.lu_solve(lu, pivots, shift(b, -exponents).to(lu.dtype))
         return shift(in_double(found), exponents)
 
-    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return in_double(torch.linalg.lu_solve(self.lu, self.pivots, b.to(self.lu.dtype), adjoint=True))
+    def solve_transposed(b: torch.Tensor) -> torch.Tensor:
+        return in_double(torch.linalg.lu_solve(lu, pivots, b.to(lu.dtype), adjoint=True))
+
+    return Solvers(solve, solve_transposed)
 
 
 def _lu(scaled: ScaledSystems, engine: Engine, *, format: Format) -> tuple[Factors, torch.Tensor]:
@@ -99,38 +110,13 @@ def _lu(scaled: ScaledSystems, engine: Engine, *, format: Format) -> tuple[Facto
         )
     inverted = inverted_lu(lu, pivots, engine.tuning) if format is FP64 else None
     growth = over(_largest_of_u(lu).double(), largest_magnitude(scaled.a, (1, 2)))
-    return inverted or _LU(lu, pivots), growth
+    return inverted or library_solvers(lu, pivots), growth
 
 
 def _largest_of_u(lu: torch.Tensor) -> torch.Tensor:
     """Largest elements of U, shape (batch,); those of L are at most 1."""
     largest = largest_magnitude(lu, (1, 2))
     return largest if bool((largest > 1).all()) else largest_magnitude(lu.triu(), (1, 2))
-
-
-Solve = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _SymmetricallyScaled:
-    """Cholesky factors of ``diag(2^-e) A diag(2^-e)`` as factors of A."""
-
-    solve_scaled: Solve
-    # Shape (batch, n, 1) each: between the rows of the two, and between the columns; None where they are the
-    # same matrix.
-    exponents: tuple[torch.Tensor, torch.Tensor] | None
-
-    def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self._solve(b, 1)
-
-    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self._solve(b, -1)
-
-    def _solve(self, b: torch.Tensor, order: int) -> torch.Tensor:
-        if self.exponents is None:
-            return self.solve_scaled(b)
-        before, after = self.exponents[::order]
-        return shift(self.solve_scaled(shift(b, before)), after)
 
 
 def _definite(
@@ -144,7 +130,15 @@ def _definite(
         a = shift(a, exponents[0] + exponents[1].mT)
     # A GPU's library has them by columns, and copies them faster as they lie (order 12000: 19.0 ms, not 19.9)
     a = a.mH.resolve_conj() if a.is_cuda and a.stride(-1) == 1 else a
-    return _SymmetricallyScaled(factorize(a.clone() if blocks_pay(a, engine) else a, engine), exponents), None
+    solve = factorize(a.clone() if blocks_pay(a, engine) else a, engine)
+    if exponents is None:
+        return Solvers(solve, solve), None
+    rows, columns = exponents
+
+    def between(before: torch.Tensor, after: torch.Tensor) -> Solve:
+        return lambda b: shift(solve(shift(b, before)), after)
+
+    return Solvers(between(rows, columns), between(columns, rows)), None
 
 
 def _cholesky(a: torch.Tensor, engine: Engine) -> Solve:
@@ -188,41 +182,21 @@ def _inverted(a: torch.Tensor, engine: Engine) -> Solve:
     return lambda b: lower.mH.solve(lower.solved(b))
 
 
-@dataclass(frozen=True)
-class _NormalEquations:
-    """``L L^H = A^H A``, to solve systems with A."""
-
-    a: torch.Tensor  # shape (batch, n, n)
-    lower: InvertedBlocks
-
-    def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.lower.mH.solve(self.lower.solve(self.a.mH @ b))
-
-    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.a @ self.lower.mH.solve(self.lower.solved(b))
-
-
 def _normal_equations(scaled: ScaledSystems, engine: Engine) -> tuple[Factors, None]:
-    return _NormalEquations(scaled.a, inverted_cholesky(lower_gram(scaled.a), engine)), None
-
-
-@dataclass(frozen=True)
-class OfOne:
-    """Factors of a matrix as those of a batch of one."""
-
-    factors: ButterfliedInverses
-
-    def solve(self, b: torch.Tensor) -> torch.Tensor:
-        return self.factors.solve(b[0])[None]
-
-    def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
-        return self.factors.solve_transposed(b[0])[None]
+    """``L L^H = A^H A``, to solve systems with A."""
+    a, lower = scaled.a, inverted_cholesky(lower_gram(scaled.a), engine)
+    return Solvers(
+        lambda b: lower.mH.solve(lower.solve(a.mH @ b)), lambda b: a @ lower.mH.solve(lower.solved(b))
+    ), None
 
 
 def _mixed(scaled: ScaledSystems, engine: Engine) -> tuple[Factors, torch.Tensor]:
     """LU without interchanges of one matrix mixed by butterflies."""
     found = ButterfliedInverses.factorize(scaled.a[0], scaled.norms[0, 0, 0], engine.tuning)
-    return OfOne(found), found.magnified[None]
+    solve, transposed = found.solve, found.solve_transposed
+    return Solvers(lambda b: solve(b[0])[None], lambda b: transposed(b[0])[None], found), found.magnified[
+        None
+    ]
 
 
 _library = partial(FactorSource, synchronizes=True, vectors=VECTORS, unit=True)
@@ -406,7 +380,7 @@ def _solved(
 ) -> SolvedSystems:
     engine, a, sizes, history = options.engine, scaled.a, scaled.norms, []
     # The first columns of factors keep few multiprocessors busy.
-    images, (factors, growth) = engine.beside(
+    images, (factors, growth) = engine.concurrently(
         lambda: Images.from_matrix(a, sizes, vectors=source.vectors, unit=source.unit),
         lambda: source.factorize(scaled, engine),
     )
@@ -429,7 +403,7 @@ def _solved(
         refinement.advance(most, pace.steps)
         if refinement.steps > pace.steps:
             found = _measured(scaled, system, refinement, growth, options, finished=False)
-    alone = factors.factors if scaled.given and isinstance(factors, OfOne) else None
+    alone = factors.of_one if scaled.given and isinstance(factors, Solvers) else None
     errors = torch.stack([*history, found[2][REFINED].amax()]) if history else None
     return SolvedSystems(*found, factors=alone, history=errors)
 

@@ -228,7 +228,7 @@ def _refine(
             stagnation=stagnation,
             start=start,
             on_step=lambda error: report(digits_done(error, target)),
-            beside=None if probe is None else probe.solved,
+            probes=None if probe is None else probe.solved,
         )
 
     update, probe, refined, most = classical(factors), None, None, options.max_iterations
@@ -253,11 +253,11 @@ def _refine(
         else:
             if large:
                 # Room for the probe, and for a residual that is computed anew.
-                companions = max(0, at_a_time - system.b.shape[1] - 2)
-                most = most // 2 if companions else most  # with which half of them do, or none
-                probe = InverseProbe.from_factors(factors, 1 / rows[:, None], sizes, dtype, companions)
-            beside = None if probe is None else probe.solved
-            update = gmres_refinement(system.a, factors, beside, None if system.scales.trivial else rows)
+                unrequested = max(0, at_a_time - system.b.shape[1] - 2)
+                most = most // 2 if unrequested else most  # with which half of them do, or none
+                probe = InverseProbe.from_factors(factors, 1 / rows[:, None], sizes, dtype, unrequested)
+            probes = None if probe is None else probe.solved
+            update = gmres_refinement(system.a, factors, probes, None if system.scales.trivial else rows)
         refined = run(update, refined, STAGNATION)
     if refined is None or not bool((refined.backward_error < 1).all()):
         raise Declined("refinement does not converge", label)
@@ -366,7 +366,7 @@ class CoreTuning:
     core_order: int  # of systems that it factorizes itself; beyond, it uses LAPACK's factors
     core_numbers: int  # of x, of more than 32 right-hand sides
 
-    def has_room(self, n: int, k: int) -> bool:
+    def fits(self, n: int, k: int) -> bool:
         """Whether k right-hand sides of order n are few enough."""
         return n * k > 0 and (k <= 32 or n * k <= self.core_numbers)
 
@@ -374,7 +374,7 @@ class CoreTuning:
 def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
     most = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning]
-    small = 0 < n <= most.core_order and most.has_room(n, k)
+    small = 0 < n <= most.core_order and most.fits(n, k)
     return small and all(dtype.to_real() in DTYPES for dtype in dtypes) and available()
 
 
@@ -394,7 +394,7 @@ def is_small(n: int, options: SystemsOptions) -> bool:
 
 
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
-    few = options.engine.tuning[CoreTuning].has_room(a.shape[-1], b.shape[-1])
+    few = options.engine.tuning[CoreTuning].fits(a.shape[-1], b.shape[-1])
     alike = a.is_complex() or not options.dtype.is_complex
     return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= {*DTYPES}
 
