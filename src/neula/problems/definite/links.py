@@ -148,7 +148,7 @@ class CholeskyCase(Case):
     def tiled(self) -> bool:
         """Whether tiles in double precision come first."""
         most = self.tuning[CholeskyOrders].tiled_cholesky
-        return self.double and self.launches and self.count == 1 and self.n <= most
+        return self.double and self.launches and self.n <= most
 
     @property
     def pays(self) -> bool:
@@ -178,7 +178,7 @@ _not_waiting = _when(
     lambda case: not case.wait and case.launches and case.double and not case.tiled,
 )
 
-_tiles = _when("one matrix on a GPU, up to order 8192", lambda case: case.tiled)
+_tiles = _when("on a GPU, up to order 8192", lambda case: case.tiled)
 
 _pays = _when(
     "accuracies below fp64, batches on a GPU, one up to order 8192 or where products are fast",

@@ -340,7 +340,8 @@ class MeasuredSubstitution:
         kept = factors.kept
         if factors.variant != "lapack" or kept is None or factors._solvers.better is not None:
             return None
-        if not kept.a.is_cpu or kept.a.is_neg() or kept.a.is_conj():
+        on_host = kept.a.is_cpu and factors.packed.lu.is_cpu
+        if not on_host or kept.a.is_neg() or kept.a.is_conj():
             return None
         known, same = kept.conditioning, factors.storage == format_of(factors.dtype).name
         if known is None or not known.known or len(known.scalings) > 1 or kept.scale != 1.0 or not same:
