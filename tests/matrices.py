@@ -24,6 +24,11 @@ def normal_array(*shape: int, seed: int | None = 0, dtype: Any = np.float64) -> 
     return rng.standard_normal(shape).astype(dtype)
 
 
+def complex_array(*shape: int, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
+
+
 def with_condition(rng: np.random.Generator, m: int, n: int, condition: float) -> np.ndarray:
     """Singular values in geometric sequence from 1 to ``1 / condition``."""
     k = min(m, n)

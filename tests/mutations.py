@@ -370,7 +370,7 @@ _PROBLEMS = [
     Mutation(
         "generalized cross validation with a sign", "problems/least_squares/ridge_path.py",
         "relative = relative if power == 1 else relative * (2 + relative)", "relative = relative",
-        "the error of a square is twice that of the root", "least_squares/test_ridge_path.py campaign/areas",
+        "the error of a square is twice that of the root", "least_squares/test_ridge_path.py",
     ),
     Mutation(
         "NaN outside of the triangle", "problems/definite/cholesky.py",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from tests import matrices
 
 import neula
 from neula.certificates.bounds import orthogonality_bound, residual_bound
@@ -46,9 +48,7 @@ def with_spectrum(values: torch.Tensor, m: int, n: int, seed: int = 0) -> torch.
     return (u * values) @ v.T
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+normal = partial(matrices.normal, seed=None)
 
 
 def distance_from_1(u: torch.Tensor) -> float:

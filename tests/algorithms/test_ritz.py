@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.matrices import normal
 
 from neula.algorithms.spectra.ritz import orthonormal
 from neula.engines import CpuEngine
 
 M, WIDTH = 700, 24
-
-
-def normal(m: int, n: int, seed: int) -> torch.Tensor:
-    return torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def unit(dtype: torch.dtype) -> float:

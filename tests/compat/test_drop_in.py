@@ -230,12 +230,15 @@ class TestCholesky:
         with np.errstate(all="ignore"):
             found = [
                 sp_compat.cholesky(a, lower=True),
+                sp_compat.cholesky(a).T,
                 torch_compat.cholesky(torch.from_numpy(a)).numpy(),
+                torch_compat.cholesky(torch.from_numpy(a), upper=True).numpy().T,
                 np_compat.cholesky(a),
+                np_compat.cholesky(a, upper=True).T,
             ]
         for L in found:
             assert np.abs(L / units[:, None] - exact / units[:, None]).max() < 1e-6
-        assert told == ["cholesky"] * (2 if dtype == np.float32 else 3)
+        assert told == ["cholesky"] * (4 if dtype == np.float32 else 6)
 
 
 @pytest.mark.parametrize("k", [(), (2,)])

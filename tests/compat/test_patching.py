@@ -23,6 +23,7 @@ import neula.compat.numpy
 import neula.compat.scipy
 import neula.compat.scipy.optimize
 import neula.compat.torch
+from neula.compat.__main__ import main
 from neula.compat.patching import PEERS
 
 A, B = np.array([[2.0, 1.0], [1.0, 3.0]]), np.array([4.0, 7.0])
@@ -141,26 +142,35 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("as_module", [False, True])
-def test_a_program_from_the_command_line(as_module: bool, tmp_path: Path) -> None:
+SAID = ["['--its', 'own'] __main__", "1.0", "1.0"]
+
+
+def test_a_program_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
-    program = ["-m", "program"] if as_module else [str(tmp_path / "program.py")]
     done = subprocess.run(
-        [sys.executable, "-m", "neula.compat", *program, "--its", "own"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        [sys.executable, "-m", "neula.compat", str(tmp_path / "program.py"), "--its", "own"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout.splitlines()) == (
-        3,
-        ["['--its', 'own'] __main__", "1.0", "1.0"],
-    ), done.stderr
+    assert (done.returncode, done.stdout.splitlines()) == (3, SAID), done.stderr
+
+
+def test_a_program_that_is_a_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["neula.compat", "-m", "program", "--its", "own"])
+    with pytest.raises(SystemExit, match="3"):
+        main()
+    assert capsys.readouterr().out.splitlines() == SAID
 
 
 @pytest.mark.parametrize("arguments", [[], ["no-such-file.py"]])
-def test_nothing_to_run(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "neula.compat", *arguments], capture_output=True, text=True, cwd="/"
-    )
-    assert done.returncode == 2
-    assert "Traceback" not in done.stderr
+def test_nothing_to_run(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["neula.compat", *arguments])
+    assert main() == 2
+    assert capsys.readouterr().err

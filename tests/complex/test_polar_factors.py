@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from tests.matrices import complex_array as normal
 
 import neula
 from neula.certificates.polar import PolarBounds, PolarNumbers, polar_measures
@@ -12,11 +13,6 @@ from neula.engines import FP32, EmulatedEngine
 from neula.engines.complex import over
 
 UNIT = {"complex64": 2.0**-24, "complex128": 2.0**-53}
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
 
 
 def graded(m: int, n: int, smallest: float) -> np.ndarray:

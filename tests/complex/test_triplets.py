@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+from tests.matrices import complex_array as normal
 
 import neula
 from neula.algorithms.spectra.ritz import ritz_triplets
@@ -16,11 +17,6 @@ from neula.engines.complex import over
 from neula.kernels.polar.svd import converged_eigh, converged_svd, svd
 
 UNIT = {"complex64": 2.0**-24, "complex128": 2.0**-53}
-
-
-def normal(*shape: int, seed: int = 0) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    return rng.standard_normal(shape) + 1j * rng.standard_normal(shape)
 
 
 def known(m: int, n: int, s: np.ndarray) -> np.ndarray:

@@ -11,6 +11,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from tests.matrices import normal
 
 import neula
 from campaign.oracle import LeastSquares
@@ -38,10 +39,6 @@ class Queued(CpuEngine):
         svd=0,
         batched_elements=0,
     )
-
-
-def normal(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape))
 
 
 def with_condition(condition: float) -> torch.Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from tests import matrices
 
 import neula
 from neula.engines import EmulatedEngine
@@ -18,8 +20,7 @@ class Queueing(EmulatedEngine):
     tuning = replace(EMULATED, prelaunched_steps=3)
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+normal = partial(matrices.normal, seed=None)
 
 
 def test_what_is_not_accepted_goes_on() -> None:

@@ -10,6 +10,8 @@ from sklearn import linear_model
 from tests.campaign.areas.ridge import Truth, rational, relative_error
 
 import neula
+from neula.problems.least_squares.ridge_path import _claimed
+from neula.problems.least_squares.ridge_solutions import BoundedEstimate
 from neula.sklearn import RidgeCV
 
 rng = np.random.default_rng(3)
@@ -56,6 +58,14 @@ def test_every_number_is_that_of_a_refit(A, b, damps) -> None:
             if exact is not None and exact != 0:  # gcv is 0 / 0 without damping: then its limit is given
                 error = relative_error(getattr(path, name)[i], exact, root=name == "residual_norms")
                 assert error <= claim[i] <= 1e-3
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_errors_of_squares_are_twice_those_of_roots(power: int) -> None:
+    """Of a root that is off by as much as its bound allows."""
+    root, error = torch.tensor([1 + 2.0**-20]).double(), torch.tensor([2.0**-20]).double()
+    claimed = _claimed(root**power, BoundedEstimate(root, error), power, 0.0)
+    assert 1.0 <= float(claimed) / (float(root**power) - 1) <= 1.001
 
 
 def test_limits_without_damping() -> None:

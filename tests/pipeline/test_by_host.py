@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import matrices
 
 import neula
 from neula.algorithms.elimination import compiled
@@ -38,8 +39,7 @@ def launching(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape)))
+normal = partial(matrices.normal, seed=None)
 
 
 def system(n: int, k: int = 1) -> tuple[torch.Tensor, torch.Tensor]:

@@ -34,9 +34,10 @@ class Measurements(list[Row]):
     """Measurements in the order in which they were taken; a field that a row lacks is None."""
 
     def where(self, **values: Any) -> Measurements:
-        return Measurements(
-            row for row in self if all(row.get(name) == value for name, value in values.items())
-        )
+        found = self
+        for name, value in values.items():
+            found = Measurements([row for row in found if row.get(name) == value])
+        return Measurements(found)
 
     def column(self, name: str) -> list[Any]:
         return [row.get(name) for row in self]

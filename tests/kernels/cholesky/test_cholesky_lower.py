@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, variants
 
 from neula.kernels.cholesky import cholesky as module
 from neula.kernels.cholesky.cholesky import LowerFactors, cholesky_apart, cholesky_lower
@@ -34,11 +34,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
     return factorize
 
 
-@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
-def factorize(request: pytest.FixtureRequest) -> Factorize:
-    if request.param == "reference":
-        return cholesky_lower.reference
-    return request.getfixturevalue("on_host") if request.param == "on_host" else cholesky_lower.kernel
+factorize = variants(cholesky_lower, "reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu))
 
 
 def definite(count: int, n: int) -> torch.Tensor:

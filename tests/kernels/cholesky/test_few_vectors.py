@@ -9,21 +9,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE, variants
 
 from neula.kernels.cholesky.few_vectors import VECTORS, Steps, orthonormalizing
 
 Round = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Steps]
 
 
-@pytest.fixture(params=["reference", KERNEL])
-def one_round(request: pytest.FixtureRequest) -> Round:
-    if request.param == "reference":
-        return orthonormalizing.reference
-    pytest.importorskip("triton")
-    from neula.kernels.cholesky import few_vectors as module
-
-    return module.orthonormalizing_triton
+one_round = variants(orthonormalizing)
 
 
 def rounds(one_round: Round, x: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, Steps]:

@@ -10,7 +10,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL, normal
+from tests.devices import DEVICE, normal, variants
 
 from neula.kernels.few_vectors.normal_product import normal_product, transposed_product
 
@@ -19,14 +19,7 @@ EPS = torch.finfo(torch.float64).eps
 Multiply = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 
-@pytest.fixture(params=["reference", KERNEL])
-def multiply(request: pytest.FixtureRequest) -> Multiply:
-    if request.param == "reference":
-        return normal_product.reference
-    pytest.importorskip("triton")
-    from neula.kernels.few_vectors import normal_product as module
-
-    return module.normal_product_triton
+multiply = variants(normal_product)
 
 
 # One element, rows that all thread blocks go through twice, a ragged column.

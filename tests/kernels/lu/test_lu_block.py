@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from tests.devices import HAS_GPU, KERNEL
+from tests.devices import HAS_GPU, KERNEL, variants
 
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.kernels.lu import lu_block as module
@@ -104,11 +104,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factor:
     return factor
 
 
-@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
-def factor(request: pytest.FixtureRequest) -> Factor:
-    if request.param == "reference":
-        return factor_diagonal.reference
-    return request.getfixturevalue("on_host") if request.param == "on_host" else factor_diagonal.kernel
+factor = variants(factor_diagonal, "reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu))
 
 
 def of_one_block(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, variants
 
 from neula.kernels.lu import sweep as module
 from neula.kernels.lu.sweep import ALIGNED, PIECE, sweep
@@ -34,11 +34,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Solve:
     return solve
 
 
-@pytest.fixture(params=["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)])
-def solve(request: pytest.FixtureRequest) -> Solve:
-    if request.param == "reference":
-        return sweep.reference
-    return request.getfixturevalue("on_host") if request.param == "on_host" else sweep.kernel
+solve = variants(sweep, "reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu))
 
 
 def triangle(n: int, width: int, *, upper: bool, rows: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,24 +6,19 @@ The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's i
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests import devices
+from tests.devices import DEVICE, variants
 
 from neula.kernels.polar.batched_product import batched_product, joined, split
 
 Multiply = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(params=["reference", KERNEL])
-def multiply(request: pytest.FixtureRequest) -> Multiply:
-    if request.param == "reference":
-        return batched_product.reference
-    pytest.importorskip("triton")
-    from neula.kernels.polar import batched_product as module
-
-    return module.batched_product_triton
+multiply = variants(batched_product)
 
 
 @pytest.fixture
@@ -31,9 +26,7 @@ def split_in(multiply: Multiply) -> Callable[..., torch.Tensor]:
     return split.reference if multiply is batched_product.reference else split.kernel
 
 
-def normal(*shape: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(sum(shape))
-    return torch.randn(shape, generator=generator).to(DEVICE)
+normal = partial(devices.normal, dtype=torch.float32)
 
 
 def bound(

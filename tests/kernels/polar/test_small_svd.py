@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, variants
 
 from neula.io.matrices import random_matrix
 from neula.kernels.polar import svd as module
@@ -40,18 +40,8 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
 KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> Decompose:
-    if request.param == "on_host":
-        return request.getfixturevalue("on_host")
-    return module.small_svd_cuda
-
-
-@pytest.fixture(params=["reference", *KERNELS])
-def decompose(request: pytest.FixtureRequest) -> Decompose:
-    if request.param == "on_host":
-        return request.getfixturevalue("on_host")
-    return small_svd.reference if request.param == "reference" else module.small_svd_cuda
+kernel = variants(small_svd, *KERNELS)
+decompose = variants(small_svd, "reference", *KERNELS)
 
 
 def loss(x: torch.Tensor) -> float:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import KERNEL, normal
 
 from neula.kernels.qr.first_column import ProjectedMatrices, with_first_column, without_first_column
 
@@ -28,10 +28,6 @@ def ways(request: pytest.FixtureRequest) -> Ways:
     from neula.kernels.qr import first_column as module
 
     return Ways(module.without_first_column_triton, module.with_first_column_triton)
-
-
-def normal(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE)
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 1), (70, 33)])

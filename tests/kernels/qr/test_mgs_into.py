@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE, KERNEL, variants
 
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.mgs import mgs_into, tallest_tile
@@ -17,14 +17,7 @@ DTYPES = [torch.float32, torch.float64]
 Into = Callable[..., None]
 
 
-@pytest.fixture(params=["dispatch", KERNEL])
-def into(request: pytest.FixtureRequest) -> Into:
-    if request.param == "dispatch":
-        return mgs_into
-    pytest.importorskip("triton")
-    from neula.kernels.qr import mgs as module
-
-    return module.mgs_into_triton
+into = variants(mgs_into, "dispatch", KERNEL)
 
 
 def geometric(batch: int, m: int, n: int, cond: float, dtype: torch.dtype) -> torch.Tensor:

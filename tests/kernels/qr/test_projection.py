@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, GPU
+from tests.devices import DEVICE, GPU, variants
 
 from neula.io.matrices import random_matrix
 from neula.kernels.qr.projection import project_out
@@ -20,16 +20,7 @@ U = 2.0**-24
 Project = Callable[..., None]
 
 
-@pytest.fixture(params=["reference", "dispatch", pytest.param("kernels", marks=GPU)])
-def project(request: pytest.FixtureRequest) -> Project:
-    if request.param == "reference":
-        return project_out.reference
-    if request.param == "dispatch":
-        return project_out
-    pytest.importorskip("triton")
-    from neula.kernels.qr import projection as module
-
-    return module.project_out_triton
+project = variants(project_out, "reference", "dispatch", pytest.param("kernel", marks=GPU))
 
 
 def by_columns(a: torch.Tensor) -> torch.Tensor:

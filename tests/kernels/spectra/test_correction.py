@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.devices import DEVICE
+from tests.devices import normal as random
 
 from neula.kernels.spectra.correction import turned
 
 F32, F64 = torch.float32, torch.float64
-
-
-def random(*shape: int, dtype: torch.dtype = F64) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(shape[-1])
-    return torch.randn(*shape, generator=generator, dtype=F64).to(dtype).to(DEVICE)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, variants
 
 from neula.kernels.spectra import small_eigh as module
 from neula.kernels.spectra.small_eigh import small_eigh
@@ -35,23 +35,11 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
     return decompose
 
 
-def _asked(request: pytest.FixtureRequest) -> Decompose:
-    if request.param == "on_host":
-        return request.getfixturevalue("on_host")
-    return small_eigh.reference if request.param == "reference" else small_eigh.kernel
-
-
 KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
 
 
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> Decompose:
-    return _asked(request)
-
-
-@pytest.fixture(params=["reference", *KERNELS])
-def decompose(request: pytest.FixtureRequest) -> Decompose:
-    return _asked(request)
+kernel = variants(small_eigh, *KERNELS)
+decompose = variants(small_eigh, "reference", *KERNELS)
 
 
 def matrices(kind: str, count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
