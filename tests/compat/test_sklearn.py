@@ -189,6 +189,25 @@ def test_tensors(dtype) -> None:
         assert np.allclose(
             found.numpy(), type(model)(**model.get_params()).fit_transform(X.numpy()), atol=1e-3
         )
+        again = model.inverse_transform(found)
+        assert isinstance(again, torch.Tensor)
+        plain = type(model)(**model.get_params()).fit(X.numpy())
+        expected = plain.inverse_transform(plain.transform(X.numpy()))
+        assert np.allclose(again.numpy(), expected, atol=1e-3)
+    for name, samples in (
+        ("get_covariance", ()),
+        ("get_precision", ()),
+        ("score_samples", (X,)),
+        ("score", (X,)),
+    ):
+        scikit = decomposition.PCA(2, whiten=True, svd_solver="full").fit(X.double().numpy())
+        expected = getattr(scikit, name)(*(x.double().numpy() for x in samples))
+        got = getattr(model, name)(*samples)
+        assert isinstance(got, float if name == "score" else torch.Tensor)
+        assert np.allclose(got, expected, rtol=1e-3)
+    for call in (model.transform, model.inverse_transform, model.score, Ridge().fit(X, y).predict):
+        with pytest.raises(TypeError, match=r"X is of type ndarray, and .* was fitted with tensors"):
+            call(X.numpy())
     with pytest.raises(ValueError, match="expecting 5 features"):
         model.transform(X[:, :3])
     with pytest.raises(ValueError, match="NaN"):

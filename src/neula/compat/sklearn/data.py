@@ -245,12 +245,20 @@ def checked_tensor(X: torch.Tensor) -> torch.Tensor:
     return X.detach()
 
 
-def like_fitted(estimator: BaseEstimator, X: Any, fitted: str) -> torch.Tensor | None:
-    """New samples, if they are a tensor and the estimator was fitted with tensors; else None."""
+def like_fitted(
+    estimator: BaseEstimator, X: Any, fitted: str, *, features: bool = True
+) -> torch.Tensor | None:
+    """New samples, by default with all features, if the estimator was fitted with tensors; else None."""
     check_is_fitted(estimator)
-    if not isinstance(X, torch.Tensor) or not isinstance(getattr(estimator, fitted), torch.Tensor):
+    if not isinstance(getattr(estimator, fitted), torch.Tensor):
         return None
-    check_features(estimator, X)
+    if not isinstance(X, torch.Tensor):
+        raise TypeError(
+            f"X is of type {type(X).__name__}, and {type(estimator).__name__} was fitted with tensors: "
+            "pass a tensor"
+        )
+    if features:
+        check_features(estimator, X)
     return checked_tensor(X)
 
 

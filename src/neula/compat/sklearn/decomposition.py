@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from numbers import Integral
 from typing import Any, Self
 
 import torch
 from sklearn import decomposition
+from sklearn.utils.validation import check_is_fitted
 
 import neula
 from neula.algorithms.scaling import SAFE_NORMS
 from neula.certificates.bounds import Accuracy, measurement_error, residual_bound
 from neula.compat.sklearn.data import Dense, TrainingData, like_fitted, with_accuracy
 from neula.engines import FP64
+from neula.pipeline.result.named import as_numpy
 from neula.pipeline.result.shown import Later
 
 PART = 4
@@ -66,6 +69,24 @@ class _Decomposition(Dense):
         if getattr(self, "whiten", False):
             found = found / self.explained_variance_.sqrt().clamp(min=torch.finfo(found.dtype).eps)
         return found
+
+    def inverse_transform(self, X: Any) -> Any:
+        """Samples whose components are X, as :meth:`transform` returns them.
+
+        Parameters
+        ----------
+        X : array_like, shape (samples, components)
+
+        Returns
+        -------
+        array, shape (samples, features)
+        """
+        x = like_fitted(self, X, "components_", features=False)
+        if x is None:
+            return super().inverse_transform(X)
+        if getattr(self, "whiten", False):
+            x = x * self.explained_variance_.sqrt()
+        return x @ self.components_ + getattr(self, "mean_", 0.0)
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
         """:meth:`fit`, and :meth:`transform` the same samples."""
@@ -179,6 +200,35 @@ class PCA(_Decomposition, decomposition.PCA):
         self.explained_variance_ratio_ = data.given(ratio[:rank])
         self.singular_values_, self.noise_variance_ = data.given(s[:rank]), data.given(rest.clamp(min=0.0))
         return self
+
+    def get_covariance(self) -> Any:
+        """Covariance of the model, as of ``sklearn.decomposition.PCA``."""
+        return self._by_arrays("get_covariance")
+
+    def get_precision(self) -> Any:
+        """Inverse of :meth:`get_covariance`."""
+        return self._by_arrays("get_precision")
+
+    def score_samples(self, X: Any) -> Any:
+        """Logarithm of the likelihood of each sample, as of ``sklearn.decomposition.PCA``."""
+        return self._by_arrays("score_samples", X)
+
+    def score(self, X: Any, y: Any = None) -> float:
+        """Mean of :meth:`score_samples`; y is ignored."""
+        return float(self.score_samples(X).mean())
+
+    def _by_arrays(self, name: str, *samples: Any) -> Any:
+        """A method of scikit-learn's; of an estimator of tensors by that of one of arrays."""
+        check_is_fitted(self)
+        method, like = getattr(decomposition.PCA, name), self.components_
+        if not isinstance(like, torch.Tensor):
+            return method(self, *samples)
+        given = [like_fitted(self, x, "components_") for x in samples]
+        model = copy(self)
+        for key, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                setattr(model, key, as_numpy(value))
+        return torch.from_numpy(method(model, *map(as_numpy, given))).to(like)
 
     def _rank(self, m: int, n: int) -> int:
         wanted, smaller = self.n_components, min(m, n)
