@@ -1,4 +1,4 @@
-# `make demo` and `make test` are all that a newcomer types: each makes .venv when there is none.
+# A newcomer needs `make demo` and `make test`; each creates .venv if there is none.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,23 +6,23 @@ CORE := $(VENV)/core
 DEV := $(VENV)/developer $(CORE)
 CONSTRAINTS := constraints.txt
 
-# Tests run on all cores, each process with one thread: threads of several processes would wait for one another. Whatever
-# the environment says, what pytest makes of their asserts is kept: it takes half a minute of each process anew.
+# Tests run on all cores, each process with one thread: threads of several processes would wait for one another. Bytecode is
+# written whatever the environment says: without it each process takes half a minute to rewrite asserts.
 WORKERS ?= auto
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 	$(BIN)/python -m pytest -m "not gpu and not gpu2" -n $(WORKERS) --dist worksteal $(TESTS)
 
-# A CPU without bf16 and AVX-512, on any machine. What other processors than x86 do not know they would complain about.
+# Hides bf16 and AVX-512 units of any CPU. Only x86 processors know these instruction sets.
 CAPS_x86_64 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 OPENBLAS_CORETYPE=Haswell
 CAPS := ONEDNN_MAX_CPU_ISA=AVX2 $(CAPS_$(shell uname -m))
 
-# neula's compiled core, into src/neula, for an interpreter: anew where a source has changed.
+# Build the compiled core for an interpreter, into src/neula; compiles only changed sources.
 BUILD_CORE = PATH="$(CURDIR)/$(BIN):$$PATH" && build=build/core-$$($(1) -c "import sys; print(sys.implementation.cache_tag)") && \
 	cmake -S cpp -B $$build -G Ninja -DPython_EXECUTABLE="$$(command -v $(1))" > /dev/null && cmake --build $$build
 
 # The same where .venv has no CMake: pip builds in an environment that it deletes afterwards, so that a demo does without these 77 MB.
 PIP_CORE = rm -rf build/core && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target build/core . && \
-	cp build/core/neula/_core.*.so src/neula/ && rm -r build/core
+	cp build/core/neula/_core.*.so src/neula/ 2> /dev/null && rm -r build/core
 
 .PHONY: core demo ahead test test-capped test-coreless test-oldest fuzz lint format types check tables docs docs-serve linkcheck dist smoke dist-check \
 	gpu-test clean
@@ -33,15 +33,15 @@ demo: $(CORE)
 test: $(DEV)  ## WORKERS=2 for so many processes instead of one for each core, TESTS=tests/test_qr.py for some
 	$(PYTEST)
 
-# What computes with instructions that CPUs have or lack: engines, chains that ask for them, the core, random problems.
+# Tests that depend on the instruction sets of the CPU: engines, chains, the core, random problems.
 CAPPED := campaign engines golden kernels/test_core.py */test_by_core.py test_qr_paths.py systems/test_core_systems.py test_chains.py
 test-capped: TESTS := $(CAPPED:%=tests/%)
 test-capped: $(DEV)  ## as on a CPU with AVX2 at most
 	@if [ "$$(uname -sm)" = "Linux x86_64" ] && ! grep -qwE "avx512f|avx_vnni|avx_ne_convert" /proc/cpuinfo; then \
-		echo "This CPU has AVX2 at most: the tests were as on one without these caps."; \
+		echo "This CPU has AVX2 at most: the other tests cover it."; \
 	else $(CAPS) $(PYTEST); fi
 
-test-oldest:  ## with the oldest versions that pyproject.toml names, and PYTHON=python3.11
+test-oldest:  ## with the oldest supported versions of all packages, and PYTHON=python3.11
 	$(MAKE) test VENV=.venv-oldest CONSTRAINTS=constraints-oldest.txt
 
 fuzz: $(DEV)  ## random problems for ten minutes, a new seed every time; MINUTES=1 for less
@@ -49,7 +49,7 @@ fuzz: $(DEV)  ## random problems for ten minutes, a new seed every time; MINUTES
 
 core: $(CORE)  ## the compiled core, for .venv
 
-gpu-test:  ## on a machine with an NVIDIA GPU, in an environment of your own; with two, what needs two as well
+gpu-test:  ## on a machine with an NVIDIA GPU, in your own environment; with two GPUs also the tests of two
 	$(call BUILD_CORE,$(PYTHON))
 	$(PYTHON) -m pytest -m "gpu or gpu2"
 
@@ -69,7 +69,7 @@ format: $(DEV)
 check: lint types test
 
 SPHINX = PYTHONPATH=src OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx --jobs 2
-docs: $(DEV)  ## into site/; a warning (a dead link, an unknown name) is an error, and so is an unreadable page
+docs: $(DEV)  ## into site/; warnings (dead links, unknown names) and unreadable pages are errors
 	rm -rf site docs/examples docs/api/generated
 	$(SPHINX) --fail-on-warning --keep-going --quiet docs site
 	$(BIN)/python docs/check_site.py site
@@ -91,13 +91,13 @@ dist: $(DEV)  ## the source distribution, and the wheel that is built from it, i
 	rm -rf dist
 	NEULA_CORE=required $(BIN)/python -m build
 
-smoke: dist  ## the wheel, in this environment, without what it does not require; with its core and without
+smoke: dist  ## the wheel with required packages only, with its core and without
 	rm -rf build/wheel
 	$(BIN)/python -m pip install --quiet --no-deps --target build/wheel dist/*.whl
 	PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
 	NEULA_CORE=none PYTHONPATH=build/wheel $(BIN)/python -m tests.required_only tests/smoke.py
 
-test-coreless: $(DEV)  ## random problems as on a machine without a compiler, against what they came to before
+test-coreless: $(DEV)  ## random problems without the compiled core, compared with recorded answers
 	$(BIN)/python -m tests.golden compare --way "tensors, avx2" --recipes 200
 
 dist-check: dist  ## wheel and source distribution, in an empty environment: torch is downloaded again
@@ -111,9 +111,8 @@ dist-check: dist  ## wheel and source distribution, in an empty environment: tor
 		build/empty/bin/neula --version || exit 1; \
 	done
 
-# `make demo` installs what the demo needs, everything else what developers need. Only the path to src stays of how
-# scikit-build-core installs it: its hook of imports goes before PYTHONPATH, and so another checkout, or a built wheel,
-# would not be found there.
+# `make demo` installs what the demo needs, all other targets what developers need. The import hook of scikit-build-core is
+# removed, and only its path to src kept: the hook would precede PYTHONPATH and hide another checkout or a built wheel.
 HOOK = $(VENV)/lib/python3*/site-packages/_editable_skbc_neula.pth
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]" && \
 	sed "/^import/d" $(HOOK) > $(VENV)/path && cp $(VENV)/path $(HOOK) && touch $@
@@ -125,7 +124,7 @@ $(VENV)/developer: EXTRAS := dev
 $(VENV)/developer: $(VENV)/installed
 	$(INSTALL)
 
-# Without a compiler all works, small problems in more time; NEULA_CORE=required makes that an error.
+# Without a compiler small problems take more time; NEULA_CORE=required makes that an error.
 $(CORE): $(VENV)/installed $(wildcard cpp/*)
 	@{ if test -x $(BIN)/cmake; then $(call BUILD_CORE,$(CURDIR)/$(BIN)/python); else $(PIP_CORE); fi && touch $@; } || { test "$$NEULA_CORE" != required && \
 		echo "neula runs without its compiled core, which could not be built: small problems on a CPU take longer."; }

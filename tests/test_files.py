@@ -317,6 +317,14 @@ def test_unknown_extension_lists_the_known_ones(tmp_path: Path, name: str) -> No
             action(tmp_path / name)
 
 
+def test_pipes_and_devices_are_not_replaced(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "x.csv").symlink_to("pipe")
+    with pytest.raises(FileError, match="is a pipe or a device"):
+        write_matrix(tmp_path / "x.csv", np.eye(2))
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_the_content_must_be_what_the_extension_says(tmp_path: Path) -> None:
     for extension in (*BINARY, *TEXT):
         write_matrix(tmp_path / f"good{extension}", np.eye(3))

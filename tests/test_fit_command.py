@@ -157,7 +157,7 @@ def test_columns_that_the_fit_does_not_use(kind):
     assert refused.exit_code == 2
     assert "label" in refused.stderr
     mistyped = fit(f"more.{kind}", "y = a*exp(-b*X)+c")
-    assert "did you mean 'x'?" in mistyped.stderr
+    assert "error: no column is named 'X': did you mean 'x'?" in " ".join(mistyped.stderr.split())
 
 
 def test_two_columns_of_one_name():

@@ -86,6 +86,12 @@ def test_paths_of_ridge_regression() -> None:
     assert path.to_dict()["damps"] == [0.5, 2.0]
 
 
+def test_tables_without_columns() -> None:
+    for result in (neula.ridge_path(FRAME, SERIES, []), neula.lstsq(FRAME, B[:, None][:, :0])):
+        assert result.to_frame().shape == (2, 0)
+        assert list(result.to_frame().index) == ["u", "v"]
+
+
 def test_several_responses() -> None:
     right = pandas.DataFrame({"p": B, "q": -B}, index=FRAME.index)
     result = neula.lstsq(FRAME, right)

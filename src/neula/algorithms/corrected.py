@@ -121,9 +121,9 @@ def _traced_splits(
 ) -> Engine:
     """Trace the parts of the operands, if a trace is kept; the engine then traces its products."""
     engine = engine if trace is None else traced(engine, trace)
-    told: Tracer | None = getattr(engine, "trace", None)
-    if told is None:
+    tracer: Tracer | None = getattr(engine, "trace", None)
+    if tracer is None:
         return engine
     for x in operands:
-        told(TraceEvent("split", shape=(parts, *x.shape), format=engine.format.name, value=scale))
+        tracer(TraceEvent("split", shape=(parts, *x.shape), format=engine.format.name, value=scale))
     return engine

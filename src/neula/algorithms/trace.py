@@ -104,7 +104,7 @@ def traced(engine: EngineKind, trace: Tracer) -> EngineKind:
     """A copy of an engine, and of those that it makes for other formats, that tells of its products."""
     twin = copy.copy(engine)
 
-    def told(name: str) -> Callable[..., torch.Tensor]:
+    def traced_product(name: str) -> Callable[..., torch.Tensor]:
         multiply = getattr(engine, name)
 
         def product(a: torch.Tensor, b: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -116,7 +116,7 @@ def traced(engine: EngineKind, trace: Tracer) -> EngineKind:
     def using(arithmetic: Any) -> Engine:
         return traced(engine.using(arithmetic), trace)
 
-    vars(twin).update({name: told(name) for name in PRODUCTS}, using=using, trace=trace)
+    vars(twin).update({name: traced_product(name) for name in PRODUCTS}, using=using, trace=trace)
     return twin
 
 
@@ -124,11 +124,11 @@ def with_panel_events(trace: Tracer, on_columns: Callable[[int], None] | None) -
     """A callback for the number of factorized columns, which makes each panel a step of the trace."""
     done = 0
 
-    def told(columns: int) -> None:
+    def report(columns: int) -> None:
         nonlocal done
         trace(TraceEvent("panel", columns=(done, columns)))
         done = columns
         if on_columns is not None:
             on_columns(columns)
 
-    return told
+    return report

@@ -173,7 +173,8 @@ def _of_array(a: np.ndarray) -> Determinants:
     with np.errstate(all="ignore"):  # NaN is not accepted, and the determinant may overflow
         sign, logs, error = _of_one(a)
         kind, real, logabsdet = a.dtype.type, a.real.dtype.type, logs.sum()
-        if _is_doubtful(error, logs, single=a.dtype.char in "fF"):
+        single = a.dtype.char in "fF"
+        if _is_doubtful(float(error + _rounding(logs, single=single)), single=single):
             found = _of_array(a.astype(np.result_type(a, np.float64)))
             return Determinants(kind(found.sign), real(found.logabsdet), kind(found.product))
         return Determinants(kind(sign), real(logabsdet), kind(sign * np.exp(logabsdet)))
@@ -182,17 +183,20 @@ def _of_array(a: np.ndarray) -> Determinants:
 def _of_tensors(a: torch.Tensor) -> Determinants:
     """Determinants of several matrices, on any device."""
     sign, logs, error = _of_batch(a)
-    if _is_doubtful(error, logs, single=format_of(a.dtype) is FP32):
+    single = format_of(a.dtype) is FP32
+    if _is_doubtful(float((error + _rounding(logs, single=single)).max()), single=single):
         found = _of_tensors(in_double(a))
         return Determinants(found.sign.to(a.dtype), found.logabsdet.float(), found.product.to(a.dtype))
     product = (sign * logs.sum(-1).exp()).to(a.dtype)
     return Determinants(sign.to(a.dtype), logs.sum(-1).to(product.real.dtype), product)
 
 
-def _is_doubtful(error: Any, logs: Any, *, single: bool) -> bool:
+def _rounding(logs: Any, *, single: bool) -> Any:
+    return logs.shape[-1] * (FP32 if single else FP64).u * abs(logs).sum(-1)
+
+
+def _is_doubtful(worst: float, *, single: bool) -> bool:
     """Whether single precision leaves no digit; a warning where double precision leaves none."""
-    rounded = logs.shape[-1] * (FP32 if single else FP64).u * abs(logs).sum(-1)
-    worst = float((error + rounded).max())
     need(worst == worst)  # not NaN
     if not worst <= SURE and not single:
         text = f"no digit of the determinant is guaranteed: the bound on its relative error is {worst:.1e}"
@@ -223,7 +227,7 @@ def _of_one(a: np.ndarray) -> tuple[Any, Any, Any]:
     need(not singular)
     image -= g
     diagonal = lu.diagonal()
-    swaps = (pivots != np.arange(len(a))).sum()
+    swaps = np.count_nonzero(pivots != np.arange(len(a)))
     sizes = abs(diagonal)
     return (
         (1 - 2 * (swaps % 2)) * (diagonal / sizes).prod(),

@@ -91,6 +91,8 @@ def check_output(path: str | os.PathLike[str], *, arrays: int = 1) -> None:
     path = Path(path)
     if path.is_dir():
         raise FileError(f"{path}: is a directory; add the name of a file")
+    if path.exists() and not path.is_file():  # root would replace a device by a file
+        raise FileError(f"{path}: is a pipe or a device, not a file; choose another output file")
     kind = kind_of(path, WRITABLE, "written")
     if arrays > 1 and kind not in SEVERAL:
         raise FileError(f"{path}: a {kind} file holds one array, not {arrays}; give the name of an .npz file")

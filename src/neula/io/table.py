@@ -52,7 +52,10 @@ def chosen_columns(name: str, columns: Sequence[str], key: str | Choose, *, name
     for i, column in enumerate(columns):
         places.setdefault(column, []).append(i)
     chosen: Choice = []
-    split = key(columns) if callable(key) else next(csv.reader([key], skipinitialspace=True), [])
+    try:
+        split = key(columns) if callable(key) else next(csv.reader([key], skipinitialspace=True), [])
+    except ValueError as wrong:  # which is no damage of the file
+        raise FileError(str(wrong)) from wrong
     for wanted in map(str.strip, split):
         found = parts_of(wanted, places)
         for one in found:

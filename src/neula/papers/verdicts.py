@@ -139,8 +139,8 @@ def ratio(
     if missing:
         return within([], claimed, f"0 cases of {' and '.join(missing)}")
     found = rows.ratios(field, ours, theirs, by)
-    told = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} for the largest" * last
-    return within(found[-1:] if last else found, claimed, told, weaker=weaker)
+    words = f"{field} of {ours} over {theirs}: {span(found)}" + f", {found[-1]:.2f} for the largest" * last
+    return within(found[-1:] if last else found, claimed, words, weaker=weaker)
 
 
 def about(number: float, factor: float = 1.5) -> Interval:

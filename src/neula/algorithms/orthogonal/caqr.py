@@ -67,9 +67,9 @@ def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor
     if m <= tile_rows:
         return mgs(a)
     tiles = _split_evenly(a, tile_rows)
-    told = getattr(engine, "trace", None)
-    if told is not None:
-        told(TraceEvent("panel", shape=tuple(tiles.shape)))
+    tracer = getattr(engine, "trace", None)
+    if tracer is not None:
+        tracer(TraceEvent("panel", shape=tuple(tiles.shape)))
     local_q, local_r = mgs(tiles)
     stack_q, r = _tree(local_r.reshape(-1, n), engine, tile_rows)
     q = engine.bmm(local_q, stack_q.reshape(-1, n, n))

@@ -203,8 +203,8 @@ def within_constants(rows: Measurements) -> ClaimCheck:
         if row["f"] and row.get("measured as", "") is not None
     ]
     shares = [None if error is None else error / allowed for _, error, allowed in found]
-    told = ", ".join(f"{name} {error or math.nan:.2g} of {allowed:.3g}" for name, error, allowed in found)
-    return within(shares, (0.0, 1.0), f"in u16, with one for the rounding of A: {told}")
+    words = ", ".join(f"{name} {error or math.nan:.2g} of {allowed:.3g}" for name, error, allowed in found)
+    return within(shares, (0.0, 1.0), f"in u16, with one for the rounding of A: {words}")
 
 
 def half_the_memory(rows: Measurements) -> ClaimCheck:
@@ -326,16 +326,16 @@ def _root_mean_square(row: Row) -> float:
 
 def buffer_is_enough(rows: Measurements) -> ClaimCheck:
     pairs = list(zip(_residuals(rows, BUFFERED), _residuals(rows, SINGLE), strict=True))
-    told = ", ".join(f"{ours:.1e} and {theirs:.1e}" for ours, theirs in pairs)
+    words = ", ".join(f"{ours:.1e} and {theirs:.1e}" for ours, theirs in pairs)
     roundings = math.hypot(1, SPREAD[1] / SPREAD[0])  # of A and of R, of R alone
-    return within([ours / theirs for ours, theirs in pairs], (0.0, roundings), f"for each t {told}")
+    return within([ours / theirs for ours, theirs in pairs], (0.0, roundings), f"for each t {words}")
 
 
 def roundings_add_up(rows: Measurements) -> ClaimCheck:
     part = rows.where(storage=ROUNDED)
     ratios = [row["residual"] / (_root_mean_square(row) * FP16.u) for row in part]
-    told = ", ".join(f"t = {row['t']} {row['residual']:.1e}" for row in part)
-    return within(ratios, SPREAD, f"{told}: {min(ratios):.2f} to {max(ratios):.2f} times that")
+    words = ", ".join(f"t = {row['t']} {row['residual']:.1e}" for row in part)
+    return within(ratios, SPREAD, f"{words}: {min(ratios):.2f} to {max(ratios):.2f} times that")
 
 
 # item: L QR in fp16

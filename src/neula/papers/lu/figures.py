@@ -126,11 +126,11 @@ def faster(
     ours = rates(rows, name)
     largest = max(ours)
     found = {peer: {n: ours[n] / rate for n, rate in rates(rows, peer).items()} for peer in peers}
-    told = ", ".join(
+    words = ", ".join(
         f"{ratios[largest]:.2f} times {peer} (up to {max(ratios.values()):.2f} for all n)"
         for peer, ratios in found.items()
     )
-    text = f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {told}"
+    text = f"{name} at n = {largest}: {ours[largest]:.3g} TFLOP/s, {words}"
     return within([ratios[largest] for ratios in found.values()], claimed, text, weaker=MORE)
 
 
@@ -283,10 +283,10 @@ def ratios(
     """How many times a field of an algorithm is that of others, for each matrix that both factorize."""
     found = {peer: rows.ratios(field, name, peer, "algorithm") for peer in peers}
     found = {peer: [x for x in part if not math.isnan(x)] for peer, part in found.items()}
-    told = "; ".join(f"{name} over {x} {span(part, '.2g') if part else ''}" for x, part in found.items())
+    words = "; ".join(f"{name} over {x} {span(part, '.2g') if part else ''}" for x, part in found.items())
     values = [x for part in found.values() for x in part]
     count = len(rows.by("matrix"))
-    return within(values if count >= ENOUGH else [], (least, most), f"{told}; {count} matrices")
+    return within(values if count >= ENOUGH else [], (least, most), f"{words}; {count} matrices")
 
 
 def failures(rows: Measurements) -> ClaimCheck:
@@ -398,13 +398,13 @@ def _both_units(
     weaker: Interval | None = None,
 ) -> ClaimCheck:
     """Compare numbers, with their text, on the paper's unit, and show those on the machine's."""
-    values, told = on_unit(True)
+    values, words = on_unit(True)
     if rows.where(unit=UNIT, format=format):
         # Rows without a t are of neula 0.1.0, whose unit rounded to nearest.
         t = rows.where(unit=EMULATED)[0].get("t")
         unit = f"t = {t}" if t is not None else f"t = 8 to nearest, not the paper's {PAPERS_UNIT.block}"
-        told = f"{unit}: {told}. This machine's unit: {on_unit(False)[1]}"
-    return within(values, claimed, told, weaker=weaker)
+        words = f"{unit}: {words}. This machine's unit: {on_unit(False)[1]}"
+    return within(values, claimed, words, weaker=weaker)
 
 
 def worse(
@@ -421,8 +421,8 @@ def worse(
         found = {n: error / (theirs[n]["error"] or math.nan) for n, error in found.items()}
         n = max(found)
         smallest, largest = (_short(find(found.values())) for find in (min, max))
-        told = f"{_short(found[n])} times at n = {n}; {smallest} to {largest} for all n"
-        return [found[n]] if large else list(found.values()), told
+        words = f"{_short(found[n])} times at n = {n}; {smallest} to {largest} for all n"
+        return [found[n]] if large else list(found.values()), words
 
     return _both_units(rows, ratios, claimed, format=format, weaker=MORE if claimed[0] >= 1.0 else None)
 
@@ -439,8 +439,8 @@ def bounded(rows: Measurements, names: Sequence[str]) -> ClaimCheck:
         measured = Measurements(r for r in rows.where(algorithm=name) if r.get("bound") is not None)
         # NumPy's maximum of NaN and anything is NaN, which holds no bound.
         shares[name] = float(np.divide(measured.numbers("error"), measured.column("bound")).max())
-    told = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
-    return within(shares.values(), (0.0, 1.0), f"largest error over bound: {told}")
+    words = ", ".join(f"{name} {share:.2g}" for name, share in shares.items())
+    return within(shares.values(), (0.0, 1.0), f"largest error over bound: {words}")
 
 
 def ordered(rows: Measurements) -> ClaimCheck:
@@ -450,8 +450,8 @@ def ordered(rows: Measurements) -> ClaimCheck:
         found = {x: _errors(rows, x, emulated=emulated) for group in ORDER for x in group}
         last = {name: part.numbers("error")[-1] for name, part in found.items()}
         groups = [[last[name] for name in group] for group in ORDER]
-        told = ", ".join(f"{name} {error:.1e}" for name, error in last.items())
-        return [float(max(low) <= TIE * min(high)) for low, high in itertools.pairwise(groups)], told
+        words = ", ".join(f"{name} {error:.1e}" for name, error in last.items())
+        return [float(max(low) <= TIE * min(high)) for low, high in itertools.pairwise(groups)], words
 
     return _both_units(rows, order, EVERY)
 

@@ -120,11 +120,11 @@ def flat(
         shares += [x / y if is_flat else math.nan for x, y in zip(found, bounds, strict=True)]
         errors += found
     finite = [error for error in errors if not math.isnan(error)]
-    told = f"largest error {max(finite, default=math.nan):.1e}"
+    words = f"largest error {max(finite, default=math.nan):.1e}"
     if max(powers) > -math.inf:
-        told += f", growing at most as cond^{max(powers):.2f} (to be flat, below {FLAT})"
-    told += f"; Inf or NaN for {len(errors) - len(finite)} of {len(errors)}"
-    return within(shares, (0.0, 1.0), told)
+        words += f", growing at most as cond^{max(powers):.2f} (to be flat, below {FLAT})"
+    words += f"; Inf or NaN for {len(errors) - len(finite)} of {len(errors)}"
+    return within(shares, (0.0, 1.0), words)
 
 
 def deteriorates(rows: Measurements, spectra: Sequence[str], least: float, most: float) -> ClaimCheck:
@@ -137,8 +137,8 @@ def deteriorates(rows: Measurements, spectra: Sequence[str], least: float, most:
 
     parts = {spectrum: rows.where(spectrum=spectrum, method=RGSQRF)[1:] for spectrum in spectra}
     powers = {x: power([row for row in part if row["orthogonality"]]) for x, part in parts.items()}
-    told = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
-    return within(powers.values(), (least, most), f"until orthogonality is lost: {told}")
+    words = ", ".join(f"{spectrum} cond^{exponent:.1f}" for spectrum, exponent in powers.items())
+    return within(powers.values(), (least, most), f"until orthogonality is lost: {words}")
 
 
 # item: Q Figure 3; V Figure 2

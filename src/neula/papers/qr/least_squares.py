@@ -213,8 +213,8 @@ def slow_spectrum(rows: Measurements) -> ClaimCheck:
 def few_iterations(rows: Measurements) -> ClaimCheck:
     """At most 9 for more than half of them; in part if fewer than for a geometric spectrum."""
     counts = {kind: count for kind, count in _median_iterations(rows).items() if kind != GEOMETRIC}
-    told = (f"{kind} {'none' if math.isnan(x) else f'{x:.3g}'}" for (kind, _), x in counts.items())
-    text = f"of {len(counts)}, medians of the sizes: {', '.join(told)}"
+    words = (f"{kind} {'none' if math.isnan(x) else f'{x:.3g}'}" for (kind, _), x in counts.items())
+    text = f"of {len(counts)}, medians of the sizes: {', '.join(words)}"
     return within(counts.values(), (0.0, 9.0), text, weaker=(0.0, 20.0), least=0.6)
 
 

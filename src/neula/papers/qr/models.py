@@ -375,8 +375,8 @@ def predicted(rows: Measurements, method: str, by: str = PREDICTED) -> ClaimChec
     part = part.where(B=128) if method == RGSQRF_CAQR else part.where(default=True)
     measured, expected = (part.where(kind=kind)[0]["tflops"] for kind in (MEASURED, by))
     ratio = measured / expected
-    told = f"B = {part[0]['B']}: {measured:.3g} TFLOP/s measured, {expected:.3g} predicted, "
-    return within([ratio], (1 - AIM, 1 + AIM), f"{told}ratio {ratio:.2f}", weaker=about(1.0, 2.0))
+    words = f"B = {part[0]['B']}: {measured:.3g} TFLOP/s measured, {expected:.3g} predicted, "
+    return within([ratio], (1 - AIM, 1 + AIM), f"{words}ratio {ratio:.2f}", weaker=about(1.0, 2.0))
 
 
 _V100_BLOCKS = (128, 256, 512, 1024)

@@ -56,7 +56,7 @@ class Named:
             For batches.
         """
         columns = self._columns()
-        names, library = self._labels(len(next(iter(columns.values())))), self._library
+        names, library = self._labels(len(self._coefficients())), self._library
         try:
             if library not in ("polars", "pyarrow"):
                 import pandas

@@ -89,9 +89,9 @@ class CoreBoundedSolution:
             "active_mask": Later(lambda: wrap(at.astype(np.int64))),
             "residual_norms": Later(lambda: wrap(np.array(numbers.residual))),
         }
-        told = LABEL, lambda: in_words(bound, *errors)
+        acceptance = LABEL, lambda: in_words(bound, *errors)
         x, worst = self.x[:, None], [errors.forward_error]
-        return attached(call, shapes, accepted_solution(kind, given, options, told, fields, x, worst))
+        return attached(call, shapes, accepted_solution(kind, given, options, acceptance, fields, x, worst))
 
     def linear(self) -> dict[str, Any]:
         """Additional fields of :func:`neula.lsq_linear`."""

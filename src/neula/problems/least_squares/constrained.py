@@ -346,7 +346,9 @@ class Elimination:
         x = null.corrected(null.shortest + null.basis @ z)
         forward = rest.forward_errors(solved.result, x.detach(), z.detach())
         error = null.errors(x.detach())  # of rows
-        told = doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
+        reason = (
+            doubt or f"{null.rank} of {len(null.c)} constraints on {len(null.basis)} unknowns independent"
+        )
         return ConstrainedSolution(
             solved,
             x,
@@ -362,7 +364,7 @@ class Elimination:
             float(error.max()) if error.numel() else 0.0,
             doubt,
             remark,
-            (Attempt("null space of C by QR", not doubt, told),),
+            (Attempt("null space of C by QR", not doubt, reason),),
         )
 
     def _null_space(

@@ -129,8 +129,8 @@ class LeastSquaresPlan:
             "ranks": Later(lambda: wrap(np.array(int(rank)))),
             "_fit": Later(fit),
         }
-        told = label, lambda: in_words(bound, backward, forward)
-        return accepted_solution(LstsqResult, given, self.options, told, fields, x, errors)
+        acceptance = label, lambda: in_words(bound, backward, forward)
+        return accepted_solution(LstsqResult, given, self.options, acceptance, fields, x, errors)
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):

@@ -316,7 +316,7 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
             v, s, u = attach_triplets(graph.mH, v, s, u, errors=errors)
         else:
             u, s, v = attach_triplets(graph, u, s, v, errors=errors)
-    told = call.diagnostics(max((each.attempts for each in found), key=len))
+    diagnostics = call.diagnostics(max((each.attempts for each in found), key=len))
     return SVDResult(
         U=call.give_back(u),
         s=call.give_back(s, call.first.tensor.dtype.to_real()),
@@ -324,7 +324,7 @@ def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDR
         relative_error=max(each.relative_error for each in found),
         errors=call.give_back(errors, torch.float64),
         certificate=[x.certificate for x in found[: math.prod(batch)]] if batch else found[0].certificate,
-        **(told if options.part is None else told | {"accuracy": f"{options.part:g}"}),
+        **(diagnostics if options.part is None else diagnostics | {"accuracy": f"{options.part:g}"}),
         converged=all(each.certificate.accepted for each in found),
     )
 

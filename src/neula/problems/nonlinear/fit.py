@@ -203,7 +203,7 @@ def _watcher(watched: Watched, tolerances: Tolerances, start: Start) -> Callable
     """A function that reports each step, by callback, print or progress; it returns True to stop."""
     callback, verbose, progress, wrap = watched
     done = stage(progress, "levenberg-marquardt")
-    told = _told(callback)
+    stop = _with_state(callback)
     if callback is None and verbose < 2 and progress is None:
         return lambda at: False
     if verbose >= 2:
@@ -222,7 +222,7 @@ def _watcher(watched: Watched, tolerances: Tolerances, start: Start) -> Callable
                     float((at.status != RUNNING).double().mean()),
                 )
             )
-        if told is None:
+        if stop is None:
             return False
         shape = (*start.batch, at.x.shape[1])
         state = SimpleNamespace(
@@ -233,14 +233,14 @@ def _watcher(watched: Watched, tolerances: Tolerances, start: Start) -> Callable
             optimality=slope,
         )
         try:
-            return bool(told(state) or False)
+            return bool(stop(state) or False)
         except StopIteration:
             return True
 
     return watch
 
 
-def _told(callback: Callable[..., Any] | None) -> Callable[[SimpleNamespace], Any] | None:
+def _with_state(callback: Callable[..., Any] | None) -> Callable[[SimpleNamespace], Any] | None:
     """SciPy's two kinds of callbacks: of ``intermediate_result``, or of x."""
     import inspect
 

@@ -240,6 +240,13 @@ class SpectralCase(Case):
         return self.count >= times * tuning.divided_batch or self.count * self.n >= times * tuning.divided
 
     @property
+    def by_jacobi(self) -> bool:
+        """Whether the library has a method for float32 that takes longer than double precision."""
+        options, most = self.options, self.tuning[SpectralTuning].jacobi
+        real = options.symmetric and not options.engine.is_complex
+        return real and self.count == 1 and options.leaf < self.n <= most  # up to the leaf by a kernel
+
+    @property
     def partial(self) -> bool:
         """Whether LAPACK computes the part of the eigenvalues that is asked for."""
         part, lapack = self.options.part, self.tuning.lapack
@@ -288,7 +295,10 @@ _gram = _when(
 
 _default = _when("by default", lambda case: case.options.algorithm is None)
 
-_below = _when("accuracies below fp64", lambda case: case.options.work is FP32)
+_below = _when(
+    "accuracies below fp64, but for one symmetric matrix of order 129 to 512 on a GPU",
+    lambda case: case.options.work is FP32 and not case.by_jacobi,
+)
 
 _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.options.work.name])
 

@@ -32,6 +32,9 @@ class SpectralTuning:
     qr_together: float  # matrices from which on a QR that takes all steps together is the fastest basis
     neighbours: float  # eigenvectors that are corrected together
     measured_in_double: float  # up to which answers in float32 are measured in double precision
+    # Up to which the library takes Jacobi's method for eigenvalues of one float32 matrix, in twice the time
+    # of double precision.
+    jacobi: float
 
 
 @dataclass(frozen=True)

@@ -105,8 +105,8 @@ class SystemsPlan:
             "growth": growth,
             "method": self._label,
         }
-        told = self._label, lambda: in_words(refined, bound, forward, updates, growth)
-        return accepted_solution(SolveResult, given, self.options, told, fields, x, errors[0].tolist())
+        acceptance = self._label, lambda: in_words(refined, bound, forward, updates, growth)
+        return accepted_solution(SolveResult, given, self.options, acceptance, fields, x, errors[0].tolist())
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
