@@ -1,5 +1,9 @@
 // QR factorizations by Cholesky factors of Gram matrices, in as many passes as it takes, and their errors along random
 // vectors: in each pass rows are read from memory once, some at a time, and shared by some threads.
+//
+// A complex number x1 + i x2 stands for [x1 x2; -x2 x1], which multiplies as its conjugate does. So A is a real matrix of twice
+// the order, and its R with a positive diagonal is that of the complex one. Of each two rows the first one, with the parts of
+// a row of A, suffices for everything but the errors along random vectors: n below is the number of parts of a row.
 #include "probes.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
@@ -27,9 +31,9 @@ struct Pass {
 struct Part {
     const QRProblem *problem;
     const Pass *pass;
-    Index member, columns, first, last;
+    Index member, n, columns, first, last;
     const double *r, *inverses;
-    double *rows, *gram;
+    double *rows, *gram, *of_a, *of_q;  // both rows of complex A and Q
     ProbedColumn *probed;
     ProbeSums sums;
 };
@@ -146,26 +150,54 @@ void invert_blocks(const double *r, Index n, Index columns, double *inverses)
     }
 }
 
+// Both rows of numbers with these parts.
+template <typename X> ALWAYS_INLINE void read_both_rows(const X &x, Index first, Index count, Index n, Index columns, double *to)
+{
+    for (Index i = 0; i < count; i++, to += 2 * columns) {
+        for (Index j = 0; j < n; j++)
+            to[j] = x(first + i, j);
+        turn_row(to, n, to + columns);
+    }
+}
+
+// Some rows of A, or of Q, or their parts.
+template <typename T> void read_source(Part &p, Index first, Index count)
+{
+    const Matrices &source = p.pass->of_q ? p.problem->q : p.problem->a;
+    PartsView<const T> parts(source, p.member);
+    if (source.complex && source.column == 1)
+        read_rows(parts.by_rows().from_row(first), count, p.n, p.columns, p.rows);
+    else if (source.complex)
+        read_rows([&](Index i, Index j) { return parts(first + i, j); }, count, p.n, p.columns, p.rows);
+    else if (source.column == 1)
+        read_rows(View<const T, 0, 1>(source, p.member).from_row(first), count, p.n, p.columns, p.rows);
+    else
+        read_rows(View<const T>(source, p.member).from_row(first), count, p.n, p.columns, p.rows);
+}
+
 template <typename T> void pass_over(Part &p)
 {
-    Index n = p.problem->n, columns = p.columns, height = height_of(p.problem->m, columns);
-    const Matrices &source = p.pass->of_q ? p.problem->q : p.problem->a;
-    View<const T> a(p.problem->a, p.member);
-    View<T, 0, 1> q(p.problem->q, p.member);
+    Index n = p.n, columns = p.columns, height = height_of(p.problem->m, columns);
+    const Matrices &of_a = p.problem->a, &of_q = p.problem->q;
+    View<const T> a(of_a, p.member);
+    View<T, 0, 1> q = of_q.complex ? PartsView<T>(of_q, p.member).by_rows() : View<T, 0, 1>(of_q, p.member);
     for (Index first = p.first; first < p.last; first += height) {
         Index count = p.last - first < height ? p.last - first : height, tiled = (count + TALL - 1) & -Index(TALL);
-        if (source.column == 1)
-            read_rows(View<const T, 0, 1>(source, p.member).from_row(first), count, n, columns, p.rows);
-        else
-            read_rows(View<const T>(source, p.member).from_row(first), count, n, columns, p.rows);
+        read_source<T>(p, first, count);
         if (p.pass->solve) {
             solve(p.rows, tiled, columns, p.r, p.inverses, p.pass->refine);
             write_rows(p.rows, columns, q.from_row(first), count, n);
         }
         if (p.pass->gram)
             add_gram(p.rows, tiled, columns, p.gram, false);
-        if (p.pass->measure)
+        if (p.pass->measure && of_a.complex) {
+            read_both_rows(PartsView<const T>(of_a, p.member), first, count, n, columns, p.of_a);
+            read_both_rows(q, first, count, n, columns, p.of_q);
+            View<const double> rows_of_a = {p.of_a, columns, 1}, rows_of_q = {p.of_q, columns, 1};
+            probe_all_rows(rows_of_a, rows_of_q, 0, 2 * count, n, p.probed, p.sums);
+        } else if (p.pass->measure) {
             probe_all_rows(a, q, first, first + count, n, p.probed, p.sums);
+        }
     }
 }
 
@@ -177,16 +209,17 @@ void work(Part &p)
 // Factorizations of matrices of one shape.
 struct CholeskyQR {
     const QRProblem &problem;
+    Index parts_each;  // of a number
     Index m, n, columns, square, count, of_rows, of_columns;  // count: of parts
     Workspace workspace;
     double *r, *product, *inverses;  // R of the last pass, the product of those of all passes, inverses of blocks
     Part parts[MOST_THREADS];
 
     explicit CholeskyQR(const QRProblem &given)
-        : problem(given), m(given.m), n(given.n), columns(padded(n)), square(columns * columns),
+        : problem(given), parts_each(given.a.complex ? 2 : 1), m(given.m), n(parts_each * given.n), columns(padded(n)), square(columns * columns),
           count(given.threads < MOST_THREADS ? given.threads : MOST_THREADS), of_rows(height_of(m, columns) * columns),
           of_columns(n * Index(sizeof(ProbedColumn) / sizeof(double))),
-          workspace(3 * square + count * (of_rows + square + of_columns))
+          workspace(3 * square + count * ((parts_each == 2 ? 5 : 1) * of_rows + square + of_columns))
     {
         if (!workspace)
             return;
@@ -196,7 +229,9 @@ struct CholeskyQR {
             Part &part = parts[t] = {&problem};
             part.first = t ? parts[t - 1].last : 0;
             part.last = t + 1 < count ? (t + 1) * m / count / height * height : m;
-            part.columns = columns, part.r = r, part.inverses = inverses;
+            part.n = n, part.columns = columns, part.r = r, part.inverses = inverses;
+            if (parts_each == 2)
+                workspace.take(2 * of_rows, part.of_a, part.of_q);
             part.rows = workspace.take(of_rows), part.gram = workspace.take(square);
             part.probed = reinterpret_cast<ProbedColumn *>(workspace.take(of_columns));
         }
@@ -220,11 +255,25 @@ struct CholeskyQR {
         }
     }
 
+    // Of rows (x1, x2) and (-x2, x1), from that of the first ones, in the first rows.
+    void add_gram_of_other_rows()
+    {
+        for (Index i = 0; i < n; i += 2) {
+            double *row = r + i * columns, *next = row + columns;
+            for (Index j = i; j < n; j += 2) {
+                row[j] += next[j + 1];
+                row[j + 1] = j > i ? row[j + 1] - next[j] : 0.0;
+            }
+        }
+    }
+
     // R of the Gram matrix, its diagonal enlarged by some part of itself; false where there is none.
     bool find_r(double shift)
     {
         memcpy(r, parts[0].gram, square * sizeof(double));
-        if (!cholesky(r, n, columns, shift))
+        if (parts_each == 2)
+            add_gram_of_other_rows();
+        if (!cholesky(r, n, columns, shift, parts_each))
             return false;
         for (Index i = 1; i < n; i++)
             memset(r + i * columns, 0, i * sizeof(double));
@@ -280,18 +329,29 @@ struct CholeskyQR {
         return smallest;
     }
 
-    template <typename T> ColumnNorms write_r(Index member)
+    template <typename RView> ColumnNorms write_and_probe_r(const RView &to)
     {
-        View<T> to(problem.r, member);
         ColumnNorms norms;
-        for (Index i = 0; i < n; i++)
+        for (Index i = 0; i < n / parts_each; i++)
             for (Index j = 0; j < n; j++)
-                to(i, j) = T(product[i * columns + j]);
+                to(i, j) = product[parts_each * i * columns + j];
         memset(parts[0].probed, 0, n * sizeof(ProbedColumn));
-        probe_r(to, n, 0, 1, problem.probes, parts[0].probed, parts[0].rows, norms);
+        if (parts_each == 2) {
+            read_both_rows(to, 0, n / 2, n, columns, product);
+            View<const double> both(product, columns, 1);
+            probe_r(both, n, 0, 1, problem.probes, parts[0].probed, parts[0].rows, norms);
+        } else {
+            probe_r(to, n, 0, 1, problem.probes, parts[0].probed, parts[0].rows, norms);
+        }
         add_image_of_r(n, parts[0].rows, parts[0].probed);
         memset(parts[0].rows, 0, n * PROBES * sizeof(double));
         return norms;
+    }
+
+    template <typename T> ColumnNorms write_r(Index member)
+    {
+        return parts_each == 2 ? write_and_probe_r(PartsView<T>(problem.r, member))
+                               : write_and_probe_r(View<T>(problem.r, member));
     }
 
     // Factorize one of the batch, by shifted Cholesky QR where columns are too dependent for their Gram matrix; false
@@ -309,18 +369,23 @@ struct CholeskyQR {
             double lost = found ? estimate_loss() : INFINITY;
             if (passes ? found && smallest_pivot() >= 0.5 : lost <= problem.loss)
                 break;
-            if (passes == MOST_PASSES || (!(lost <= MOST_LOST) && !find_r(gram_shift(m, n))))
+            if (passes == MOST_PASSES || (!(lost <= MOST_LOST) && !find_r(gram_shift(parts_each * m, n))))
                 return false;
             next.of_q = passes > 0, next.solve = true, next.refine = !(lost <= LITTLE_LOST);
             run(next);
             accumulate_r(passes);
         }
         accumulate_r(passes);
-        ColumnNorms norms = problem.r.single ? write_r<float>(member) : write_r<double>(member);
+        ColumnNorms norms;
+        with_type(problem.r.single, [&](auto type) { norms = write_r<decltype(type)>(member); });
         Pass last = {};
         last.of_q = passes > 0, last.solve = last.measure = true;
         run(last);
-        problem.errors[member] = errors_of(parts[0].sums, norms, n, problem.probes, parts[0].probed);
+        double of_norm = parts_each == 2 ? margin_of_pairs(n) : margin(n);
+        QRErrors &errors = problem.errors[member] =
+            errors_of(parts[0].sums, norms, n, problem.probes, parts[0].probed, of_norm);
+        double both = sqrt(double(parts_each));  // Frobenius norms of both rows
+        errors.residual /= both, errors.image /= both, errors.loss /= both;
         return true;
     }
 };

@@ -7,11 +7,12 @@ namespace neula {
 
 using Index = std::ptrdiff_t;
 
-// Matrices of a batch: float or double, any strides (in elements).
+// Matrices of a batch: of float or double, or of complex numbers of these, any strides (in elements).
 struct Matrices {
     void *data;
     bool single;
     Index member, row, column;
+    bool complex = false;
 };
 
 // Limits of least squares with bounds (documented in bounded_host.py).
@@ -49,11 +50,11 @@ struct QRErrors {
 };
 
 // QR factorizations of a batch, all of one type. They are given, and R is made to have no negative diagonal element; or
-// they are found.
+// they are found, also of complex numbers.
 struct QRProblem {
     Matrices a, q, r;
     Index batch, m, n;
-    const double *probes;  // (n, PROBES)
+    const double *probes;  // (n, PROBES), for complex numbers (2 n, PROBES)
     QRErrors *errors;      // (batch)
     double loss;           // ||I - Q^T Q||_F / sqrt(n) at which factorizations that are found may end
     Index threads;
@@ -181,9 +182,9 @@ struct LargeSystem {
     Index n, k, threads;  // MOST_THREADS at most
     const void *a;        // (n, n)
     void *factors;        // of A^T, column by column
-    bool single, single_factors, single_result;
+    bool single, single_factors, single_result, complex;
     int *pivots;            // counted from 0
-    const double *b;        // (k, n)
+    const double *b;        // (k, n), of complex numbers their parts
     const double *vectors;  // (LARGE_PROBES + 1, n): random, the last one for the norm of A
     SystemLimits limits;    // without rounding and digits
     double *workspace;      // as large as large_workspace says

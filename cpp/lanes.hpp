@@ -1,13 +1,33 @@
-// Numbers of one problem (Lanes = double), or of as many problems as a vector has lanes (Lanes = Vec), for templates over
-// both. Columns are arrays of Vec in either case: rows of one problem, or one row of many problems in each vector.
+// Numbers of one problem (Lanes = double, or Complex), or of as many problems as a vector has lanes (Lanes = Vec, or
+// ComplexVec), for templates over all. Columns are arrays of Vec, or of ComplexVec: rows of one problem, or one row of many
+// problems in each vector.
 #pragma once
 
-#include "vectors.hpp"
+#include "complex.hpp"
 
 NEULA_BEGIN
 
-template <typename Lanes> constexpr int LANES = sizeof(Lanes) / sizeof(double);
-template <typename Lanes> constexpr int ROWS_OF_VECTOR = sizeof(Vec) / sizeof(Lanes);
+template <typename Lanes> struct NumberTraits {
+    using Real = Lanes;
+    using Column = Vec;
+    using One = double;
+    template <typename T> using Stored = T;
+};
+template <typename Part> struct NumberTraits<ComplexOf<Part>> {
+    using Real = Part;
+    using Column = ComplexVec;
+    using One = Complex;
+    template <typename T> using Stored = ComplexOf<T>;
+};
+template <typename Lanes> using Real = typename NumberTraits<Lanes>::Real;
+template <typename Lanes> using Column = typename NumberTraits<Lanes>::Column;  // its elements
+template <typename Lanes> using One = typename NumberTraits<Lanes>::One;        // number of one problem
+
+template <typename Lanes, typename T> using Stored = typename NumberTraits<Lanes>::template Stored<T>;  // of parts of type T
+
+template <typename Lanes> constexpr int PARTS = sizeof(Lanes) / sizeof(Real<Lanes>);
+template <typename Lanes> constexpr int LANES = sizeof(Real<Lanes>) / sizeof(double);
+template <typename Lanes> constexpr int ROWS_OF_VECTOR = WIDTH / LANES<Lanes>;
 template <typename Lanes> constexpr bool ALONE = LANES<Lanes> == 1;
 
 template <typename Lanes> struct TruthOf {
@@ -16,27 +36,10 @@ template <typename Lanes> struct TruthOf {
 template <> struct TruthOf<double> {
     using Type = bool;
 };
-template <typename Lanes> using Truth = typename TruthOf<Lanes>::Type;
+template <typename Lanes> using Truth = typename TruthOf<Real<Lanes>>::Type;
 
-inline double plus_product(double c, double a, double b)
-{
-#if defined(__FMA__) || defined(__FP_FAST_FMA)
-    return __builtin_fma(a, b, c);
-#else
-    return c + a * b;
-#endif
-}
-
-inline double minus_product(double c, double a, double b) { return plus_product(c, -a, b); }
-inline double chosen(bool where, double a, double b) { return where ? a : b; }
-// By a mask: GCC 12 fails to compile a choice between vectors by a bool without AVX.
-inline Vec chosen(bool where, Vec a, Vec b) { return chosen(Mask{} - static_cast<long long>(where), a, b); }
-inline double larger(double a, double b) { return a > b ? a : b; }
 // The larger one, or NaN if one of them is.
 template <typename Lanes> inline Lanes worse(Lanes a, Lanes b) { return chosen(b <= a, a, chosen(a == a, b, a)); }
-inline double magnitude(double a) { return fabs(a); }
-inline double square_root(double a) { return __builtin_sqrt(a); }
-inline Vec all(Vec a) { return a; }
 
 inline bool any_of(bool where) { return where; }
 inline bool all_of(bool where) { return where; }
@@ -57,11 +60,6 @@ inline bool all_of(Mask where)
     return every != 0;
 }
 
-inline void set_lane(double &a, int, double x) { a = x; }
-inline void set_lane(Vec &a, int l, double x) { a[l] = x; }
-inline double lane(double a, int) { return a; }
-inline double lane(Vec a, int l) { return a[l]; }
-
 // The same number for each problem.
 template <typename Lanes> inline Lanes constant(double x)
 {
@@ -72,11 +70,20 @@ template <typename Lanes> inline Lanes constant(double x)
 }
 
 // Element i of a column.
-template <typename Lanes> inline Lanes get(const Vec *column, Index i)
+template <typename Lanes> inline Lanes get(const Column<Lanes> *column, Index i)
 {
-    return reinterpret_cast<const Lanes *>(column)[i];
+    if constexpr (ALONE<Lanes>)
+        return number(column, i);
+    else
+        return column[i];
 }
-template <typename Lanes> inline void set(Vec *column, Index i, Lanes x) { reinterpret_cast<Lanes *>(column)[i] = x; }
+template <typename Lanes> inline void set(Column<Lanes> *column, Index i, Lanes x)
+{
+    if constexpr (ALONE<Lanes>)
+        set_number(column, i, x);
+    else
+        column[i] = x;
+}
 
 // The vector that element i of a column is in.
 template <typename Lanes> inline Index place(Index i) { return i / ROWS_OF_VECTOR<Lanes>; }
@@ -87,12 +94,14 @@ template <typename T> inline void clear(T *column, Index vectors)
 }
 
 // The sum over the rows, from sums of vectors.
-template <typename Lanes> inline Lanes total(Vec sum)
+template <typename Lanes> inline Lanes total(Column<Lanes> sum)
 {
-    if constexpr (ALONE<Lanes>)
-        return lane_sum(sum);
-    else
+    if constexpr (!ALONE<Lanes>)
         return sum;
+    else if constexpr (PARTS<Lanes> > 1)
+        return {lane_sum(sum.re), lane_sum(sum.im)};
+    else
+        return lane_sum(sum);
 }
 
 // The largest number of any row, from those of vectors.
@@ -108,46 +117,49 @@ template <typename Lanes> inline auto largest(Vec found)
     }
 }
 
-template <typename Lanes> inline Lanes smallest_element(const Vec *column, Index n)
+// Of the real parts.
+template <typename Lanes> inline Real<Lanes> smallest_element(const Column<Lanes> *column, Index n)
 {
-    Lanes least = get<Lanes>(column, 0);
+    Real<Lanes> least = real_part(get<Lanes>(column, 0));
     for (Index i = 1; i < n; i++) {
-        Lanes other = get<Lanes>(column, i);
+        Real<Lanes> other = real_part(get<Lanes>(column, i));
         least = chosen(other < least, other, least);
     }
     return least;
 }
 
-template <typename Lanes> inline Lanes largest_magnitude(const Vec *column, Index height)
+template <typename Lanes> inline Real<Lanes> largest_magnitude(const Column<Lanes> *column, Index height)
 {
     Vec most = {};
     for (Index v = 0; v < height; v++)
-        most = larger(magnitude(column[v]), most);
-    return largest<Lanes>(most);
+        most = larger(comparable(column[v]), most);
+    return from_comparable<Lanes>(largest<Lanes>(most));
 }
 
-template <typename Lanes> inline Lanes inner_product(const Vec *x, const Vec *y, Index height)
+// x^H y.
+template <typename Lanes> inline Lanes inner_product(const Column<Lanes> *x, const Column<Lanes> *y, Index height)
 {
-    Vec sum = {};
+    Column<Lanes> sum = {};
     for (Index v = 0; v < height; v++)
-        sum += x[v] * y[v];
+        sum += conjugate(x[v]) * y[v];
     return total<Lanes>(sum);
 }
 
-template <typename Lanes> inline Lanes column_norm(const Vec *x, Index height)
+template <typename Lanes> inline Real<Lanes> column_norm(const Column<Lanes> *x, Index height)
 {
-    return square_root(inner_product<Lanes>(x, x, height));
+    Vec sum = {};
+    for (Index v = 0; v < height; v++)
+        sum += squared(x[v]);
+    return square_root(total<Real<Lanes>>(sum));
 }
 
 // ||D x||, D being diagonal.
-template <typename Lanes> inline Lanes scaled_norm(const Vec *scales, const Vec *x, Index height)
+template <typename Lanes> inline Real<Lanes> scaled_norm(const Vec *scales, const Column<Lanes> *x, Index height)
 {
     Vec sum = {};
-    for (Index v = 0; v < height; v++) {
-        Vec y = scales[v] * x[v];
-        sum += y * y;
-    }
-    return square_root(total<Lanes>(sum));
+    for (Index v = 0; v < height; v++)
+        sum += squared(scales[v] * x[v]);
+    return square_root(total<Real<Lanes>>(sum));
 }
 
 NEULA_END

@@ -5,18 +5,18 @@
 
 NEULA_BEGIN
 
-// Copy some rows, and accumulate their magnitudes and those of their columns.
-template <int rows, typename From, typename To>
-ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, Index i, Vec *most)
+// Copy some rows, and accumulate magnitudes, and squares of columns, of the parts of their numbers.
+template <int rows, typename From, typename To, typename Number>
+ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From, Number> a, Rows<To, Number> copy, Index i, Vec *most)
 {
     const double *y = part.system->vectors + LARGE_PROBES * a.n + i;
     double *squares = part.squares, *images = part.image;
     Vec sums[rows] = {}, factors[rows];
-    Index j = 0;
+    Index j = 0, length = a.length();
 #pragma GCC unroll 4
     for (int l = 0; l < rows; l++)
         factors[l] = all(y[l]);
-    for (; j + WIDTH <= a.n; j += WIDTH) {
+    for (; j + WIDTH <= length; j += WIDTH) {
         Vec square = load(squares + j), image = load(images + j);
 #pragma GCC unroll 4
         for (int l = 0; l < rows; l++) {
@@ -31,7 +31,7 @@ ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, I
     }
     for (int l = 0; l < rows; l++) {
         double sum = lane_sum(sums[l]);
-        for (Index rest = j; rest < a.n; rest++) {
+        for (Index rest = j; rest < length; rest++) {
             double x = double(a.row(i + l)[rest]), size = fabs(x);
             copy.row(i + l)[rest] = To(x);
             sum += size;
@@ -43,7 +43,8 @@ ALWAYS_INLINE void copy_some_rows(RowsPart &part, Rows<From> a, Rows<To> copy, I
     }
 }
 
-template <typename From, typename To> void copy_rows(RowsPart &part, Rows<From> a, Rows<To> copy)
+template <typename From, typename To, typename Number>
+void copy_rows(RowsPart &part, Rows<From, Number> a, Rows<To, Number> copy)
 {
     Vec most[ROWS] = {};
     Index i = part.first;
@@ -57,7 +58,11 @@ template <typename From, typename To> void copy_rows(RowsPart &part, Rows<From> 
 inline void copy_part(RowsPart &part)
 {
     with_matrix(*part.system, [&](auto a) {
-        with_factors(*part.system, [&](auto copy) { copy_rows(part, a, copy); });
+        constexpr int parts = decltype(a)::parts;
+        with_factors(*part.system, [&](auto copy) {
+            if constexpr (decltype(copy)::parts == parts)
+                copy_rows(part, a, copy);
+        });
     });
 }
 
@@ -68,34 +73,48 @@ inline void eliminate_part(RowsPart &part)
 
 // Solve with a triangle on the diagonal of the factors: U from its first row on, or L from its last one. Returns the largest
 // element of the triangle of U.
-template <typename T> double solve_triangle(const RowsPart &block, Rows<T> factors, bool upper)
+template <typename T, typename Number> double solve_triangle(const RowsPart &block, Rows<T, Number> factors, bool upper)
 {
-    Index size = block.last - block.first, length = column_length(factors.n);
-    double triangle[WIDTH][WIDTH], most = 0.0;
+    constexpr Index EACH = PARTS<Number>;
+    Index size = block.last - block.first, length = column_length(factors.length());
+    Number triangle[WIDTH][WIDTH], read[WIDTH];
+    double most = 0.0;
     for (Index i = 0; i < size; i++)
         for (Index j = 0; j < size; j++)
-            triangle[i][j] = double(factors.row(block.first + i)[block.first + j]);
+            triangle[i][j] = Number(factors(block.first + i, block.first + j));
     for (Index i = 0; i < size; i++)
         for (Index j = 0; j <= i; j++)
-            raise(most, fabs(triangle[i][j]));
-    for (Index c = 0; c < (block.count == 1 ? 1 : (block.count + GROUP - 1) / GROUP * GROUP); c++) {
-        double *x = block.others + c * length + block.first;
+            raise(most, largest_part(triangle[i][j]));
+    for (Index c = 0; c < (block.count == EACH ? EACH : (block.count + GROUP - 1) / GROUP * GROUP); c += EACH) {
+        double *column = block.others + c * length + EACH * block.first;
+        Number *x = EACH == 1 ? reinterpret_cast<Number *>(column) : read;
+        for (Index i = 0; EACH > 1 && i < size; i++)
+            x[i] = entry<Number>(column, i);
         for (Index i = 0; upper && i < size; i++) {
             for (Index j = 0; j < i; j++)
-                x[i] -= triangle[i][j] * x[j];
-            x[i] /= triangle[i][i];
+                x[i] = x[i] - triangle[i][j] * x[j];
+            x[i] = x[i] / triangle[i][i];
         }
         for (Index i = size - 1; !upper && i >= 0; i--)
             for (Index j = size - 1; j > i; j--)
-                x[i] -= triangle[i][j] * x[j];
+                x[i] = x[i] - triangle[i][j] * x[j];
+        for (Index i = 0; EACH > 1 && i < size; i++)
+            set_entry(column, length, i, x[i]);
     }
     return most;
 }
 
+// Of parts that lie together.
+template <typename Number> inline void exchange_elements(double *x, Index i, Index j)
+{
+    Number *elements = reinterpret_cast<Number *>(x);
+    exchange(elements[i], elements[j]);
+}
+
 // Solve in the place of some columns; returns the largest element of U where that is asked for. Each of several threads has
 // some rows of a stripe, and one of them solves with the triangles on its diagonal.
-template <typename T>
-double solve_columns(const LargeSystem &system, Rows<T> factors, double *columns, Index count, bool find_largest)
+template <typename T, typename Number>
+double solve_columns(const LargeSystem &system, Rows<T, Number> factors, double *columns, Index count, bool find_largest)
 {
     Index n = system.n, stripe = system.threads > 1 ? STRIPE : (n + WIDTH - 1) / WIDTH * WIDTH;
     RowsPart part = {};
@@ -127,10 +146,8 @@ double solve_columns(const LargeSystem &system, Rows<T> factors, double *columns
         }
     }
     for (Index c = 0; c < count; c++)
-        for (Index j = n - 1; j >= 0; j--) {
-            double *x = columns + c * column_length(n);
-            exchange(x[j], x[system.pivots[j]]);
-        }
+        for (Index j = n - 1; j >= 0; j--)
+            exchange_elements<Number>(columns + c * column_length(system), j, system.pivots[j]);
     return most;
 }
 
@@ -142,36 +159,37 @@ inline double substitute(const LargeSystem &system, double *columns, Index count
 }
 
 // A^-T of a vector, in its place.
-template <typename T> void substitute_transposed(Rows<T> factors, const int *pivots, double *x)
+template <typename T, typename Number> void substitute_transposed(Rows<T, Number> factors, const int *pivots, double *vector)
 {
     Index n = factors.n;
+    Number *x = reinterpret_cast<Number *>(vector);
     for (Index j = 0; j < n; j++)
         exchange(x[j], x[pivots[j]]);
     for (Index j = 0; j < n; j++) {
-        double factor = x[j];
-        const T *row = factors.row(j);
+        Number factor = x[j];
+        const Stored<Number, T> *row = &factors(j, 0);
 #pragma omp simd
         for (Index i = j + 1; i < n; i++)
-            x[i] -= double(row[i]) * factor;
+            x[i] = x[i] - Number(row[i]) * factor;
     }
     for (Index j = n - 1; j >= 0; j--) {
-        const T *row = factors.row(j);
-        double factor = x[j] /= double(row[j]);
+        const Stored<Number, T> *row = &factors(j, 0);
+        Number factor = x[j] = x[j] / Number(row[j]);
 #pragma omp simd
         for (Index i = 0; i < j; i++)
-            x[i] -= double(row[i]) * factor;
+            x[i] = x[i] - Number(row[i]) * factor;
     }
 }
 
-// Rows of a factor L of A = L L^T, one for each of its columns, of which the part behind the diagonal counts. They become those
-// of P L U without P, for the diagonal D of L: L D^-1, and U = D L^T in two steps, since rows of U come from all of L.
-template <typename T> void divide_rows(Rows<T> factors, Index first, Index last)
+// Rows of a factor L of A^T = L L^H, one for each of its columns, of which the part behind the diagonal counts. They become those
+// of P L U without P, for the diagonal D of L: L D^-1, and U = D L^H in two steps, since rows of U come from all of L.
+template <typename T, typename Number> void divide_rows(Rows<T, Number> factors, Index first, Index last)
 {
     for (Index j = first; j < last; j++) {
+        double pivot = double(real_part(factors(j, j))), reciprocal = 1 / pivot;
+        factors(j, j) = T(pivot * pivot);
         T *row = factors.row(j);
-        double pivot = double(row[j]), reciprocal = 1 / pivot;
-        row[j] = T(pivot * pivot);
-        for (Index i = j + 1; i < factors.n; i++)
+        for (Index i = PARTS<Number> * (j + 1); i < factors.length(); i++)
             row[i] *= T(reciprocal);
     }
 }
@@ -190,7 +208,7 @@ inline void transpose_part(RowsPart &part)
                 Index bottom = top + TRANSPOSED < part.last ? top + TRANSPOSED : part.last;
                 for (Index j = top; j < bottom; j++)
                     for (Index i = left; i < left + TRANSPOSED && i < j; i++)
-                        factors.row(j)[i] = factors.row(i)[i] * factors.row(i)[j];
+                        factors(j, i) = real_part(factors(i, i)) * conjugate(factors(i, j));
             }
     });
 }

@@ -7,12 +7,12 @@ NEULA_BEGIN
 
 namespace {
 
-// b_i - a_i x, in twice the working precision.
-template <typename T> double doubled_residual(Rows<T> a, Index i, const double *x, double b)
+// b_i - a_i x, or a part of it, in twice the working precision.
+template <typename T, typename Number> double doubled_residual(Rows<T, Number> a, Index i, const double *x, double b)
 {
     Vec high = {}, low = {};
     Index j = 0;
-    for (; j + WIDTH <= a.n; j += WIDTH)
+    for (; j + WIDTH <= a.length(); j += WIDTH)
         add_product(load(a.row(i) + j), -load(x + j), high, low);
     double sum = b, rest = 0.0;
     for (int l = 0; l < WIDTH; l++) {
@@ -20,24 +20,30 @@ template <typename T> double doubled_residual(Rows<T> a, Index i, const double *
         two_sum(sum, high[l], sum, error);
         rest += error + low[l];
     }
-    for (; j < a.n; j++)
+    for (; j < a.length(); j++)
         add_product(double(a.row(i)[j]), -x[j], sum, rest);
     return sum + rest;
 }
 
 // Residuals of solutions, and of those for random vectors. Sums are in double precision, which is twice that of single factors;
 // where factors are in double precision, those of right-hand sides are in twice that.
-template <typename T> void measure_rows(RowsPart &part, Rows<T> a)
+template <typename T, typename Number> void measure_rows(RowsPart &part, Rows<T, Number> a)
 {
+    constexpr Index EACH = PARTS<Number>;
     const LargeSystem &system = *part.system;
-    Index length = column_length(a.n);
+    Index length = column_length(system);
     RowsPart block = part;
     for (; block.first < part.last; block.first = block.last) {
         block.last = block.first + WIDTH < part.last ? block.first + WIDTH : part.last;
         subtract(block, a);
         for (Index c = 0; c < system.k && !system.single_factors; c++)
-            for (Index i = block.first; i < block.last; i++)
-                part.others[c * length + i] = doubled_residual(a, i, part.columns + c * length, system.b[c * a.n + i]);
+            for (Index i = block.first; i < block.last; i++) {
+                double found[EACH];
+                for (Index p = 0; p < EACH; p++)
+                    found[p] = doubled_residual(
+                        a, i, part.columns + (EACH * c + p) * length, system.b[c * a.length() + EACH * i + p]);
+                set_entry(part.others + EACH * c * length, length, i, of_parts<Number>(found));
+            }
     }
 }
 
@@ -52,39 +58,62 @@ void update_part(RowsPart &part)
     with_matrix(*part.system, [&](auto a) { subtract(part, a); });
 }
 
+// By how much vectors of rounding errors of both parts may be larger than those of magnitudes (systems.cpp).
+double rounding_of_parts(const LargeSystem &system) { return system.complex ? 0x1.6a09e667f3bcdp0 : 1.0; }
+
 // Relative rounding errors of inner products, and of differences from them.
-double rounding_of(Index n) { return (n / WIDTH + 2 * WIDTH + 4) * UNIT; }
+double rounding_of(const LargeSystem &system)
+{
+    return (row_length(system) / WIDTH + 2 * WIDTH + 4) * UNIT * rounding_of_parts(system);
+}
 
 // ||D A^-1||_2 from below, by a step of the power method from the best of the random vectors, whose solutions are known.
 double inverse_norm(const LargeSystem &system, const double *solutions)
 {
-    Index n = system.n;
+    Index n = row_length(system);
     double *norms = column_of(system, COLUMN_NORMS), *v = column_of(system, SPARE), best = -1.0;
     const double *best_solution = solutions;
     for (Index p = 0; p < LARGE_PROBES; p++) {
-        const double *x = solutions + (system.k + p) * column_length(n);
+        const double *x = solutions + parts_of(system) * (system.k + p) * column_length(system);
         double size = scaled_norm(n, norms, x);
         if (size > best)
             best = size, best_solution = x;
     }
-    for (Index j = 0; j < n; j++)
+    for (Index j = 0; j < n; j++)  // the conjugates of complex numbers, as they are written first: A^-H v is of the same norm
         v[j] = norms[j] * (norms[j] * best_solution[j] / best);
     with_factors(system, [&](auto factors) { substitute_transposed(factors, system.pivots, v); });
     return norm(n, v);
 }
 
+// ||A||_oo. Sums of rows are those of parts of complex numbers; magnitudes of the row with the largest come close to the norm.
+double infinity_norm(const LargeSystem &system)
+{
+    const double *sums = column_of(system, ROW_SUMS);
+    Index largest = 0;
+    for (Index i = 1; i < system.n; i++)
+        largest = sums[i] > sums[largest] ? i : largest;
+    double sum = system.complex ? 0.0 : largest_of(sums, system.n);
+    with_matrix(system, [&](auto a) {
+        for (Index j = 0; system.complex && j < a.length(); j += 2)
+            sum += magnitude(Complex(double(a.row(largest)[j]), double(a.row(largest)[j + 1])));
+    });
+    return sum;
+}
+
 // From rows of A. The factors solve up to a `rate`, which residuals of solutions for random vectors show.
 SystemNorms<double> matrix_evidence(const LargeSystem &system, const double *solutions, const double *residuals, double &rate)
 {
-    Index n = system.n, length = column_length(n);
+    Index n = row_length(system), length = column_length(system), parts = parts_of(system);
     const double *sums = column_of(system, ROW_SUMS), *norms = column_of(system, COLUMN_NORMS);
     SystemNorms<double> found;
-    found.infinity_norm = largest_of(sums, n), found.norm = norm(n, norms), found.smallest_column = smallest_of(norms, n);
-    found.judge(smallest_of(sums, n), largest_of(norms, n), n, system.limits);
+    found.infinity_norm = infinity_norm(system), found.smallest_column = smallest_of(norms, n);
+    found.norm = norm(n, norms) / sqrt(parts); // norms of columns are there for each part
+    found.judge(smallest_of(sums, system.n), largest_of(norms, n), system.n, system.limits);
     double left = 0.0;
     for (Index p = system.k; p < system.k + LARGE_PROBES; p++) {
+        const double *residual = residuals + parts * p * length, *x = solutions + parts * p * length;
         // Rounding errors of its measurement add to a residual.
-        double size = norm(n, residuals + p * length) + rounding_of(n) * found.norm * norm(n, solutions + p * length);
+        double size = norm(n, residual) + rounding_of(system) * found.norm * norm(n, x);
         left += size * size;
     }
     rate = system.limits.margin * sqrt(left);
@@ -97,7 +126,7 @@ SystemEvidence finish_column(
     const double *residual, double norm_before, const double *b)
 {
     const SystemLimits &limits = system.limits;
-    Index n = system.n;
+    Index n = row_length(system);
     bool updated = system.single_factors;
     double *lost = column_of(system, SPARE), *norms = column_of(system, COLUMN_NORMS);
     SystemEvidence to = {};
@@ -106,15 +135,19 @@ SystemEvidence finish_column(
         two_sum(x[i], updated ? change[i] : 0.0, sum, low);
         x[i] = system.single_result ? double(float(sum)) : sum;
         lost[i] = (sum - x[i]) + low;
-        to.largest = worse(to.largest, fabs(x[i]));
+        to.largest = system.complex ? to.largest : worse(to.largest, fabs(x[i]));
     }
+    for (Index i = 0; system.complex && i < n; i += 2)
+        to.largest = worse(to.largest, magnitude(of_parts<Complex>(x + i)));
     double left = norm(n, residual), norm_b = norm(n, b), size = scaled_norm(n, norms, x);
-    double doubled = (n + WIDTH + 2) * UNIT * (n + WIDTH + 2) * UNIT, rounding_errors = rounding_of(n);
+    double doubled = (n + WIDTH + 2) * UNIT * (n + WIDTH + 2) * UNIT * rounding_of_parts(system);
+    double rounding_errors = rounding_of(system);
     double floor = (updated ? rounding_errors : doubled) * (matrix.norm * norm(n, x) + norm_b);
     // Rounding of the residual to one number, and of A times an update and the difference.
     double norm_change = updated ? norm(n, change) : 0.0;
     double noise = floor + rounding_errors * (norm_before + matrix.norm * norm_change);
-    double error = largest_of(residual, n) / (matrix.infinity_norm * largest_of(x, n) + largest_of(b, n));
+    double scale = matrix.infinity_norm * largest_number(system, x) + largest_number(system, b);
+    double error = largest_number(system, residual) / scale;
     measure_rounded(
         to, error, inverse_norm * (left + noise) / size, scaled_norm(n, norms, lost) / size, limits.computed);
     for (int step = 1; step <= MOST_UPDATES; step++)
@@ -129,7 +162,8 @@ SystemEvidence finish_column(
 // The condition number of A D^-1, whose columns have norm 1. `probe` is the residual of 0 - A D^-1 v.
 double condition_of(const LargeSystem &system, const double *probe, double inverse_norm)
 {
-    double norm_a = norm(system.n, probe) / norm(system.n, column_of(system, IMAGE));
+    Index n = row_length(system);
+    double norm_a = norm(n, probe) / norm(n, column_of(system, IMAGE));
     double condition = inverse_norm * (norm_a > 1 ? norm_a : 1.0);
     return condition > 1 ? condition : 1.0;
 }
@@ -138,8 +172,8 @@ double condition_of(const LargeSystem &system, const double *probe, double inver
 SystemNorms<double> update_once(
     const LargeSystem &system, double &rate, RowsPart &all_rows, double *solutions, double *residuals, double *updates)
 {
-    Index k = system.k, length = column_length(system.n);
-    Index count = rate <= system.limits.max_rate ? k : k + LARGE_PROBES;
+    Index k = parts_of(system) * system.k, length = column_length(system);
+    Index count = rate <= system.limits.max_rate ? k : k + parts_of(system) * LARGE_PROBES;
     memcpy(updates, residuals, count * length * sizeof(double));
     substitute(system, updates, count, false);
     all_rows.work = update_part, all_rows.columns = updates, all_rows.count = count;
@@ -153,48 +187,54 @@ SystemNorms<double> update_once(
 SystemEvidence &evidence_of(SystemsSolution &to) { return *reinterpret_cast<SystemEvidence *>(to.evidence); }
 
 // Solve with the factors, and measure the solutions; `largest` is the largest element of A.
-void solve_with_factors(const LargeSystem &system, double largest, SystemsSolution &to)
+template <typename Number> void solve_with_factors(const LargeSystem &system, double largest, SystemsSolution &to)
 {
-    Index n = system.n, k = system.k, length = column_length(n), probes = k + LARGE_PROBES;
+    constexpr Index EACH = PARTS<Number>;
+    Index n = system.n, k = system.k, length = column_length(system), each = EACH * length, probes = k + LARGE_PROBES;
     double *solutions = column_of(system, FIXED_COLUMNS + 2 * system.threads);
     double *residuals = solutions + side_columns(system) * length, *updates = residuals + side_columns(system) * length;
-    double *image = column_of(system, IMAGE), *norms = column_of(system, COLUMN_NORMS), *look = solutions + probes * length;
+    double *image = column_of(system, IMAGE), *norms = column_of(system, COLUMN_NORMS), *look = solutions + probes * each;
     SystemEvidence &evidence = evidence_of(to) = {};
-    for (Index c = 0; c < probes; c++)
-        memcpy(residuals + c * length, c < k ? system.b + c * n : system.vectors + (c - k) * n, n * sizeof(double));
+    for (Index c = 0; c < k; c++)
+        for (Index i = 0; i < n; i++)
+            set_entry(residuals + c * each, length, i, of_parts<Number>(system.b + EACH * (c * n + i)));
+    for (Index p = 0; p < LARGE_PROBES; p++)
+        for (Index i = 0; i < n; i++)
+            set_entry(residuals + (k + p) * each, length, i, Number(system.vectors[p * n + i]));
     memcpy(solutions, residuals, side_columns(system) * length * sizeof(double));
-    evidence.growth = substitute(system, solutions, probes, true) / largest;
-    for (Index j = 0; j < n; j++) { // a step of the power method for the norm of A D^-1
+    evidence.growth = substitute(system, solutions, EACH * probes, true) / largest;
+    for (Index j = 0; j < EACH * n; j++) // a step of the power method for the norm of A D^-1
         image[j] /= norms[j];
-        look[j] = image[j] / norms[j];
-    }
+    for (Index j = 0; j < n; j++)
+        set_entry(look, length, j, conjugate(of_parts<Number>(image + EACH * j) / norms[EACH * j]));
     RowsPart all_rows = {};
     all_rows.system = &system, all_rows.work = measure_part, all_rows.last = all_rows.end = n;
-    all_rows.columns = solutions, all_rows.others = residuals, all_rows.count = probes + 1;
+    all_rows.columns = solutions, all_rows.others = residuals, all_rows.count = EACH * (probes + 1);
     share_rows(all_rows);
-    double infinity_norm = largest_of(column_of(system, ROW_SUMS), n), *before = to.forward_error, rate;
+    double norm_of_a = infinity_norm(system), *before = to.forward_error, rate;
     for (Index c = 0; c < k; c++) {
-        double scale = infinity_norm * largest_of(solutions + c * length, n) + largest_of(system.b + c * n, n);
-        evidence.history[0] = worse(evidence.history[0], largest_of(residuals + c * length, n) / scale);
-        before[c] = norm(n, residuals + c * length);
+        const double *residual = residuals + c * each;
+        double scale = norm_of_a * largest_number(system, solutions + c * each) + largest_number(system, system.b + c * EACH * n);
+        evidence.history[0] = worse(evidence.history[0], largest_number(system, residual) / scale);
+        before[c] = norm(EACH * n, residual);
     }
     SystemNorms<double> matrix = matrix_evidence(system, solutions, residuals, rate);
     if (system.single_factors)
         matrix = update_once(system, rate, all_rows, solutions, residuals, updates);
     double size = inverse_norm(system, solutions);
     evidence.doubtful = !(rate <= system.limits.max_rate);
-    evidence.condition = condition_of(system, residuals + probes * length, size);
+    evidence.condition = condition_of(system, residuals + probes * each, size);
     evidence.condition_bound = system.limits.estimated * evidence.condition;
     // With X Z for A^-1 Z, A^-1 Z = X Z + A^-1 (Z - A X Z).
     double bound = system.limits.margin * size / (1 - rate);
     for (Index c = 0; c < k; c++) {
-        double *x = solutions + c * length;
+        double *x = solutions + c * each;
         SystemEvidence found = finish_column(
-            system, matrix, bound, x, updates + c * length, residuals + c * length, before[c], system.b + c * n);
+            system, matrix, bound, x, updates + c * each, residuals + c * each, before[c], system.b + c * EACH * n);
         join_worst<double>(evidence, found);
         to.forward_error[c] = found.forward_error;
         for (Index i = 0; i < n; i++)
-            to.x[i * k + c] = x[i];
+            reinterpret_cast<Number *>(to.x)[i * k + c] = entry<Number>(x, i);
     }
 }
 
@@ -203,7 +243,7 @@ void solve_with_factors(const LargeSystem &system, double largest, SystemsSoluti
 // Workspace in doubles.
 Index large_workspace(const LargeSystem &system)
 {
-    return (FIXED_COLUMNS + 2 * system.threads + 3 * side_columns(system)) * column_length(system.n);
+    return (FIXED_COLUMNS + 2 * system.threads + 3 * side_columns(system)) * column_length(system);
 }
 
 // Copy A to the place of the factors, with magnitudes of its rows and columns; returns the largest element.
@@ -214,14 +254,17 @@ double copy_large(const LargeSystem &system)
     RowsPart all_rows = {};
     all_rows.system = &system, all_rows.work = copy_part, all_rows.last = n;
     double most = share_rows(all_rows);
-    for (Index j = 0; j < n; j++) {
+    double *norms = column_of(system, COLUMN_NORMS);
+    for (Index j = 0; j < row_length(system); j++) {
         double square = 0.0, image = 0.0;
         for (Index t = 0; t < system.threads; t++) {
             square += column_of(system, FIXED_COLUMNS + 2 * t)[j];
             image += column_of(system, FIXED_COLUMNS + 2 * t + 1)[j];
         }
-        column_of(system, COLUMN_NORMS)[j] = sqrt(square), column_of(system, IMAGE)[j] = image;
+        norms[j] = sqrt(square), column_of(system, IMAGE)[j] = image;
     }
+    for (Index j = 0; system.complex && j < n; j++)
+        norms[2 * j] = norms[2 * j + 1] = root_of_squares(norms[2 * j], norms[2 * j + 1]);
     return most;
 }
 
@@ -236,7 +279,10 @@ void solve_large(const LargeSystem &system, double largest, bool definite, Syste
         for (Index i = 0; i < system.n; i++)
             system.pivots[i] = int(i);
     }
-    solve_with_factors(system, largest, to);
+    if (system.complex)
+        solve_with_factors<Complex>(system, largest, to);
+    else
+        solve_with_factors<double>(system, largest, to);
     if (definite) // no element of U exceeds all of A
         raise(evidence_of(to).growth, 1.0);
 }

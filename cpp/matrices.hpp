@@ -1,13 +1,18 @@
 // Elements of matrices of float or of double, with any strides.
 #pragma once
 
-#include "level.hpp"
+#include "complex.hpp"
 
 NEULA_BEGIN
 
-inline double element(const Matrices &x, Index member, Index i, Index j)
+// As a Complex number also those of complex matrices.
+template <typename Number = double> inline Number element(const Matrices &x, Index member, Index i, Index j)
 {
     Index place = member * x.member + i * x.row + j * x.column;
+    if constexpr (sizeof(Number) > sizeof(double))
+        if (x.complex)
+            return x.single ? Number(static_cast<const ComplexOf<float> *>(x.data)[place])
+                            : static_cast<const ComplexOf<double> *>(x.data)[place];
     return x.single ? double(static_cast<const float *>(x.data)[place]) : static_cast<const double *>(x.data)[place];
 }
 
@@ -29,6 +34,22 @@ template <typename T, Index row = 0, Index column = 0> struct View {
     }
 
     View from_row(Index i) const { return {&(*this)(i, 0), row_stride, column_stride}; }
+};
+
+// A matrix of complex numbers as a real one of their parts, each number in two columns.
+template <typename T> struct PartsView {
+    T *data;
+    Index row_stride, column_stride;  // in numbers
+
+    explicit PartsView(const Matrices &x, Index member)
+        : data(static_cast<T *>(x.data) + 2 * member * x.member), row_stride(x.row), column_stride(x.column)
+    {
+    }
+
+    T &operator()(Index i, Index j) const { return data[2 * (i * row_stride + j / 2 * column_stride) + j % 2]; }
+
+    // Where the numbers of a row lie together.
+    View<T, 0, 1> by_rows() const { return {data, 2 * row_stride, 1}; }
 };
 
 NEULA_END

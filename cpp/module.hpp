@@ -35,17 +35,27 @@ template <typename To, typename From> To same_numbers(const From &x)
     return found;
 }
 
-// A matrix or a batch of matrices, as kernels take them.
-template <typename Array> Matrices matrices(const Array &x)
+// A matrix or a batch of matrices, as kernels take them: some take complex ones.
+template <typename Array> Matrices complex_matrices(const Array &x)
 {
-    bool single = x.dtype() == nb::dtype<float>();
-    if (!single && x.dtype() != nb::dtype<double>())
-        throw nb::type_error("matrices must be float64 or float32");
+    auto type = x.dtype();
+    bool complex = type.code == uint8_t(nb::dlpack::dtype_code::Complex);
+    int bits = complex ? type.bits / 2 : type.bits;
+    if (!(complex || type.code == uint8_t(nb::dlpack::dtype_code::Float)) || type.lanes != 1 || (bits != 32 && bits != 64))
+        throw nb::type_error("matrices must be float64, float32, or complex numbers of these");
     if (x.ndim() != 2 && x.ndim() != 3)
         throw nb::value_error("matrices must have two or three dimensions");
     size_t last = x.ndim() - 1;
     Index member = x.ndim() == 3 ? x.stride(0) : 0;
-    return {const_cast<void *>(static_cast<const void *>(x.data())), single, member, x.stride(last - 1), x.stride(last)};
+    return {const_cast<void *>(static_cast<const void *>(x.data())), bits == 32, member, x.stride(last - 1), x.stride(last), complex};
+}
+
+template <typename Array> Matrices matrices(const Array &x)
+{
+    Matrices found = complex_matrices(x);
+    if (found.complex)
+        throw nb::type_error("matrices must be float64 or float32");
+    return found;
 }
 
 // Run a kernel while other threads of Python may run; false if it failed for another reason than a lack of memory.

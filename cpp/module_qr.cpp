@@ -107,13 +107,17 @@ Errors factorizations(
 {
     if (threads < 1)
         throw nb::value_error("A, Q and R must be for a positive number of threads");
-    QRProblem problem = {matrices(a), matrices(q), matrices(r)};
+    QRProblem problem = {complex_matrices(a), complex_matrices(q), complex_matrices(r)};
+    bool complex = problem.a.complex;
+    if (complex && !finds)
+        throw nb::type_error("A, Q and R must be real");
     Index batch = batch_of(a), m = a.shape(a.ndim() - 2), n = a.shape(a.ndim() - 1);
-    if (n == 0 || !has_shape(q, batch, m, n) || !has_shape(r, batch, n, n) || Index(probes.shape(0)) != n ||
+    if (n == 0 || !has_shape(q, batch, m, n) || !has_shape(r, batch, n, n) || Index(probes.shape(0)) != (complex ? 2 * n : n) ||
         Index(probes.shape(1)) != PROBES)
-        throw nb::value_error("A and Q must be (m, n), n > 0, R (n, n), random vectors (n, 4)");
+        throw nb::value_error("A and Q must be (m, n), n > 0, R (n, n), random vectors (n, 4), of complex A (2 n, 4)");
     problem.batch = batch, problem.m = m, problem.n = n, problem.probes = probes.data();
-    if (problem.q.single != problem.a.single || problem.r.single != problem.a.single)
+    if (problem.q.single != problem.a.single || problem.r.single != problem.a.single || problem.q.complex != complex ||
+        problem.r.complex != complex)
         throw nb::value_error("A, Q and R must have one dtype");
     if (finds && (m < n || (n > 1 && problem.q.column != 1)))
         throw nb::value_error("A must have no more columns than rows, and Q rows without gaps");

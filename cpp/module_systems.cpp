@@ -1,6 +1,7 @@
 // Bindings of the kernels for linear systems.
 #include <nanobind/stl/unique_ptr.h>
 
+#include <complex>
 #include <memory>
 #include <new>
 
@@ -13,6 +14,7 @@ namespace {
 
 using Doubles = Contiguous<double, 2>;
 using Vectors = Contiguous<const double, 2>;
+using Solutions = nb::ndarray<nb::ndim<2>, nb::c_contig, nb::device::cpu>;  // of double, or of complex numbers
 
 constexpr size_t NUMBERS = sizeof(SystemEvidence) / sizeof(double);
 
@@ -46,8 +48,16 @@ void require(bool condition, const char *message)
         throw nb::value_error(message);
 }
 
+// Memory of solutions of a matrix.
+double *memory_of(const Solutions &x, const Matrices &a)
+{
+    if (x.dtype() != (a.complex ? nb::dtype<std::complex<double>>() : nb::dtype<double>()))
+        throw nb::type_error("x must be float64 where A is real, and complex128 where it is not");
+    return static_cast<double *>(x.data());
+}
+
 bool solve_systems(
-    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Doubles &x,
+    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Solutions &x,
     const Doubles &forward_error, const Doubles &evidence, bool definite, bool single_result, Index threads)
 {
     require(a.ndim() == b.ndim() && (a.ndim() == 2 || a.ndim() == 3), "a and b must be matrices, or batches of matrices");
@@ -56,17 +66,18 @@ bool solve_systems(
                 (first == 0 || b.shape(0) == count),
             "solve_systems takes a (count, n, n) and b (count, n, k), or without count, and none may be zero");
     require(setting.vectors.shape(1) == n && setting.vectors.shape(0) > 1, "vectors must be of length n, and two at least");
+    SystemsProblem problem = {};
+    problem.a = complex_matrices(a), problem.b = complex_matrices(b);
+    require(problem.a.complex || !problem.b.complex, "b must be real where a is");
     require(x.shape(0) == count * n && x.shape(1) == k, "x must be (count n, k)");
     require(forward_error.shape(0) == count && forward_error.shape(1) == k, "forward errors must be (count, k)");
     require(evidence.shape(0) == NUMBERS && evidence.shape(1) == count, "evidence must be (all its numbers, count)");
-    SystemsProblem problem = {};
-    problem.a = matrices(a), problem.b = matrices(b);
     problem.count = Index(count), problem.n = Index(n), problem.k = Index(k);
     problem.probes = Index(setting.vectors.shape(0)) - 1, problem.threads = threads > 1 ? threads : 1;
     problem.vectors = setting.vectors.data();
     problem.definite = definite, problem.single_result = single_result;
     problem.limits = setting.limits;
-    SystemsSolution solution = {x.data(), forward_error.data(), evidence.data()};
+    SystemsSolution solution = {memory_of(x, problem.a), forward_error.data(), evidence.data()};
     nb::gil_scoped_release release;
     return core.kernels->solve_systems(problem, solution) == Status::done;
 }
@@ -83,38 +94,41 @@ struct Large {
     Given a;
     Overwritten factors;
     Contiguous<int, 1> pivots;
-    Vectors b;
+    Given b;
     SystemsSetting setting;
-    Doubles x, forward_error, evidence;
+    Solutions x;
+    Doubles forward_error, evidence;
     LargeSystem system = {};
     std::unique_ptr<double, Freed> workspace;
     double largest = 0.0;
 
     void prepare(bool single_result, Index threads)
     {
-        require(a.ndim() == 2 && factors.ndim() == 2, "a and factors must be matrices");
+        require(a.ndim() == 2 && factors.ndim() == 2 && b.ndim() == 2, "a, b and factors must be matrices");
         size_t n = a.shape(0), k = b.shape(0);
-        bool single = factors.dtype() == nb::dtype<float>();
+        Matrices of_a = complex_matrices(a), of_b = complex_matrices(b), of_factors = complex_matrices(factors);
         require(n > 0 && a.shape(1) == n && a.stride(0) == Index(n) && a.stride(1) == 1,
                 "a must be (n, n) with contiguous rows");
-        require(single || factors.dtype() == nb::dtype<double>(), "factors must be float32 or float64");
+        require(of_factors.complex == of_a.complex && of_b.complex == of_a.complex && !of_b.single,
+                "factors and b must be complex where a is, and b in double precision");
         require(factors.shape(0) == n && factors.shape(1) == n && factors.stride(0) == Index(n) && factors.stride(1) == 1,
                 "factors must be (n, n) with contiguous rows");
-        require(b.shape(1) == n && x.shape(0) == n && x.shape(1) == k && pivots.shape(0) == n,
-                "b must be (k, n), x (n, k), and pivots (n)");
+        require(b.shape(1) == n && b.stride(0) == Index(n) && b.stride(1) == 1 && x.shape(0) == n && x.shape(1) == k && pivots.shape(0) == n,
+                "b must be (k, n) with contiguous rows, x (n, k), and pivots (n)");
         require(setting.vectors.shape(0) == LARGE_PROBES + 1 && setting.vectors.shape(1) == n, "there must be five vectors");
         require(k > 0 && forward_error.size() == k && evidence.size() == NUMBERS, "evidence must be that of one system");
-        Matrices of_a = matrices(a);
+        memory_of(x, of_a);
         threads = threads > 1 ? threads : 1;
         system = {Index(n), Index(k), threads < MOST_THREADS ? threads : MOST_THREADS, of_a.data, factors.data(),
-                  of_a.single, single, single_result, pivots.data(), b.data(), setting.vectors.data(),
+                  of_a.single, of_factors.single, single_result, of_a.complex, pivots.data(),
+                  static_cast<const double *>(of_b.data), setting.vectors.data(),
                   setting.limits, nullptr};
         workspace.reset(static_cast<double *>(operator new(
             core.kernels->large_workspace(system) * sizeof(double), LINE)));
         system.workspace = workspace.get();
     }
 
-    SystemsSolution solution() const { return {x.data(), forward_error.data(), evidence.data()}; }
+    SystemsSolution solution() const { return {static_cast<double *>(x.data()), forward_error.data(), evidence.data()}; }
 
     void copy()
     {
@@ -134,8 +148,8 @@ struct Large {
 };
 
 std::unique_ptr<Large> large_system(
-    const Core &core, const Given &a, const Vectors &b, const SystemsSetting &setting, const Overwritten &factors,
-    const Contiguous<int, 1> &pivots, const Doubles &x, const Doubles &forward_error, const Doubles &evidence,
+    const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Overwritten &factors,
+    const Contiguous<int, 1> &pivots, const Solutions &x, const Doubles &forward_error, const Doubles &evidence,
     bool single_result, Index threads)
 {
     std::unique_ptr<Large> large(new Large{core, a, factors, pivots, b, setting, x, forward_error, evidence, {}, {}, 0.0});

@@ -128,7 +128,7 @@ QRErrors probe_member(const QRProblem &problem, Index member, Part *parts, Index
     side_by_side<work_on_rows>(parts, count);
     for (Index t = 1; t < count; t++)
         add_sums(n, parts[t].sums, parts[t].columns, parts[0].sums, parts[0].columns);
-    return errors_of(parts[0].sums, parts[0].norms, n, problem.probes, parts[0].columns);
+    return errors_of(parts[0].sums, parts[0].norms, n, problem.probes, parts[0].columns, margin(n));
 }
 
 }  // namespace

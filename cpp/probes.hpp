@@ -170,9 +170,13 @@ inline void add_sums(
 // with a probability of 5e-7.
 inline double margin(Index n) { return n <= PROBES ? 1.0 / sqrt(double(PROBES)) : 0.5 / sqrt(2.0007e-3); }
 
+// The same of a real matrix that stands for a complex one, which has each singular value twice: the square of that of eight
+// Gaussian numbers, which is less than 0.1191 as rarely, divided by the root of 2 is less than the norm of its Gram matrix.
+inline double margin_of_pairs(Index n) { return n <= PROBES ? margin(n) : 0.5 * sqrt(sqrt(2.0) / 0.1191); }
+
 // The errors of a factorization, once all rows were probed.
 inline QRErrors errors_of(
-    const ProbeSums &sums, const ColumnNorms &norms, Index n, const double *g, const ProbedColumn *columns)
+    const ProbeSums &sums, const ColumnNorms &norms, Index n, const double *g, const ProbedColumn *columns, double margin)
 {
     double loss = 0.0, square = 0.0, products[PROBES][PROBES] = {};
     for (Index j = 0; j < n; j++) {
@@ -188,7 +192,7 @@ inline QRErrors errors_of(
         for (int s = 0; s < PROBES; s++)
             square += products[p][s] * products[p][s];
     }
-    double norm = margin(n) * sqrt(sqrt(square));
+    double norm = margin * sqrt(sqrt(square));
     return {sqrt(sums.residual), sqrt(sums.image), sqrt(loss), norm, norms.smallest, norms.largest};
 }
 

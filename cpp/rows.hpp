@@ -37,8 +37,9 @@ inline double norm(Index n, const double *x)
     return sqrt(sum);
 }
 
-// ||D (x - y)|| for a diagonal D; without y that of D x.
-inline double scaled_norm(Index n, const double *scales, const double *x, const double *y = nullptr)
+// ||D (x - y)|| for a diagonal D; without y that of D x, for which masked loads from nowhere take long where this is no
+// constant.
+ALWAYS_INLINE double scaled_norm(Index n, const double *scales, const double *x, const double *y = nullptr)
 {
     double sum = 0.0;
 #pragma omp simd reduction(+ : sum)
@@ -142,6 +143,13 @@ inline void add_multiples(
     }
 }
 
+// The second row (-x2, x1) of each pair of parts from the first one (x1, x2): numbers times i.
+inline void turn_row(const double *row, Index count, double *to)
+{
+    for (Index j = 0; j < count; j += 2)
+        to[j] = -row[j + 1], to[j + 1] = row[j];
+}
+
 // Part of itself by which the diagonal of a Gram matrix of m rows is enlarged: by more than rounding errors, its own and
 // those of its factorization, so that there is a factor (Fukaya, Kannan, Nakatsukasa, Yamamoto and Yanagisawa, 2020).
 inline double gram_shift(Index m, Index n)
@@ -150,10 +158,11 @@ inline double gram_shift(Index m, Index n)
 }
 
 // R with R^T R = X in the upper triangle of X, which has n columns before padding, its diagonal enlarged by some part of
-// itself; false where there is none.
-inline bool cholesky(double *x, Index n, Index columns, double shift)
+// itself; false where there is none. Where numbers have two parts, X is [x1 x2; -x2 x1] for each of them, and so is R: of X
+// only the first rows of these are read.
+inline bool cholesky(double *x, Index n, Index columns, double shift, Index parts = 1)
 {
-    for (Index i = 0; i < n; i++) {
+    for (Index i = 0; i < n; i += parts) {
         double *row = x + i * columns;
         row[i] *= 1.0 + shift;
         add_multiples(row, x + i, columns, -1.0, x, columns, 0, i, i, false);
@@ -163,6 +172,10 @@ inline bool cholesky(double *x, Index n, Index columns, double shift)
         double scale = sqrt(pivot);
         for (Index j = i; j < columns; j++)
             row[j] /= scale;
+        if (parts == 2) {
+            row[i + 1] = 0.0;  // the diagonal is real
+            turn_row(row + i, columns - i, row + i + columns);
+        }
     }
     return true;
 }

@@ -74,7 +74,10 @@ class Core:
     def cholesky_qr(
         self, a: np.ndarray, q: np.ndarray, r: np.ndarray, probes: np.ndarray, loss: float, threads: int
     ) -> np.ndarray:
-        """Factorize A, overwriting Q and R: :func:`neula.kernels.qr.cholesky_qr_host.cholesky_qr`."""
+        """Factorize A, overwriting Q and R: :func:`neula.kernels.qr.cholesky_qr_host.cholesky_qr`.
+
+        They may also be complex64 or complex128, with real random vectors of twice the length.
+        """
 
     def one_pass(
         self,
@@ -156,6 +159,8 @@ class Core:
         threads: int,
     ) -> bool:
         """Systems, one or a batch, with their evidence: :func:`neula.algorithms.elimination.compiled.solved`.
+
+        Matrices may also be complex64 or complex128, b is real where A is, and x is float64 or complex128.
 
         Returns False where memory does not suffice.
         """

@@ -411,13 +411,14 @@ class System(LeastSquares):
 
 
 def system(a: np.ndarray, b: np.ndarray) -> System:
-    """A real system; the exact solution of one that was here before is found already."""
-    return _system(*(x.astype(np.float64).tobytes() for x in (a, b)), len(a))
+    """A system; the exact solution of one that was here before is found already."""
+    dtype = np.result_type(a, b, np.float64)
+    return _system(*(x.astype(dtype).tobytes() for x in (a, b)), len(a), dtype)
 
 
 @lru_cache(maxsize=256)
-def _system(a: bytes, b: bytes, n: int) -> System:
-    return System(np.frombuffer(a).reshape(n, n), np.frombuffer(b).reshape(n, -1))
+def _system(a: bytes, b: bytes, n: int, dtype: np.dtype) -> System:
+    return System(np.frombuffer(a, dtype).reshape(n, n), np.frombuffer(b, dtype).reshape(n, -1))
 
 
 def _tall(c: arb_mat, rhs: arb_mat) -> arb_mat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -19,9 +20,23 @@ from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Format
+from neula.engines.formats import in_double, matching_dtype
 from neula.kernels.core import core
 
 normal = partial(normal_array, seed=1)
+KINDS = [np.float64, np.complex128]
+
+
+def numbers(kind: type, *shape: int, seed: int = 1) -> np.ndarray:
+    """Normal numbers, of complex ones both parts."""
+    found = normal(*shape, seed=seed)
+    return found if kind is np.float64 else found + 1j * normal(*shape, seed=seed + 1000)
+
+
+def turned(kind: type, a: np.ndarray) -> np.ndarray:
+    """A in other units of rows and columns, which are complex and multiply without rounding errors."""
+    units = np.resize([1, 1 + 1j, 1j, -1], len(a)) if kind is np.complex128 else np.ones(len(a))
+    return units[:, None] * a * np.roll(units, 1)
 
 
 @pytest.fixture(name="instructions", params=LEVELS)
@@ -37,8 +52,8 @@ U64 = 2.0**-53
 pytestmark = pytest.mark.skipif(core() is None, reason="no compiled core")
 
 
-def with_condition(n: int, condition: float, seed: int) -> np.ndarray:
-    left, right = (np.linalg.qr(normal(n, n, seed=2 * seed + i))[0] for i in range(2))
+def with_condition(n: int, condition: float, seed: int, kind: type = np.float64) -> np.ndarray:
+    left, right = (np.linalg.qr(numbers(kind, n, n, seed=2 * seed + i))[0] for i in range(2))
     return (left * np.geomspace(1, 1 / condition, n)) @ right
 
 
@@ -53,7 +68,17 @@ HOPELESS = ("a column of zeros", "infinite", "nan", "zero")
 """Matrices for which no solution is accepted."""
 
 EASY = ("times 1", f"times {2.0**-180}", f"times {2.0**190}", "condition 1e3", "condition 1e7")
-OTHERS = ("negative", "permutation", "growth", "singular", "rounded", "indefinite", "not symmetric")
+NOT_HERMITIAN = ("symmetric", "diagonal of complex numbers")
+OTHERS = (
+    *NOT_HERMITIAN,
+    "negative",
+    "permutation",
+    "growth",
+    "singular",
+    "rounded",
+    "indefinite",
+    "not symmetric",
+)
 
 
 def some(matrices: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
@@ -62,20 +87,23 @@ def some(matrices: dict[str, np.ndarray], n: int) -> dict[str, np.ndarray]:
     return {name: matrices[name] for name in names}
 
 
-def hard(n: int) -> dict[str, np.ndarray]:
-    a = normal(n, n, seed=n)
+def hard(n: int, kind: type = np.float64) -> dict[str, np.ndarray]:
+    a = numbers(kind, n, n, seed=n)
     scales = 10.0 ** np.linspace(-6, 6, n)
     found = {
         **{f"times {unit}": a * unit for unit in (1, 1e-300, 1e300, 2.0**-180, 2.0**190)},
         "rows": scales[:, None] * a,
         "columns": a * scales,
-        "growth": growing(n),
-        **{f"condition 1e{e}": with_condition(n, 10.0**e, e) for e in (3, 7, 10, 12, 13, 14, 15, 16, 18)},
-        "permutation": np.eye(n)[::-1].copy(),
-        "negative": -np.eye(n),
-        "zero": np.zeros((n, n)),
+        "growth": turned(kind, growing(n)),
+        **{
+            f"condition 1e{e}": with_condition(n, 10.0**e, e, kind)
+            for e in (3, 7, 10, 12, 13, 14, 15, 16, 18)
+        },
+        "permutation": turned(kind, np.eye(n)[::-1]),
+        "negative": 0 * a - np.eye(n),
+        "zero": 0 * a,
         "vandermonde": np.vander(np.linspace(0, 1, n)) + 1e-9 * a,
-        "hilbert": 1.0 / (1 + np.arange(n)[:, None] + np.arange(n)),
+        "hilbert": turned(kind, 1.0 / (1 + np.arange(n)[:, None] + np.arange(n))),
     }
     for name in ("a column of zeros", "infinite", "nan", "singular", "nearly singular"):
         found[name] = a.copy()
@@ -85,10 +113,12 @@ def hard(n: int) -> dict[str, np.ndarray]:
     return some(found, n)
 
 
-def sides(matrices: Iterable[np.ndarray]) -> np.ndarray:
+def sides(matrices: Iterable[np.ndarray], kind: type = np.float64) -> np.ndarray:
     """One that x is moderate for, a random one, and one that most of x does not matter for."""
     with np.errstate(all="ignore"):
-        found = [np.column_stack([a @ np.ones(len(a)), normal(len(a)), np.eye(len(a))[0]]) for a in matrices]
+        found = [
+            np.column_stack([a @ np.ones(len(a)), numbers(kind, len(a)), np.eye(len(a))[0]]) for a in matrices
+        ]
     return np.nan_to_num(np.stack(found), posinf=1, neginf=1)
 
 
@@ -116,9 +146,10 @@ def as_batch(found: compiled.CompiledSolutions) -> compiled.CompiledSolutions:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40])
-def test_hard_systems(n: int, instructions: None) -> None:
-    matrices = hard(n)
-    a, b = np.stack(list(matrices.values())), sides(matrices.values())
+@pytest.mark.parametrize("kind", KINDS)
+def test_hard_systems(n: int, kind: type, instructions: None) -> None:
+    matrices = hard(n, kind)
+    a, b = np.stack(list(matrices.values())), sides(matrices.values(), kind)
     found = compiled.solved(*map(torch.from_numpy, (a, b)), torch.float64, U64 / 2)
     assert found is not None
     check(found, a, b)
@@ -128,34 +159,40 @@ def test_hard_systems(n: int, instructions: None) -> None:
     assert all(accepted[name] for name in (*EASY, "negative"))
 
 
-def definite(n: int) -> dict[str, np.ndarray]:
+def definite(n: int, kind: type = np.float64) -> dict[str, np.ndarray]:
     """Definite matrices, and some that are not."""
-    q = np.linalg.qr(normal(n, n, seed=n))[0]
+    q = np.linalg.qr(numbers(kind, n, n, seed=n))[0]
 
     def symmetric(eigenvalues: np.ndarray) -> np.ndarray:
-        a = (q * eigenvalues) @ q.T
-        return (a + a.T) / 2
+        a = (q * eigenvalues) @ q.conj().T
+        return (a + a.conj().T) / 2
 
     scales, good = 10.0 ** np.linspace(-6, 6, n), symmetric(np.linspace(1, 3, n))
     found = {f"times {unit}": good * unit for unit in (1, 1e-300, 1e300, 2.0**-180, 2.0**190)}
     found |= {f"condition 1e{e}": symmetric(np.geomspace(1, 10.0**-e, n)) for e in (3, 7, 10, 12, 14, 16, 18)}
-    found |= {"rows and columns": scales[:, None] * good * scales, "diagonal": np.diag(scales)}
+    found |= {"rows and columns": scales[:, None] * good * scales, "diagonal": 0 * good + np.diag(scales)}
     found["rounded"] = good * (1 + 2 * U64 * (np.arange(n) > np.arange(n)[:, None]))
     found |= {"negative": -good, "indefinite": symmetric(np.where(np.arange(n) == n // 2, -1e-3, 1.0))}
     found |= {"zero": 0 * good, "singular": symmetric(np.where(np.arange(n) == 0, 0.0, 1.0))}
     for name in ("not symmetric", "nan", "infinite"):
         found[name] = good.copy()
     found["not symmetric"][0, -1] += 1e-3 if n > 1 else -10
+    if kind is np.complex128:
+        found["symmetric"], found["diagonal of complex numbers"] = good.copy(), good.copy()
+        found["symmetric"][0, -1] = found["symmetric"][-1, 0] = 1e-3j
+        found["diagonal of complex numbers"][-1, -1] += 1e-3j
     found["nan"][-1, 0], found["infinite"][0, -1] = np.nan, np.inf
     return some(found, n)
 
 
-@pytest.mark.parametrize("n", [1, 2, 5, 8, 9, 16, 17, 40, 133])
+@pytest.mark.parametrize(
+    ("n", "kind"), [*itertools.product([1, 2, 5, 8, 9, 16, 17, 40], KINDS), (133, np.float64)]
+)
 @pytest.mark.parametrize("alone", [False, True])
-def test_hard_definite_systems(n: int, alone: bool, instructions: None) -> None:
+def test_hard_definite_systems(n: int, alone: bool, kind: type, instructions: None) -> None:
     """If A is not symmetric, or not definite, a solution is not accepted, however accurate it is."""
-    matrices = definite(n)
-    a, b = np.stack(list(matrices.values())), sides(matrices.values())
+    matrices = definite(n, kind)
+    a, b = np.stack(list(matrices.values())), sides(matrices.values(), kind)
     accepted: list[bool] = []
     for part in np.split(np.arange(len(a)), len(a) if alone else 1):
         found = compiled.solved(
@@ -167,7 +204,8 @@ def test_hard_definite_systems(n: int, alone: bool, instructions: None) -> None:
         check(found, a[part], b[part])
         accepted += accepted_of(found, n).tolist()
     known = dict(zip(matrices, accepted, strict=True))
-    assert not any(known[name] for name in (*HOPELESS[1:], "negative", "indefinite", "not symmetric"))
+    wrong = (*HOPELESS[1:], "negative", "indefinite", "not symmetric", *NOT_HERMITIAN)
+    assert not any(known.get(name, False) for name in wrong)
     assert all(known[name] for name in (*EASY, "rounded"))
 
 
@@ -183,10 +221,12 @@ def test_definite_systems_are_eliminated_without_pivoting(
     assert found.growth == 1
 
 
-def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool, **how: Any) -> set[str]:
+def accepted_by_factors(
+    matrices: dict[str, np.ndarray], n: int, kind: type, *, single: bool, **how: Any
+) -> set[str]:
     """Names of those whose solutions are accepted, each of which is as good as is said."""
     accepted = set()
-    for (name, a), b in zip(matrices.items(), sides(matrices.values()), strict=True):
+    for (name, a), b in zip(matrices.items(), sides(matrices.values(), kind), strict=True):
         with np.errstate(all="ignore"):
             found = factored.solved_by_factors(
                 *map(torch.from_numpy, (a, b)),
@@ -200,19 +240,21 @@ def accepted_by_factors(matrices: dict[str, np.ndarray], n: int, *, single: bool
     return accepted
 
 
-@pytest.mark.parametrize("n", [9, 40, 133])
+@pytest.mark.parametrize(("n", "kind"), [*itertools.product([9, 40], KINDS), (133, np.float64)])
 @pytest.mark.parametrize("single", [False, True])
-def test_hard_systems_with_factors(n: int, single: bool, instructions: None) -> None:
-    accepted = accepted_by_factors(hard(n), n, single=single)
+def test_hard_systems_with_factors(n: int, kind: type, single: bool, instructions: None) -> None:
+    accepted = accepted_by_factors(hard(n, kind), n, kind, single=single)
     assert not accepted.intersection([*HOPELESS, "singular"])
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
 
 
-@pytest.mark.parametrize("n", [1, 2, 9, 31, 33, 40, 133])
+@pytest.mark.parametrize(
+    ("n", "kind"), [*itertools.product([1, 2, 9, 33], KINDS), *((n, np.float64) for n in (31, 40, 133))]
+)
 @pytest.mark.parametrize("single", [False, True])
-def test_hard_definite_systems_with_factors(n: int, single: bool, instructions: None) -> None:
+def test_hard_definite_systems_with_factors(n: int, kind: type, single: bool, instructions: None) -> None:
     """Solutions are as good as is said, and there are none for matrices that are not definite."""
-    accepted = accepted_by_factors(definite(n), n, single=single, definite=True)
+    accepted = accepted_by_factors(definite(n, kind), n, kind, single=single, definite=True)
     assert not accepted.intersection([*HOPELESS, "negative", "indefinite"])
     assert accepted >= {"times 1", "condition 1e3"}
 
@@ -220,8 +262,9 @@ def test_hard_definite_systems_with_factors(n: int, single: bool, instructions: 
 @pytest.mark.parametrize("n", [250, 530])
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("threads", [1, 3, 64])
+@pytest.mark.parametrize("kind", KINDS)
 def test_threads_share_a_definite_system(
-    n: int, single: bool, threads: int, monkeypatch: pytest.MonkeyPatch
+    n: int, single: bool, threads: int, kind: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lines, and what becomes of the factor: `L D^-1` and `D L^T`, whose product is A."""
     monkeypatch.setattr(factored, "THREADED", 0)
@@ -234,45 +277,54 @@ def test_threads_share_a_definite_system(
         return factorize(a)
 
     monkeypatch.setattr(factored, "cholesky_in_place", seen)
-    dtype = torch.float32 if single else torch.float64
-    half = torch.from_numpy(normal(n, n, seed=n))
-    a = (half @ half.mT / n + torch.eye(n)).to(dtype)
-    b = torch.from_numpy(normal(n, 2, seed=1)).to(dtype)
+    half = torch.from_numpy(numbers(kind, n, n, seed=n))
+    dtype = matching_dtype(torch.float32 if single else torch.float64, half.dtype)
+    a = (half @ half.mH / n + torch.eye(n)).to(dtype)
+    b = torch.from_numpy(numbers(kind, n, 2, seed=1)).to(dtype)
     found = factored.solved_by_factors(a, b, dtype, single=single, definite=True)
     assert found is not None
     assert bool(accepted_of(found, n, FP32 if single else FP64))
     assert found.named()["growth"] == 1
-    sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
+    a, b = in_double(a), in_double(b)
+    sizes, x = a.norm(dim=0)[:, None], torch.linalg.solve(a, b)
     error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
     assert (error.numpy() <= found.forward_errors + 1e3 * n * U64).all()
-    factors = rooms[0].double()
+    factors = in_double(rooms[0])
     lower, upper = factors.tril(-1) + torch.eye(n), factors.triu()
     u = (FP32 if single else FP64).u
-    assert ((lower @ upper - a.double()).abs() <= 2 * n * u * (lower.abs() @ upper.abs())).all()
+    assert ((lower @ upper - a.mT).abs() <= 2 * n * u * (lower.abs() @ upper.abs())).all()
 
 
 @pytest.mark.parametrize("n", [250, 530])
 @pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize("threads", [1, 3, 64])
-def test_threads_share_a_system(n: int, single: bool, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_share_a_system(
+    n: int, single: bool, threads: int, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its lines, in stripes of which there are several; elements of U beyond all others are seen wherever."""
     monkeypatch.setattr(factored, "THREADED", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    dtype = torch.float32 if single else torch.float64
-    b = torch.from_numpy(normal(n, 3)).to(dtype)
+    b = torch.from_numpy(numbers(kind, n, 3))
+    dtype = matching_dtype(torch.float32 if single else torch.float64, b.dtype)
+    b = b.to(dtype)
     for large in (None, (1, n - 1), (n - 2, n - 1)):
-        a = torch.from_numpy(normal(n, n, seed=n)).to(dtype)
+        a = torch.from_numpy(numbers(kind, n, n, seed=n)).to(dtype)
         if large is not None:
             a[large] = 100  # U has it where no pivot has passed, as P L U = A^T
         found = factored.solved_by_factors(a, b, dtype, single=single)
         assert found is not None
         assert bool(accepted_of(found, n, FP32 if single else FP64))
-        sizes, x = a.double().norm(dim=0)[:, None], torch.linalg.solve(a.double(), b.double())
+        sizes, x = in_double(a).norm(dim=0)[:, None], torch.linalg.solve(in_double(a), in_double(b))
         error = (sizes * (found.x - x)).norm(dim=0) / (sizes * x).norm(dim=0)
         assert (error.numpy() <= found.forward_errors + 1e3 * n * U64).all()
         upper = torch.linalg.lu_factor(a.mT)[0].triu()
-        growth = float(upper.abs().max() / a.abs().max())
+        growth = float(largest_part(upper) / largest_part(a))
         assert found.named()["growth"] == pytest.approx(growth, rel=1e-2)
+
+
+def largest_part(x: torch.Tensor) -> torch.Tensor:
+    return (torch.view_as_real(x) if x.is_complex() else x).abs().max()
 
 
 @pytest.mark.parametrize("exponent", [3, 5, 6, 7])
@@ -288,8 +340,8 @@ def test_random_vectors_are_refined_where_factors_solve_badly(exponent: int) -> 
 def test_a_system_is_solved_as_if_it_were_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever is beside it, and however many threads there are."""
     monkeypatch.setattr(compiled, "THREADED", 0)
-    for n in (6, 20):
-        a, b = (torch.from_numpy(normal(61, n, k)) for k in (n, 2))
+    for n, kind in itertools.product((6, 20, 27), KINDS):
+        a, b = (torch.from_numpy(numbers(kind, 61, n, k)) for k in (n, 2))
 
         def solved(
             a: torch.Tensor, b: torch.Tensor, threads: int, monkeypatch: pytest.MonkeyPatch = monkeypatch
@@ -320,21 +372,32 @@ VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         tuple(slice(None, None, 2) for _ in a.shape)
     ].copy_(a),
     "negative": lambda a: torch.view_as_real(torch.complex(a, -a).conj().resolve_conj())[..., 1],
+    "conjugate": lambda a: a.conj(),
     "one for all": lambda a: a[:1].expand(a.shape) if a.ndim == 3 else a,
 }
 
 
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+REAL, COMPLEX = (torch.float64, torch.float32), (torch.complex128, torch.complex64)
+
+
+@pytest.mark.parametrize(
+    ("view", "dtype"),
+    [
+        *itertools.product([x for x in VIEWS if x != "conjugate"], REAL),
+        *itertools.product([x for x in VIEWS if x != "negative"], COMPLEX),
+    ],
+)
 @pytest.mark.parametrize("shape", [(7,), (30,), (240,), (5, 7), (5, 30)])
 def test_views(view: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    a, b = (torch.from_numpy(normal(*shape, k)).to(dtype) for k in (shape[-1], 2))
+    kind = np.complex128 if dtype.is_complex else np.float64
+    a, b = (torch.from_numpy(numbers(kind, *shape, k)).to(dtype) for k in (shape[-1], 2))
     seen, right = VIEWS[view](a), VIEWS[view](b)
     found, expected = neula.solve(seen, right), neula.solve(seen.clone(), right.clone())
     assert found.converged
-    assert torch.allclose(found.x, expected.x, rtol=1e-5 if dtype == torch.float32 else 1e-9)
-    exact = torch.linalg.solve(seen.double(), right.double())
-    assert torch.allclose(found.x.double(), exact, rtol=1e-4 if dtype == torch.float32 else 1e-9)
+    single = dtype in (torch.float32, torch.complex64)
+    assert torch.allclose(found.x, expected.x, rtol=1e-5 if single else 1e-9)
+    exact = torch.linalg.solve(in_double(seen), in_double(right))
+    assert torch.allclose(in_double(found.x), exact, rtol=1e-4 if single else 1e-9)
 
 
 class WithoutMemory:

@@ -55,6 +55,19 @@ def test_small_systems(kind: str) -> None:
         small(core, a=np.eye(N, dtype=np.float16))
 
 
+def test_types_of_numbers() -> None:
+    core, of_complex = core_of("baseline"), np.ones((N, K), complex)
+    assert small(core, a=np.eye(N) * 1j, x=of_complex)
+    assert small(core, a=np.eye(N, dtype=np.complex64), b=of_complex, x=of_complex)
+    with pytest.raises(ValueError, match="b must be real"):
+        small(core, b=of_complex)
+    for wrong in ({"a": np.eye(N) * 1j}, {"x": of_complex}, {"x": np.ones((N, K), np.float32)}):
+        with pytest.raises(TypeError, match="x must be"):
+            small(core, **wrong)
+    with pytest.raises(TypeError, match="float64"):
+        small(core, a=np.eye(N, dtype=np.clongdouble), x=of_complex)
+
+
 LARGE: dict[str, dict[str, Any]] = {
     "no dimension": {"a": np.array(1.0)},
     "no contiguous rows": {"a": np.asfortranarray(np.arange(81.0).reshape(N, N))},
@@ -62,6 +75,9 @@ LARGE: dict[str, dict[str, Any]] = {
     "other rows": {"b": np.ones((K, N + 1))},
     "few factors": {"factors": np.ones((N - 1, N))},
     "half factors": {"factors": np.ones((N, N), np.float16)},
+    "complex factors": {"factors": np.ones((N, N), complex)},
+    "b in single precision": {"b": np.ones((K, N), np.float32)},
+    "no contiguous columns": {"b": np.asfortranarray(np.ones((K, N)))},
     "few pivots": {"pivots": np.ones(N - 1, np.int32)},
     "short x": {"x": np.ones((N - 1, K))},
     "few errors": {"errors": np.ones((1, K - 1))},
@@ -83,7 +99,7 @@ def large(core: Core, vectors: int = N, count: int = 5, **other: np.ndarray) -> 
 def test_large_systems(kind: str) -> None:
     core = core_of("baseline")
     assert large(core)
-    with pytest.raises(ValueError, match=r".+"):
+    with pytest.raises((ValueError, TypeError), match=r".+"):
         large(core, **LARGE[kind])
 
 

@@ -24,7 +24,8 @@ LEVELS = {"AVX2": "avx2", "AVX512": "avx512"}
 
 
 DTYPES = (torch.float64, torch.float32)
-"""Dtypes of the core; ``small_problems.embedding`` makes real matrices of complex ones."""
+"""Real dtypes of the core, some of whose kernels also take complex numbers with such parts: of others
+``small_problems.embedding`` makes real matrices."""
 
 
 @lru_cache(maxsize=1)
@@ -76,6 +77,14 @@ def description() -> str:
     return "none: small problems on a CPU take longer"
 
 
+_NUMPY = {
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.complex128: np.complex128,
+    torch.complex64: np.complex64,
+}
+
+
 def empty(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Memory for results, in one of ``DTYPES``, in half of the time that torch takes."""
-    return torch.from_numpy(np.empty(shape, np.float32 if dtype == torch.float32 else np.float64))
+    """Memory for results, of single or double precision, in half of the time that torch takes."""
+    return torch.from_numpy(np.empty(shape, _NUMPY[dtype]))

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from capabilities import LEVELS, core_of
 from neula.certificates.orthogonality import gaussian_probes
+from neula.engines.formats import in_double
 from neula.io.matrices import random_matrix
 from neula.kernels.few_vectors import probes_host
 from neula.kernels.few_vectors.probes_host import reflected_errors
@@ -42,8 +45,11 @@ def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
-def probes(n: int) -> np.ndarray:
-    return gaussian_probes(n, CPU).numpy()
+REAL, COMPLEX = (torch.float64, torch.float32), (torch.complex128, torch.complex64)
+
+
+def probes(n: int, dtype: torch.dtype = torch.float64) -> np.ndarray:
+    return gaussian_probes(2 * n if dtype.is_complex else n, CPU).numpy()
 
 
 def factorized(
@@ -55,30 +61,53 @@ def factorized(
 
 
 def orthogonality(q: torch.Tensor) -> float:
-    wide = q.double()
+    wide = in_double(q)
     n = q.shape[-1]
-    loss = torch.linalg.matrix_norm(wide.mT @ wide - torch.eye(n, dtype=torch.float64))
+    loss = torch.linalg.matrix_norm(wide.mH @ wide - torch.eye(n, dtype=torch.float64))
     return float(loss.max()) / n**0.5
 
 
 @pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [*REAL, *COMPLEX])
 def test_factors(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """As accurate as reflections: two passes lose no orthogonality but by rounding."""
     a, n = matrices(*shape, dtype=dtype), shape[2]
-    q, r, found = factorized(a, probes(n))
-    u, (wide_q, wide_r) = torch.finfo(dtype).eps / 2, (q.double(), r.double())
+    q, r, found = factorized(a, probes(n, dtype))
+    u, (wide_q, wide_r) = torch.finfo(dtype).eps / 2, (in_double(q), in_double(r))
     assert (r.tril(-1) == 0).all()
-    assert (r.diagonal(dim1=1, dim2=2) > 0).all()
+    assert (r.diagonal(dim1=1, dim2=2).real > 0).all()
+    assert not dtype.is_complex or (r.diagonal(dim1=1, dim2=2).imag == 0).all()
     residual = torch.linalg.matrix_norm(a - wide_q @ wide_r) / torch.linalg.matrix_norm(a)
     assert residual.max() <= 4 * n * u
     assert orthogonality(q) <= 8 * n * u
-    again = reflected_errors(a, q.clone(), r.clone(), probes(n))
-    assert again is not None
-    assert np.allclose(found, again, rtol=1e-10, atol=1e-16 * sum(shape))
-    exact = torch.linalg.matrix_norm(wide_q.mT @ wide_q - torch.eye(n), 2).numpy()
+    exact = torch.linalg.matrix_norm(wide_q.mH @ wide_q - torch.eye(n), 2).numpy()
     assert (found[3] >= exact / 2 - 8 * n * 2.0**-53).all()
+    sizes = torch.linalg.vector_norm(wide_r, dim=1)
+    assert np.allclose(found[4:], [sizes.amin(1), sizes.amax(1)], rtol=1e-12)
+    if not dtype.is_complex:
+        again = reflected_errors(a, q.clone(), r.clone(), probes(n))
+        assert again is not None
+        assert np.allclose(found, again, rtol=1e-10, atol=1e-16 * sum(shape))
+
+
+@pytest.mark.usefixtures("_instructions")
+@pytest.mark.parametrize("n", [1, 2, 3, 20])
+@pytest.mark.parametrize("double", [True, False])
+def test_errors_of_complex_factors(n: int, double: bool) -> None:
+    """Measures along random vectors are near the norms of errors."""
+    a = matrices(6, 40, n, dtype=torch.complex128)
+    a = a if double else a.to(torch.complex64)
+    scale = 2.0 ** torch.arange(n)
+    q, r, found = factorized(a * scale, probes(n, a.dtype))
+    q, r, a = (in_double(x) for x in (q, r, a))
+    d = torch.linalg.vector_norm(r, dim=1)
+    expected = [torch.linalg.matrix_norm(x / d[:, None]) * 2 for x in (a * scale - q @ r, a * scale)]
+    expected.append(torch.linalg.matrix_norm(q.mH @ q - torch.eye(n)) * 2)
+    noise = 16 * n * U
+    for measured, true in zip(found, expected, strict=False):
+        assert (measured <= 4 * true.numpy() + noise).all()
+        assert (measured >= true.numpy() / 4 - noise).all()
 
 
 def test_one_pass_where_that_is_enough() -> None:
@@ -106,15 +135,22 @@ def test_ill_conditioned(condition: float, dtype: torch.dtype) -> None:
 @pytest.mark.usefixtures("_instructions")
 @pytest.mark.parametrize("condition", [1e7, 1e8, 1e9, 1e11, 1e13, 1e15, np.inf])
 @pytest.mark.parametrize("shape", [(40, 16, 6), (40, 20, 20), (10, 64, 32), (2, 300, 100)])
-def test_columns_that_are_too_dependent(condition: float, shape: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_columns_that_are_too_dependent(
+    condition: float, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     """They are made orthogonal as often as it takes, each pass as exact as substitution."""
     count, m, n = shape
     cond = 1e3 if condition == np.inf else condition
-    a = torch.stack([random_matrix("geometric", m, n, cond=cond, seed=i) for i in range(count)])
+    if dtype.is_complex:
+        u, _, vh = torch.linalg.svd(matrices(*shape, dtype=dtype), full_matrices=False)
+        a = (u * torch.logspace(0, -math.log10(cond), n, dtype=torch.float64)) @ vh
+    else:
+        a = torch.stack([random_matrix("geometric", m, n, cond=cond, seed=i) for i in range(count)])
     if condition == np.inf:
         a[:, :, n - 1] = a[:, :, 1] - a[:, :, 2]
     for enough in (0.0, n * U):
-        q, r, found = factorized(a, probes(n), enough)
+        q, r, found = factorized(a, probes(n, dtype), enough)
         assert np.isfinite(found).all()
         assert orthogonality(q) <= 8 * n * U
         norms = torch.linalg.matrix_norm(a)
@@ -123,9 +159,10 @@ def test_columns_that_are_too_dependent(condition: float, shape: tuple[int, int,
 
 
 @pytest.mark.parametrize("kind", ["zero column", "zeros", "nan", "inf", "inf at last", "huge"])
-def test_no_factors(kind: str) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_no_factors(kind: str, dtype: torch.dtype) -> None:
     """Of a batch only those are left out."""
-    a = matrices(3, 20, 6)
+    a = matrices(3, 20, 6, dtype=dtype)
     if kind == "zero column":
         a[1, :, 2] = 0
     elif kind == "zeros":
@@ -136,20 +173,20 @@ def test_no_factors(kind: str) -> None:
         a[1, 3, 5] = np.inf
     else:
         a[1, 3, 2] = float(kind)
-    q, _, found = factorized(a, probes(6))
+    q, _, found = factorized(a, probes(6, dtype))
     assert np.isnan(found[:, 1]).all()
     assert np.isfinite(found[:, [0, 2]]).all()
     assert orthogonality(q[[0, 2]]) <= 1e-15
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("dtype", [*REAL, *COMPLEX])
 def test_any_strides(dtype: torch.dtype) -> None:
     a = matrices(20, 7, dtype=dtype)
     wide = matrices(7, 80, dtype=dtype)
     wide[:, ::4] = a.T
-    q, r, found = factorized(a, probes(7))
+    q, r, found = factorized(a, probes(7, dtype))
     for other in (a[None], a.T.contiguous().T, wide.T[::4]):
-        again = factorized(other, probes(7))
+        again = factorized(other, probes(7, dtype))
         assert torch.equal(q, again[0].reshape(q.shape))
         assert torch.equal(r, again[1].reshape(r.shape))
         assert np.array_equal(found, again[2])
@@ -166,9 +203,10 @@ def test_any_scale_of_columns(scale: float) -> None:
     assert (torch.linalg.vector_norm(a - q @ r, dim=0) <= 1e-14 * norms).all()
 
 
-def test_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_several_threads(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same up to rounding, whatever rows each has."""
-    a, g = matrices(1001, 24), probes(24)
+    a, g = matrices(1001, 24, dtype=dtype), probes(24, dtype)
     q, r, found = factorized(a, g)
     monkeypatch.setattr(cholesky_qr_host, "EACH", 24 * 24 * 100)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)

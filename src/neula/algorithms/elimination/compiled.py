@@ -14,7 +14,6 @@ from neula.certificates.forward_error import COMPUTED, ESTIMATED, MAX_RATE, inve
 from neula.certificates.verdict import Evidence
 from neula.kernels.core import core
 from neula.kernels.magnitudes import MODERATE
-from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 
 if TYPE_CHECKING:
     from neula._core import Core, SystemsSetting
@@ -26,10 +25,14 @@ EQUILIBRATED = 16.0
 """Rows, and columns, whose lengths differ by less are not scaled."""
 
 
+DTYPES = (np.dtype(np.float64), np.dtype(np.complex128))
+"""Of real and complex solutions."""
+
+
 class CompiledSolutions(NamedTuple):
     """Solutions with their evidence."""
 
-    x: torch.Tensor  # shape (..., n, k): float64, rounded to the dtype of the result
+    x: torch.Tensor  # shape (..., n, k): float64 or complex128, rounded to the dtype of the result
     # Shape (..., k): bounds on ||D (x - x*)|| / ||D x*||, D being the norms of the columns of A.
     forward_errors: np.ndarray
     # Shape (count, ...): evidence, of several right-hand sides the worst: SystemEvidence of cpp/kernels.hpp
@@ -39,11 +42,11 @@ class CompiledSolutions(NamedTuple):
 
     @classmethod
     def empty(
-        cls, kernels: Core, n: int, k: int, *batch: int
+        cls, kernels: Core, n: int, k: int, *batch: int, is_complex: bool = False
     ) -> tuple[CompiledSolutions, tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """Solutions to be written by a kernel, and their memory as it takes it."""
         count, places = batch[0] if batch else 1, places_of(kernels)
-        x, forward_errors = np.empty((count * n, k)), np.empty((count, k))
+        x, forward_errors = np.empty((count * n, k), DTYPES[is_complex]), np.empty((count, k))
         numbers = np.empty((count_of(kernels), count))
         memory = x, forward_errors, numbers
         if batch:
@@ -75,43 +78,26 @@ def available() -> bool:
 def solved(
     a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, digits: float, *, definite: bool = False
 ) -> CompiledSolutions | None:
-    """Solve by LU, update once, and measure; None without the core, or where memory does not suffice.
+    """Solve by LU, update, and measure; None without the core, or where memory does not suffice.
 
-    A, of shape (n, n) or (batch, n, n), and b are float64 or float32, of any strides; the result has the
-    dtype ``dtype``. Solutions are refined to the forward error ``digits``; others are doubtful unless another
-    update gains nothing. Definite matrices are eliminated without pivoting, as Cholesky's factors are made:
-    those that are not symmetric and positive definite are doubtful.
+    A, of shape (n, n) or (batch, n, n), and b are real or complex numbers of single or double precision, of
+    any strides; b is real where A is. The result has the dtype ``dtype``. Solutions are refined to the
+    forward error ``digits``; others are doubtful unless another update gains nothing. Definite matrices are
+    eliminated without pivoting, as Cholesky's factors are made: those that are not Hermitian and positive
+    definite are doubtful.
     """
     kernels = core()
     if kernels is None:
         return None
-    if a.is_complex():  # as real systems of twice the order
-        of_a, of_b = (torch.from_numpy(x) for x in (embedded(a.numpy()), stacked_parts(b.numpy())))
-        found = solved(of_a, of_b, dtype.to_real(), digits, definite=definite)
-        if found is None:
-            return None
-        double_errors_of_parts(found.numbers, found.places)
-        return found._replace(x=torch.from_numpy(of_stacked_parts(found.x.numpy())))
     *batch, n, k = b.shape
     count = batch[0] if batch else 1
     threads = torch.get_num_threads() if count > 1 and count * n**3 >= THREADED else 1
-    found, memory = CompiledSolutions.empty(kernels, n, k, *batch)
-    single = dtype == torch.float32
+    found, memory = CompiledSolutions.empty(kernels, n, k, *batch, is_complex=a.is_complex())
+    single = dtype.to_real() == torch.float32
     done = kernels.solve_systems(
         a.numpy(), b.numpy(), setting_for(kernels, n, digits), *memory, definite, single, threads
     )
     return found if done else None
-
-
-def double_errors_of_parts(numbers: np.ndarray, places: dict[str, int | slice]) -> None:
-    """Turn backward errors of real systems into those of the complex ones that they stand for, in place.
-
-    They are in the infinity norm. The magnitude of a complex number is between the sum of those of its parts
-    divided by the square root of 2 and that sum, the largest of a vector likewise, and an error has two. All
-    else is in the 2-norm, which is the same.
-    """
-    for name in ("refined_error", "backward_error", "history"):
-        numbers[places[name]] *= 2
 
 
 def count_of(kernels: Core) -> int:

@@ -14,7 +14,8 @@ import torch
 from neula.algorithms.elimination.compiled import CompiledSolutions, setting_of
 from neula.algorithms.elimination.lu import cholesky_in_place, lu_in_place
 from neula.algorithms.krylov.batched_lstsq import FEW, MARGINS, probes
-from neula.kernels.core import core, empty
+from neula.engines.formats import matching_dtype
+from neula.kernels.core import core
 
 if TYPE_CHECKING:
     from neula._core import Core, SystemsSetting
@@ -34,17 +35,19 @@ def solved_by_factors(
 ) -> CompiledSolutions | None:
     """Solve by LU with partial pivoting, or by a Cholesky factor; of single precision update once.
 
-    None without the core, where a pivot vanishes, and where A is not definite. A, float64 or float32, has
-    contiguous rows. ``dtype`` is that of the result.
+    None without the core, where a pivot vanishes, and where A is not definite. A, of single or double
+    precision, has contiguous rows, and b is real where A is. ``dtype`` is that of the result.
     """
     kernels = core()
     if kernels is None:
         return None
     n, k = b.shape
     threads = torch.get_num_threads() if n * n >= THREADED else 1
-    factors = torch.empty(n, n, dtype=torch.float32 if single else torch.float64, device="cpu")
-    sides, pivots = empty(k, n).copy_(b.mT), torch.empty(n, dtype=torch.int32, device="cpu")
-    found, memory = CompiledSolutions.empty(kernels, n, k)
+    wide = torch.promote_types(a.dtype, torch.float64)
+    factors = torch.empty(n, n, dtype=matching_dtype(torch.float32, wide) if single else wide, device="cpu")
+    sides = torch.empty(k, n, dtype=wide, device="cpu").copy_(b.mT)
+    pivots = torch.empty(n, dtype=torch.int32, device="cpu")
+    found, memory = CompiledSolutions.empty(kernels, n, k, is_complex=wide.is_complex)
     system = kernels.large_system(
         a.numpy(),
         sides.numpy(),
@@ -52,7 +55,7 @@ def solved_by_factors(
         factors.numpy(),
         pivots.numpy(),
         *memory,
-        dtype == torch.float32,
+        dtype.to_real() == torch.float32,
         threads,
     )
     system.copy()

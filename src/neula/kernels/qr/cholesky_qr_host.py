@@ -19,17 +19,18 @@ EACH = 1 << 21
 def cholesky_qr(
     a: torch.Tensor, g: np.ndarray, enough: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor, np.ndarray] | None:
-    """Factorize A (batch, m, n) or (m, n), m >= n, and measure; None without the core, and for dtypes other
-    than float64 and float32.
+    """Factorize A (batch, m, n) or (m, n), m >= n, and measure; None without the core, and for dtypes of
+    other than single and double precision.
 
     The Gram matrix is in double precision. Where that is not enough, Q is factorized again, from a Gram
     matrix with an enlarged diagonal where columns are too dependent, until an estimate of ``||I - Q^T Q||_F /
     sqrt(n)`` is at most ``enough``. Q has its rows one after the other, and R a positive diagonal. Measures
-    along the random vectors g (n, 4), as of ``probes_host.reflected_errors``, are NaN where numbers are not
-    finite, vanish, or have squares that are not: these have no factors.
+    along the random vectors g (n, 4), of a complex A real ones (2 n, 4), as of
+    ``probes_host.reflected_errors``, are NaN where numbers are not finite, vanish, or have squares that are
+    not: these have no factors.
     """
     compiled, (m, n) = core(), a.shape[-2:]
-    if compiled is None or a.dtype not in DTYPES:
+    if compiled is None or a.dtype.to_real() not in DTYPES:
         return None
     q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
     threads = min(torch.get_num_threads(), m * n * n // EACH) or 1

@@ -234,7 +234,9 @@ def _of_core(
     if a.ndim != 2 or others or not a.is_cpu:
         return None
     (m, n), options = a.shape, QROptions(target, call.engine)
-    return plan_for(a, options, mode) if is_for_core(m, n, target) or m < n else None
+    return (
+        plan_for(a, options, mode) if is_for_core(m, n, target, is_complex=a.is_complex()) or m < n else None
+    )
 
 
 def solved_by_plan(call: Call, options: QROptions, mode: str) -> QRResult[Any] | Answer[QRValues] | None:

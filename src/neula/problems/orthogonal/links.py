@@ -190,16 +190,15 @@ _lapack = _when(
 _not_lapack = _when("otherwise, and on a GPU", lambda case: not _lapack(case))
 
 _few_columns = _when(
-    "up to 128 columns of real numbers, accuracies fp32 and fp64",
-    lambda case: not case.complex and ways.is_for_core(case.m, case.n, case.target),
+    "up to 128 columns, of complex numbers 64, accuracies fp32 and fp64",
+    lambda case: ways.is_for_core(case.m, case.n, case.target, is_complex=case.complex),
 )
 
 
 @ruled("on a CPU, from 3 rows a column and more than 128 columns on, of complex numbers 64")
 def _by_products(case: QRCase) -> bool:
     allowed = not (case.options.named or case.options.in_place or case.options.over_rows.spread)
-    # A kernel does the same for fewer real ones.
-    many = case.n > ways.COLUMNS or (case.complex and 2 * case.n >= ways.COLUMNS)
+    many = case.n * (1 + case.complex) > ways.COLUMNS  # a kernel does the same for fewer
     return allowed and many and case.m >= case.tuning[QRTuning].cholesky_qr_ratio * case.n
 
 

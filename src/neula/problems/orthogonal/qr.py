@@ -208,7 +208,9 @@ def qr(
     if default:
         target, most, is_complex = call.target, call.engine.tuning[HostTuning].by_host, call.dtype.is_complex
         call = call.by_host(
-            engine, has_kernel=lambda m, n: not is_complex and is_for_core(m, n, target), most=most
+            engine,
+            has_kernel=lambda m, n: not is_complex and is_for_core(m, n, target, is_complex=False),
+            most=most,
         )
     options = QROptions(call.target, call.engine, algorithm, compute, panel, cutoff, progress=progress)
     begun = solved_by_plan(call, options, mode) if default else None

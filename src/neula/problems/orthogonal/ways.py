@@ -359,16 +359,18 @@ COLUMNS = 128
 PART = 0.5  # part of the bound on orthogonality that steps without repetition may lose
 
 
-def is_for_core(m: int, n: int, target: Format) -> bool:
-    return m >= n > 0 and n <= COLUMNS and target in (FP32, FP64) and core() is not None
+def is_for_core(m: int, n: int, target: Format, *, is_complex: bool) -> bool:
+    return m >= n > 0 and n * (1 + is_complex) <= COLUMNS and target in (FP32, FP64) and core() is not None
 
 
 def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Solution:
     """Cholesky QR of few columns by the compiled core, one matrix or a batch."""
     a, target = matrices.a, matrices.options.target
     n, found = a.shape[2], None
-    if a.dtype == target.dtype:
-        found = cholesky_qr(a, probe_vectors(n), PART * orthogonality_bound(target, n))
+    if a.dtype.to_real() == target.dtype:
+        found = cholesky_qr(
+            a, probe_vectors(2 * n if a.is_complex() else n), PART * orthogonality_bound(target, n)
+        )
     if found is None:
         raise Declined
     q, r, numbers = found
@@ -394,8 +396,7 @@ def by_products(matrices: QRMatrices, before: Solution | None, *, label: str) ->
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     given = a.to(matching_dtype(matrices.options.work.dtype, a.dtype))
     by_rows = a.stride(1) == 1
-    room = torch.empty if a.is_complex() else empty
-    q = room(*a.shape, dtype=given.dtype) if by_rows else room(*a.T.shape, dtype=given.dtype).T
+    q = empty(*a.shape, dtype=given.dtype) if by_rows else empty(*a.T.shape, dtype=given.dtype).T
     r = solved_cholesky_qr(given, out=q)
     values = _measured(a, q, r, target)
     found = QRJudge(a.shape, target).certificate(values)

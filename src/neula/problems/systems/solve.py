@@ -18,7 +18,6 @@ from neula.engines import FP64, Engine, format_named
 from neula.errors import check_name, of_batch, whole_number
 from neula.kernels.core import core
 from neula.kernels.magnitudes import two_norms
-from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
 from neula.pipeline.batches import SingularMember
 from neula.pipeline.call import Call, HostTuning
 from neula.pipeline.chain import Answer, Run, Unanswered, first_answer, run_chain, run_each
@@ -68,28 +67,21 @@ class SystemsPlan:
     def __init__(self, n: int, k: int, options: SystemsOptions) -> None:
         kernels = core()
         assert kernels is not None
-        self._parts = (
-            2 if options.dtype.is_complex else 1
-        )  # of a number, in the real system that the core solves
-        self.options, self._n, self._k = options, self._parts * n, k
+        self.options, self._n, self._k = options, n, k
         self._solve, self._count = kernels.solve_systems, compiled.count_of(kernels)
         self._asked = options.positive, options.dtype.to_real() == torch.float32, 1
-        self._setting = compiled.setting_for(kernels, self._n, options.digits)
-        self._places = compiled.places_of(kernels)
+        self._setting = compiled.setting_for(kernels, n, options.digits)
+        self._dtype = compiled.DTYPES[options.dtype.is_complex]
         self._limits = options.limits(n)
         self._label = (CHOLESKY if options.positive else PIVOTED).format(FP64.name)
 
     def __call__(self, given: Given) -> SolveResult[Any] | None:
         (a, b), k, limits = given.arrays, self._k, self._limits
-        x, errors, numbers = np.empty((self._n, k)), np.empty((1, k)), np.empty((self._count, 1))
+        x, errors = np.empty((self._n, k), self._dtype), np.empty((1, k))
+        numbers = np.empty((self._count, 1))
         b = b[:, None] if b.ndim == 1 else b
-        if self._parts > 1:
-            a, b = embedded(a), stacked_parts(b)
         if not self._solve(a, b, self._setting, x, errors, numbers, *self._asked):
             return None
-        if self._parts > 1:
-            compiled.double_errors_of_parts(numbers, self._places)
-            x = of_stacked_parts(x)
         of = numbers.ravel().tolist()
         _, _, refined, backward, forward, _, condition, largest, growth = of[:UPDATES]
         if not (limits.accept(Evidence.from_numbers(of)) and math.isfinite(largest)):

@@ -373,8 +373,7 @@ class CoreTuning:
 
 def suits(n: int, k: int, dtypes: Iterable[torch.dtype]) -> bool:
     """Whether there is a kernel for systems of order n with k right-hand sides, of arrays of some dtypes."""
-    most, dtypes = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning], tuple(dtypes)
-    n *= 1 + any(dtype.is_complex for dtype in dtypes)
+    most = select_engine("cpu", torch.device("cpu")).tuning[CoreTuning]
     small = 0 < n <= most.core_order and most.fits(n, k)
     return small and all(dtype.to_real() in DTYPES for dtype in dtypes) and available()
 
@@ -386,13 +385,12 @@ def is_for_core(n: int, options: SystemsOptions) -> bool:
     named = options.pivot is not None or options.compute is not None or options.progress is not None
     here = options.engine.device.type == "cpu" and options.engine.tuning.lapack
     usual = here and not (named or options.over_rows.spread) and options.dtype.to_real() in DTYPES and n > 0
-    by_factors = not (options.forward or options.dtype.is_complex)
-    return usual and available() and (is_small(n, options) or by_factors)
+    return usual and available() and (is_small(n, options) or not options.forward)
 
 
 def is_small(n: int, options: SystemsOptions) -> bool:
-    """Whether the core factorizes systems of order n itself, complex ones as real ones of twice the order."""
-    return n * (1 + options.dtype.is_complex) <= options.engine.tuning[CoreTuning].core_order
+    """Whether the core factorizes systems of order n itself."""
+    return n <= options.engine.tuning[CoreTuning].core_order
 
 
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
