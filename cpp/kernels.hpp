@@ -183,6 +183,7 @@ struct LargeSystem {
     const void *a;        // (n, n)
     void *factors;        // of A^T, column by column
     bool single, single_factors, single_result, complex;
+    bool doubled;           // whether residuals of solutions by factors in double precision are in twice that
     int *pivots;            // counted from 0
     const double *b;        // (k, n), of complex numbers their parts
     const double *vectors;  // (LARGE_PROBES + 1, n): random, the last one for the norm of A

@@ -26,7 +26,7 @@ template <typename T, typename Number> double doubled_residual(Rows<T, Number> a
 }
 
 // Residuals of solutions, and of those for random vectors. Sums are in double precision, which is twice that of single factors;
-// where factors are in double precision, those of right-hand sides are in twice that.
+// where factors are in double precision, those of right-hand sides may be in twice that.
 template <typename T, typename Number> void measure_rows(RowsPart &part, Rows<T, Number> a)
 {
     constexpr Index EACH = PARTS<Number>;
@@ -36,7 +36,7 @@ template <typename T, typename Number> void measure_rows(RowsPart &part, Rows<T,
     for (; block.first < part.last; block.first = block.last) {
         block.last = block.first + WIDTH < part.last ? block.first + WIDTH : part.last;
         subtract(block, a);
-        for (Index c = 0; c < system.k && !system.single_factors; c++)
+        for (Index c = 0; c < system.k && system.doubled; c++)
             for (Index i = block.first; i < block.last; i++) {
                 double found[EACH];
                 for (Index p = 0; p < EACH; p++)
@@ -142,7 +142,7 @@ SystemEvidence finish_column(
     double left = norm(n, residual), norm_b = norm(n, b), size = scaled_norm(n, norms, x);
     double doubled = (n + WIDTH + 2) * UNIT * (n + WIDTH + 2) * UNIT * rounding_of_parts(system);
     double rounding_errors = rounding_of(system);
-    double floor = (updated ? rounding_errors : doubled) * (matrix.norm * norm(n, x) + norm_b);
+    double floor = (system.doubled ? doubled : rounding_errors) * (matrix.norm * norm(n, x) + norm_b);
     // Rounding of the residual to one number, and of A times an update and the difference.
     double norm_change = updated ? norm(n, change) : 0.0;
     double noise = floor + rounding_errors * (norm_before + matrix.norm * norm_change);

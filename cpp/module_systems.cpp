@@ -102,7 +102,7 @@ struct Large {
     std::unique_ptr<double, Freed> workspace;
     double largest = 0.0;
 
-    void prepare(bool single_result, Index threads)
+    void prepare(bool single_result, bool doubled, Index threads)
     {
         require(a.ndim() == 2 && factors.ndim() == 2 && b.ndim() == 2, "a, b and factors must be matrices");
         size_t n = a.shape(0), k = b.shape(0);
@@ -120,7 +120,8 @@ struct Large {
         memory_of(x, of_a);
         threads = threads > 1 ? threads : 1;
         system = {Index(n), Index(k), threads < MOST_THREADS ? threads : MOST_THREADS, of_a.data, factors.data(),
-                  of_a.single, of_factors.single, single_result, of_a.complex, pivots.data(),
+                  of_a.single, of_factors.single, single_result, of_a.complex,
+                  doubled && !of_factors.single, pivots.data(),
                   static_cast<const double *>(of_b.data), setting.vectors.data(),
                   setting.limits, nullptr};
         workspace.reset(static_cast<double *>(operator new(
@@ -150,10 +151,10 @@ struct Large {
 std::unique_ptr<Large> large_system(
     const Core &core, const Given &a, const Given &b, const SystemsSetting &setting, const Overwritten &factors,
     const Contiguous<int, 1> &pivots, const Solutions &x, const Doubles &forward_error, const Doubles &evidence,
-    bool single_result, Index threads)
+    bool single_result, bool doubled, Index threads)
 {
     std::unique_ptr<Large> large(new Large{core, a, factors, pivots, b, setting, x, forward_error, evidence, {}, {}, 0.0});
-    large->prepare(single_result, threads);
+    large->prepare(single_result, doubled, threads);
     return large;
 }
 
@@ -171,7 +172,7 @@ void define_systems(nb::module_ &m, nb::class_<Core> &core)
         .def("solve", &Large::solve, nb::kw_only(), nb::arg("definite"));
     core.def("large_system", large_system, nb::keep_alive<0, 1>(), nb::arg("a"), nb::arg("b"), nb::arg("setting"),
              nb::arg("factors"), nb::arg("pivots"), nb::arg("x"), nb::arg("forward_error"), nb::arg("evidence"),
-             nb::arg("single_result"), nb::arg("threads"));
+             nb::arg("single_result"), nb::arg("doubled"), nb::arg("threads"));
 }
 
 }  // namespace neula

@@ -176,6 +176,7 @@ class Core:
         forward_error: np.ndarray,
         evidence: np.ndarray,
         single_result: bool,
+        doubled: bool,
         threads: int,
     ) -> LargeSystem:
         """One system by factors: :func:`neula.algorithms.elimination.factored.solved_by_factors`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from tests.matrices import normal_array
 
 import neula
-from campaign.oracle import system
+from campaign.oracle import System, system
 from capabilities import LEVELS, core_of
 from neula.algorithms.elimination import compiled, factored
 from neula.certificates.bounds import solve_bound
@@ -241,9 +242,11 @@ def accepted_by_factors(
 
 
 @pytest.mark.parametrize(("n", "kind"), [*itertools.product([9, 40], KINDS), (133, np.float64)])
-@pytest.mark.parametrize("single", [False, True])
-def test_hard_systems_with_factors(n: int, kind: type, single: bool, instructions: None) -> None:
-    accepted = accepted_by_factors(hard(n, kind), n, kind, single=single)
+@pytest.mark.parametrize(
+    "how", [{"single": True}, {"single": False}, {"single": False, "doubled": False}], ids=str
+)
+def test_hard_systems_with_factors(n: int, kind: type, how: dict[str, bool], instructions: None) -> None:
+    accepted = accepted_by_factors(hard(n, kind), n, kind, **how)
     assert not accepted.intersection([*HOPELESS, "singular"])
     assert accepted >= {"times 1", "condition 1e3", "negative", "permutation"}
 
@@ -321,6 +324,27 @@ def test_threads_share_a_system(
         upper = torch.linalg.lu_factor(a.mT)[0].triu()
         growth = float(largest_part(upper) / largest_part(a))
         assert found.named()["growth"] == pytest.approx(growth, rel=1e-2)
+
+
+@pytest.mark.parametrize("n", [1, 3, 40])
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_right_hand_sides(n: int, kind: type) -> None:
+    """They are not refined one by one: errors are bounded by plain residuals."""
+    a, b = numbers(kind, n, n), numbers(kind, n, 32768 // n + 9)
+    found, refined = neula.solve(a, b), neula.solve(a, b, certify="forward")
+    assert found.converged
+    assert refined.converged
+    assert [attempt.method for attempt in found.attempts] == ["lu fp64 with pivoting"]
+    assert refined.forward_error < found.forward_error < 1e-6
+    some = slice(None, None, 1000)
+    errors = System(a, b[:, some]).errors(found.x[:, some], n)
+    assert (errors <= found.forward_errors[some]).all()
+    spoilt = with_condition(n, 1e15, 3, kind) if n > 1 else a
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", neula.AccuracyWarning)
+        hard = neula.solve(spoilt, b)
+    errors = System(spoilt, b[:, some]).errors(hard.x[:, some], n)
+    assert not hard.converged or (errors <= hard.forward_errors[some]).all()
 
 
 def largest_part(x: torch.Tensor) -> torch.Tensor:

@@ -92,7 +92,7 @@ def large(core: Core, vectors: int = N, count: int = 5, **other: np.ndarray) -> 
     arrays |= {"pivots": np.zeros(N, np.int32), "x": np.ones((N, K))}
     arrays |= {"errors": np.ones((1, K)), "numbers": np.ones((NUMBERS, 1)), **other}
     a, b, *memory = arrays.values()
-    return core.large_system(a, b, setting_of(core, vectors, count), *memory, False, 1)  # type: ignore[arg-type,call-arg]
+    return core.large_system(a, b, setting_of(core, vectors, count), *memory, False, True, 1)  # type: ignore[arg-type,call-arg]
 
 
 @pytest.mark.parametrize("kind", LARGE)

@@ -32,11 +32,13 @@ def solved_by_factors(
     *,
     single: bool,
     definite: bool = False,
+    doubled: bool = True,
 ) -> CompiledSolutions | None:
     """Solve by LU with partial pivoting, or by a Cholesky factor; of single precision update once.
 
     None without the core, where a pivot vanishes, and where A is not definite. A, of single or double
     precision, has contiguous rows, and b is real where A is. ``dtype`` is that of the result.
+    Residuals are in twice the working precision if ``doubled``, and factors are in double precision.
     """
     kernels = core()
     if kernels is None:
@@ -56,6 +58,7 @@ def solved_by_factors(
         pivots.numpy(),
         *memory,
         dtype.to_real() == torch.float32,
+        doubled,
         threads,
     )
     system.copy()

@@ -54,7 +54,7 @@ def converged_svd(a: torch.Tensor) -> Factors:
     except torch.linalg.LinAlgError:
         if a.is_cuda or not bool(a.isfinite().all()):
             raise
-    matrices, shape = a.reshape(-1, *a.shape[-2:]).to(_doubled(a)).numpy(), a.shape[:-2]
+    matrices, shape = a.reshape(-1, *a.shape[-2:]).to(_doubled(a)).resolve_conj().numpy(), a.shape[:-2]
     each = [scipy_linalg.svd(x, full_matrices=False, lapack_driver="gesvd") for x in matrices]
     u, s, vh = (torch.from_numpy(np.stack(x)) for x in zip(*each, strict=True))
     u, s, vh = u.to(a.dtype), s.to(a.dtype.to_real()), vh.to(a.dtype)
@@ -73,7 +73,7 @@ def converged_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     except torch.linalg.LinAlgError:
         if not bool(a.isfinite().all()):
             raise
-    matrices = a.reshape(-1, *a.shape[-2:]).to(_doubled(a)).cpu().numpy()
+    matrices = a.reshape(-1, *a.shape[-2:]).to(_doubled(a)).resolve_conj().cpu().numpy()
     each = [scipy_linalg.eigh(x, driver="ev") for x in matrices]
     values, vectors = (torch.from_numpy(np.stack(x)).to(a.device) for x in zip(*each, strict=True))
     return values.to(a.dtype.to_real()).view(a.shape[:-1]), vectors.to(a.dtype).view(a.shape)

@@ -34,4 +34,5 @@ def cholesky_qr(
         return None
     q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
     threads = min(torch.get_num_threads(), m * n * n // EACH) or 1
+    a = a.resolve_conj()
     return q, r, compiled.cholesky_qr(a.numpy(), q.numpy(), r.numpy(), g, enough, threads)

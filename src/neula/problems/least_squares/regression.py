@@ -17,7 +17,7 @@ from neula.engines.formats import double_of, in_double
 from neula.engines.random_vectors import gaussian
 from neula.kernels.magnitudes import SQUARABLE_EXPONENT, squares, two_norms
 from neula.kernels.shift import shift
-from neula.pipeline.call import Call
+from neula.pipeline.call import Call, restored
 from neula.pipeline.gradients import stacked_problem
 from neula.pipeline.inputs import Taken
 from neula.pipeline.result.regression import Robust
@@ -252,6 +252,7 @@ def fit_spread(
 ) -> LinearFit:
     """The fit of rows over processes, all of which have to ask for statistics: their R are merged then."""
 
+    @restored
     def numbers() -> FitNumbers:
         over_rows = options.over_rows
         with call.computing():
@@ -305,6 +306,7 @@ class RegressionFit(LinearFit):
         return self.shapes.matrices.shape[1] if given is None else given
 
     @cached_property
+    @restored
     def _factors(self) -> QRFactors:
         """QR of the stacked matrix. Raises ValueError if A lacks full rank."""
         with self.call.computing():

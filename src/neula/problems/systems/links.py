@@ -139,7 +139,7 @@ _begun = _when(
 )
 
 _in_core = _when(
-    "on a CPU, up to 32 right-hand sides or 32768 numbers in x",
+    "on a CPU; with ``certify='forward'`` up to order 208 and 32 right-hand sides, or 32768 numbers in x",
     lambda case: is_for_core(case.n, case.options),
 )
 

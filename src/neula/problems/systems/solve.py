@@ -58,7 +58,7 @@ from neula.problems.systems.problem import (
 )
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import SOURCES
-from neula.problems.systems.ways import is_for_core, is_small, suits, takes
+from neula.problems.systems.ways import is_for_core, suits, takes_small
 
 UPDATES = len(SystemsSolutions.names)  # where the core says how many updates there were; the history follows
 
@@ -128,7 +128,7 @@ def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | L
     n = a.shape[-1]
     if shapes.batch:
         return None
-    if takes(a, b, options) and is_for_core(n, options) and is_small(n, options):
+    if is_for_core(n, options) and takes_small(a, b, options):
         return SystemsPlan(n, b.shape[-1], options)
     if 0 in (a.numel(), b.numel()) or options.progress is not None:
         return None
@@ -211,8 +211,8 @@ def solve(
     certify : {"backward", "forward"}, optional
         The error that refinement reduces to the level of the accuracy: the backward error, or the forward
         error of x. The latter takes residuals in twice the working precision, and a condition number well
-        below the reciprocal of the unit roundoff; otherwise the solution is not accepted. Small systems (on a
-        GPU with up to 64 right-hand sides) are refined that far in any case, and so are most systems of
+        below the reciprocal of the unit roundoff; otherwise the solution is not accepted. Small systems (with
+        few right-hand sides, on a GPU up to 64) are refined that far in any case, and so are most systems of
         thousands of unknowns.
     strict : bool, optional
         Raise an :class:`~neula.pipeline.result.AccuracyError` instead of a warning.

@@ -364,7 +364,7 @@ class CoreTuning:
     """Up to where the compiled core takes less time than a library."""
 
     core_order: int  # of systems that it factorizes itself; beyond, it uses LAPACK's factors
-    core_numbers: int  # of x, of more than 32 right-hand sides
+    core_numbers: int  # of x, of more than 32 right-hand sides; of more numbers it measures plain residuals
 
     def fits(self, n: int, k: int) -> bool:
         """Whether k right-hand sides of order n are few enough."""
@@ -393,10 +393,22 @@ def is_small(n: int, options: SystemsOptions) -> bool:
     return n <= options.engine.tuning[CoreTuning].core_order
 
 
+def _are_few(b: torch.Tensor, options: SystemsOptions) -> bool:
+    """Whether right-hand sides are refined one by one; of more than that plain residuals are measured."""
+    return options.engine.tuning[CoreTuning].fits(*b.shape[-2:])
+
+
+def takes_small(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
+    """Whether the core factorizes these systems itself, and refines their solutions."""
+    return takes(a, b, options) and is_small(a.shape[-1], options) and _are_few(b, options)
+
+
 def takes(a: torch.Tensor, b: torch.Tensor, options: SystemsOptions) -> bool:
-    few = options.engine.tuning[CoreTuning].fits(a.shape[-1], b.shape[-1])
+    """Whether the core takes these systems; if all digits are asked for, few right-hand sides."""
+    enough = _are_few(b, options) or not options.forward
     alike = a.is_complex() or not options.dtype.is_complex
-    return few and alike and a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= {*DTYPES}
+    here = a.is_cpu and b.is_cpu and {a.dtype.to_real(), b.dtype.to_real()} <= {*DTYPES}
+    return enough and alike and here
 
 
 def by_core(
@@ -408,7 +420,7 @@ def by_core(
     if takes(a, b, options):
         found = (
             solved(a, b, options.dtype, options.digits, definite=options.positive)
-            if is_small(a.shape[-1], options)
+            if takes_small(a, b, options)
             else _each_large(systems, format)
         )
     if found is None:
@@ -434,6 +446,7 @@ def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
             options.dtype,
             single=format is FP32,
             definite=options.positive,
+            doubled=_are_few(b, options),
         )
         if one is None:
             return None
