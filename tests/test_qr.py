@@ -360,8 +360,8 @@ class Queueing(EmulatedEngine):
         (400, 300, None, 1e7, ["rgsqrf fp32 + correction", "rgsqrf fp32 + reortho"]),
         (600, 60, None, 1e6, ["rgsqrf fp32", "rgsqrf fp32 + reortho"]),
         (300, 200, "fp16", 1e4, ["rgsqrf fp16", "rgsqrf fp16 + reortho"]),
-        (12000, 300, "fp16", 2.0, ["cholesky-qr fp16"]),
-        (12000, 300, "fp16", 1e5, ["cholesky-qr fp16", "rgsqrf fp16"]),
+        (8400, 260, "fp16", 2.0, ["cholesky-qr fp16"]),
+        (8400, 260, "fp16", 1e5, ["cholesky-qr fp16", "rgsqrf fp16"]),
     ],
 )
 def test_the_chain_where_nothing_is_looked_at_first(m, n, accuracy, cond, methods):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.optimize
 
+import neula
 import neula.compat.scipy.optimize as ours
 
 RNG = np.random.default_rng(0)
@@ -72,6 +73,20 @@ def test_least_squares(method) -> None:
         assert np.allclose(found[name], expected[name], atol=1e-6)
     assert found.success
     assert np.abs(found.grad).max() < 1e-10  # refined, where SciPy's is 1e-6
+
+
+@pytest.mark.parametrize(
+    "solve",
+    [
+        lambda: ours.least_squares(decay, [1, 1, 1]),
+        lambda: ours.lsq_linear(A, B, (-1, 1)),
+    ],
+)
+def test_an_accuracy_that_is_missed_is_a_warning(solve, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = ours.fitted
+    monkeypatch.setattr(ours, "fitted", lambda *args, **how: (fitted(*args, **how)[0], "missed"))
+    with pytest.warns(neula.AccuracyWarning, match="missed"):
+        solve()
 
 
 def test_curve_fit() -> None:

@@ -78,7 +78,18 @@ def test_suites_of_the_peers() -> None:
         pytest.skip("the peers are installed without their tests")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider"),
+            *(
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "-c",
+                os.devnull,
+                "-p",
+                "no:cacheprovider",
+                "-p",
+                "no:logging",
+            ),
             *("-p", "tests.compat.taking_the_place", "-W", "ignore::neula.AccuracyWarning"),
             *("-k", " and ".join(f"not {name}" for name in ELSEWHERE)),
             "--pyargs",
