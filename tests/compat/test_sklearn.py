@@ -292,16 +292,37 @@ def test_standard_errors_count_the_intercept(intercept, weighted) -> None:
     for model in models:
         result = model.result_
         assert result.degrees_of_freedom == expected.df_resid
+        assert np.isclose(result.effective_degrees_of_freedom, X.shape[1] + intercept)
         assert np.allclose(result.standard_errors(), expected.bse[intercept:], rtol=1e-10)
         assert np.allclose(result.confidence_intervals(), expected.conf_int()[intercept:], rtol=1e-9)
+    hat = np.square(np.linalg.qr(expected.model.wexog)[0]).sum(1)
+    for result in (models[0].result_, models[1].result_):
+        for robust in ("HC0", "HC1", "HC2", "HC3"):
+            errors = expected.get_robustcov_results(robust).bse[intercept:]
+            assert np.allclose(result.standard_errors(robust=robust), errors, rtol=1e-9)
+        assert np.allclose(result.leverage(), hat, rtol=1e-10)
     table = models[0].result_
     for name, peer in (("adjusted_r_squared", "rsquared_adj"), ("aic", "aic"), ("f_statistic", "fvalue")):
         assert np.isclose(getattr(table, name), getattr(expected, peer), rtol=1e-10)
 
 
+def test_leverages_of_a_damped_fit_add_up() -> None:
+    X, y, w = data()
+    for weights in (None, w):
+        result = Ridge(2.0).fit(X, y, weights).result_
+        root = np.sqrt(np.ones(len(y)) if weights is None else weights)
+        design, penalty = root[:, None] * np.column_stack([np.ones(len(y)), X]), 2.0 * np.eye(6)
+        penalty[0, 0] = 0.0  # the intercept has none
+        hat = design @ np.linalg.solve(design.T @ design + penalty, design.T)
+        assert np.allclose(result.leverage(), np.diag(hat), rtol=1e-10)
+        assert np.isclose(result.effective_degrees_of_freedom, np.trace(hat), rtol=1e-10)
+
+
 def test_parts_are_checked() -> None:
     X, y, _ = data()
     model = LinearRegression().partial_fit(X, y)
+    with pytest.raises(ValueError, match="'alpha' parameter"):
+        Ridge().partial_fit(X, y).set_params(alpha=-1.0).partial_fit(X, y)
     for wrong in (X[:, :4], np.full_like(X, np.nan), np.full_like(X, np.inf), X[:0], np.full(X.shape, "a")):
         with pytest.raises(ValueError, match=r"features|NaN|infinity|sample|could not convert"):
             model.partial_fit(wrong, y[: len(wrong)])
@@ -412,6 +433,17 @@ def test_what_eigenvectors_leave_without_digits(scale: float) -> None:
     exact = Ridge(model.alpha_, fit_intercept=False).fit(X, y).coef_
     error = np.linalg.norm((model.coef_ - exact) * np.linalg.norm(X, axis=0))
     assert error <= 1e-8 * np.linalg.norm(X @ exact)
+
+
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")
+def test_scores_of_what_has_no_digit() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.standard_normal((40, 5))
+    y = X[:, 0] + rng.standard_normal(40)
+    X = np.column_stack([X, X[:, 0]])
+    assert RidgeCV([1e-34, 1e-12, 1.0], scoring="r2").fit(X, y).alpha_ == 1.0
+    model = RidgeCV([1e-34, 1e-12, 1.0], scoring="r2", alpha_per_target=True).fit(X, np.stack([y, -y], 1))
+    assert np.array_equal(model.alpha_, [1.0, 1.0])
 
 
 @pytest.mark.parametrize("shape", [(60, 20), (20, 60), (60, 5)])

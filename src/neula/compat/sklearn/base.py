@@ -73,18 +73,17 @@ class Seen:
             held = copy(held)
             zeros = torch.zeros(missing, held.n, dtype=torch.float64, device=self.origin[0].device)
             held.update(zeros, zeros.new_zeros(missing, *self.origin[1].shape))
-        # The first mean, and a row for the means of every other part.
-        lost = missing + self.parts * self.centred
-        return counted(held.solve(damp=damp, accuracy=how["accuracy"]), lost)
+        added = missing + (self.parts - 1) * self.centred  # a row for the means of every other part
+        return counted(held.solve(damp=damp, accuracy=how["accuracy"]), self.centred, added)
 
 
-def counted(result: neula.LstsqResult[Any], lost: int) -> neula.LstsqResult[Any]:
-    """A result whose statistics have fewer degrees of freedom: means were subtracted from the data."""
+def counted(result: neula.LstsqResult[Any], centred: Any, added: int = 0) -> neula.LstsqResult[Any]:
+    """A result whose statistics count means that were subtracted, but not rows that were added."""
     made = vars(result)["_fit"]
 
     def fit() -> Any:
         found = made.make() if isinstance(made, Later) else made
-        return None if found is None else replace(found, lost=lost)
+        return None if found is None else replace(found, centred=bool(centred), lost=centred + added)
 
     vars(result)["_fit"] = Later(fit)
     return result
@@ -122,8 +121,10 @@ class Linear(Dense):
         """The new data without its rows, with the means of all rows so far, and the fit of all these rows."""
         before: Seen | TrainingData | None = getattr(self, "_seen", None)
         first = before is None and not hasattr(self, "coef_")
-        if first:
+        asked, valid = self.get_params(deep=False), vars(self).get("_valid", {})
+        if any(value is not valid.get(name, self) for name, value in asked.items()):
             self._validate_params()
+            self._valid = asked
         if before is None and not first:
             raise ValueError("fit keeps no rows for partial_fit: call partial_fit for all parts, on a clone")
         data = TrainingData.from_arrays(self, X, y, sample_weight, centred=self.fit_intercept, first=first)

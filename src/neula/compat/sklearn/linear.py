@@ -53,7 +53,7 @@ class LinearRegression(Linear, linear_model.LinearRegression):
             result: Any = neula.nnls(*data.weighted, **self._how(data))
         else:
             result = counted(
-                neula.lstsq(data.x, data.y, weights=data.weights, **self._how(data)), int(self.fit_intercept)
+                neula.lstsq(data.x, data.y, weights=data.weights, **self._how(data)), self.fit_intercept
             )
             self.rank_ = result.rank
         return self._keep(data, result.x, result, data if of_any_sign(self) else None)

@@ -114,7 +114,7 @@ class Ridge(Linear, linear_model.Ridge):
     def _solve(self, data: TrainingData, y: torch.Tensor, alpha: float) -> Any:
         if not self.positive:
             found = neula.lstsq(data.x, y, damp=alpha**0.5, weights=data.weights, **self._how(data))
-            return counted(found, int(self.fit_intercept))
+            return counted(found, self.fit_intercept)
         w = torch.ones_like(data.x[:, 0]) if data.weights is None else data.weights
         n = data.x.shape[1]
         penalty = alpha**0.5 * torch.eye(n, dtype=data.x.dtype, device=data.x.device)
@@ -239,7 +239,10 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         return self._keep(data, coefficients, path if soon is None else Later(evidence))
 
     def _scored(self, data: TrainingData, path: Any, how: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores of what the fits of all other rows predict, shape (p,) or (p, k), and these predictions."""
+        """Scores of what the fits of all other rows predict, shape (p,) or (p, k), and these predictions.
+
+        Where no digit of a prediction is known, it is NaN, and the score is the lowest.
+        """
         assert data.y is not None
         y, w, x = data.y.reshape(len(data.y), -1), data.weights, path.x.reshape(*path.x.shape[:2], -1)
         left = y - data.x @ x
@@ -252,7 +255,8 @@ class RidgeCV(Linear, linear_model.RidgeCV):
         columns = range(given.shape[1]) if self.alpha_per_target and given.ndim > 1 else [slice(None)]
 
         def score(x: np.ndarray) -> list[float]:
-            return [scorer(_Predictions(), x.T[j].T, target.T[j].T, **how) for j in columns]
+            pairs = ((x.T[j].T, target.T[j].T) for j in columns)
+            return [scorer(_Predictions(), *p, **how) if np.isfinite(p[0]).all() else -np.inf for p in pairs]
 
         found = np.array([score(x) for x in predicted.cpu().numpy()])
         scores = torch.from_numpy(found).to(predicted.device)

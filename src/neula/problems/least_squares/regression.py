@@ -36,8 +36,7 @@ class FitNumbers(NamedTuple):
     effective: torch.Tensor  # shape (P,): sums of leverages
     free: torch.Tensor  # shape (P,): rows less these
     squares: torch.Tensor  # shape (P, K): squared norms of residuals, without the rows of the damping
-    # of_a, of_b, int, shape (P, 1) and (P, K): exponents of the powers of two by which A and b are divided in
-    # the scaled problem.
+    # int, shapes (P, 1) and (P, K): exponents of the powers of two by which A and b are divided
     of_a: torch.Tensor
     of_b: torch.Tensor
 
@@ -63,6 +62,7 @@ class LinearFit:
     source: Callable[[], FitNumbers] | None = None  # makes the numbers at the first request
     is_spread: bool = False  # over processes, all of which have to ask
     lost: int = 0  # degrees of freedom that went before: means that were subtracted, rows that are no data
+    centred: bool = False  # whether means were subtracted
 
     def __reduce__(self) -> Any:
         """Matrices do not travel with a result, but what statistics follow from does."""
@@ -71,7 +71,8 @@ class LinearFit:
             return _forgotten, ()
         try:
             device = self.call.first.tensor.device
-            numbers = self.kept._replace(free=self._free).each(lambda x: x.detach().to(device))
+            numbers = self.kept._replace(free=self._free, effective=self._effective)
+            numbers = numbers.each(lambda x: x.detach().to(device))
         except ValueError:
             return _forgotten, ()
         arrays = not isinstance(self._given(numbers.free), torch.Tensor)
@@ -87,6 +88,11 @@ class LinearFit:
     def _free(self) -> torch.Tensor:
         """Degrees of freedom, shape (P,)."""
         return self.kept.free - self.lost
+
+    @property
+    def _effective(self) -> torch.Tensor:
+        """Sums of leverages, shape (P,)."""
+        return self.kept.effective + self.centred
 
     @cached_property
     def _variance(self) -> torch.Tensor:
@@ -112,8 +118,7 @@ class LinearFit:
 
     def _of_matrices(self, x: torch.Tensor) -> torch.Tensor:
         """Reshape values of each matrix, shape (P, ...), to the user's batch, shape (*batch, ...)."""
-        places = torch.arange(len(x), device=x.device)
-        return x[self.shapes.of_members(places)]
+        return x[self.shapes.of_members(torch.arange(len(x), device=x.device))]
 
     def covariance(self, absolute: bool, how: Robust | None = None) -> Any:
         """Covariance matrices of the parameters."""
@@ -169,7 +174,7 @@ class LinearFit:
 
     def effective_degrees_of_freedom(self) -> Any:
         """Sum of the leverages of each matrix; of a single one a number."""
-        return self._number(self._of_matrices(self.kept.effective))
+        return self._number(self._of_matrices(self._effective))
 
     def degrees_of_freedom(self) -> Any:
         """Rows less that sum for each matrix; of a single one a number."""
@@ -238,9 +243,8 @@ def fit_held(
         sums, excess = held.sums, held.excess
         damping = held.damping if held.options.damp else None
         units = held.exponents + sums.of_a + 2 * excess, sums.of_b
-        found = from_triangle(
-            sums.r, damping, sums.rows, held.options.certain_rcond((sums.rows, len(x[0]))), units
-        )
+        rcond = held.options.certain_rcond((sums.rows, len(x[0])))
+        found = from_triangle(sums.r, damping, sums.rows, rcond, units)
         effective = found.effective * 4.0**-excess
         return found._replace(effective=effective, free=sums.rows - effective)
 
@@ -278,8 +282,7 @@ class RegressionFit(LinearFit):
     """A linear fit with the rows of A and b."""
 
     rows: int | None = None  # How many rows are data; those below are damping. None: all that were given.
-    # Shape (n, q): unknowns by those of the problem that was solved, whose matrix the shapes have: a null
-    # space.
+    # Shape (n, q), a null space: unknowns by those of the problem solved, whose matrix the shapes have.
     basis: torch.Tensor | None = None
     # Of the powers of two by which A, shape (P, 1, 1), and b, shape (P, 1, K), were divided before.
     exponents: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -312,8 +315,7 @@ class RegressionFit(LinearFit):
         with self.call.computing():
             found = certified_qr(self._scaled.a, self.call.engine)
             diagonal = found.r.diagonal(dim1=1, dim2=2).abs()
-            norms = two_norms(found.r, 1)
-            least = self.options.rcond * norms[:, : diagonal.shape[1]]
+            least = self.options.rcond * two_norms(found.r, 1)[:, : diagonal.shape[1]]
             full = found.r.shape[1] == found.r.shape[2] and bool((diagonal > least).all())
         if not full:
             raise ValueError(
@@ -381,7 +383,13 @@ class RegressionFit(LinearFit):
             mixed = gaussian(r.shape[2], samples, r.dtype, r.device, seed=2) / math.sqrt(samples)
         inverse = torch.linalg.solve_triangular(r, mixed.expand(len(r), *mixed.shape), upper=True)
         parts = [squares(block @ inverse).sum(2) for block in self._blocks(a[:, : self._data])]
-        return self._given(self._of_matrices(torch.cat(parts, 1) if parts else a.real.new_zeros(len(a), 0)))
+        found = torch.cat(parts, 1) if parts else a.real.new_zeros(len(a), 0)
+        return self._given(self._of_matrices(found + self._of_mean))
+
+    @property
+    def _of_mean(self) -> torch.Tensor | float:
+        """Leverages by the mean that was subtracted, shape (1, m)."""
+        return squares(self._ones)[..., 0] if self.centred else 0.0
 
     def _blocks(self, a: torch.Tensor) -> Iterator[torch.Tensor]:
         size = max(1, 8 * self.call.engine.tuning.chunk_elements // max(1, len(a) * a.shape[2]))
@@ -540,7 +548,7 @@ class RegressionFit(LinearFit):
             if how.kind == "HC1":
                 errors = errors * (self._data / self._free[:, None, None])
             elif how.kind in ("HC2", "HC3"):
-                rest = 1 - squares(q).sum(2)
+                rest = 1 - squares(q).sum(2) - self._of_mean
                 if bool((rest <= UNCHANGED).any()):
                     row = int((rest <= UNCHANGED).nonzero()[0, 1])
                     raise ValueError(
