@@ -462,6 +462,9 @@ def test_parquet(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"column 'f' has 1 empty field \(leave out .* --missing drop"):
         read_matrix(path, key="f")
     np.testing.assert_array_equal(read_matrix(path, key="f", missing="nan"), [[0.5], [np.nan]])
+    pq.write_table(pa.table({" u": [1.0], "u": [2.0]}), path)
+    assert read_table(InputFile.from_path(path), key=lambda columns: columns[:1]).columns == (" u",)
+    pq.write_table(pa.table(columns), path)
     for key, says in (
         (None, "column 't' holds string, not numbers"),
         ("x", "no column is named 'x'; it has i, f"),

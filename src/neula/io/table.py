@@ -56,7 +56,7 @@ def chosen_columns(name: str, columns: Sequence[str], key: str | Choose, *, name
         split = key(columns) if callable(key) else next(csv.reader([key], skipinitialspace=True), [])
     except ValueError as wrong:  # which is no damage of the file
         raise FileError(str(wrong)) from wrong
-    for wanted in map(str.strip, split):
+    for wanted in split if callable(key) else map(str.strip, split):
         found = parts_of(wanted, places)
         for one in found:
             if len(places[one]) > 1:
