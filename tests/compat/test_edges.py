@@ -16,6 +16,7 @@ import scipy.optimize
 import torch
 from tests.peers import of_new_peers
 
+import neula
 from neula.compat import numpy as np_compat
 from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
@@ -223,3 +224,12 @@ def test_memory_that_may_not_be_written_to(name: str) -> None:
             call(ours, a, b)
     finally:
         torch.set_warn_always(always)
+
+
+@pytest.mark.parametrize("kind", [list, tuple, type("Row", (list,), {})])
+def test_integers_that_are_rounded(kind) -> None:
+    """NumPy rounds them without a word."""
+    with pytest.warns(
+        neula.AccuracyWarning, match=r"argument 1\[0, 0\] is 9007199254740993, .* rounded here"
+    ):
+        np_compat.det(kind([kind([2**53 + 1, 0]), kind([0, 1])]))

@@ -113,12 +113,12 @@ def _documented(text: str, peer: str, name: str, warns: str) -> str:
 
 
 def may_hold_integers(x: Any) -> bool:
-    """Whether it is an array, a list or a table in which there may be integers; no tensor, no float64."""
+    """Whether integers may be in it: an array, a list, a tuple or a table; no tensor, no float64."""
     if isinstance(x, (np.ndarray, np.generic)):
         return x.dtype.kind in "iuO"
     if type(x) is int:
         return abs(x) > WHOLE
-    return type(x) is list or (hasattr(x, "__array__") and not isinstance(x, torch.Tensor))
+    return isinstance(x, (list, tuple)) or (hasattr(x, "__array__") and not isinstance(x, torch.Tensor))
 
 
 def warn_of_rounding(x: Any, name: str) -> None:
