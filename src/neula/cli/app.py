@@ -92,7 +92,12 @@ class Command(TyperCommand):
     """A command that takes ``-:x1,x2``, a part of the standard input, for an argument and not for options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, [f"/dev/stdin{arg[1:]}" if arg[:2] == "-:" else arg for arg in args])
+        args = [f"/dev/stdin{arg[1:]}" if arg[:2] == "-:" else arg for arg in args]
+        try:
+            return super().parse_args(ctx, args)
+        except UsageError as error:
+            error.ctx = error.ctx or ctx  # which is not known where an option lacks its argument
+            raise
 
 
 app = typer.Typer(
@@ -130,5 +135,5 @@ def _options(
 for command in PROBLEMS:
     app.command(cls=Command, rich_help_panel="Problems")(command)
 for command in MACHINE:
-    app.command(rich_help_panel="This machine")(command)
+    app.command(cls=Command, rich_help_panel="This machine")(command)
 app.add_typer(experiment.app, name="experiment", rich_help_panel="This machine")

@@ -310,6 +310,8 @@ def copy_data(name: str, folder: Path) -> list[Path]:
         If the name is not known.
     FileExistsError
         If the folder has another file of that name.
+    NotADirectoryError
+        If the folder is a file.
     """
     key = name.lower()
     surveys, linear, _ = data_names().values()
@@ -319,6 +321,8 @@ def copy_data(name: str, folder: Path) -> list[Path]:
         sources = [_data() / "lsq" / f"{key}{end}.mtx.gz" for end in ("", "_rhs1")]
     else:
         sources = [_data() / ("nist_strd" if key in linear else "nist_nonlinear") / f"{key}.csv"]
+    if folder.is_file():
+        raise NotADirectoryError(f"{folder} is a file: name a folder, which is made if it does not exist")
     folder.mkdir(parents=True, exist_ok=True)
     copies = {folder / source.name: source.read_bytes() for source in sources}
     for path, content in copies.items():

@@ -10,6 +10,7 @@ from neula.cli import options as opt
 from neula.cli import show
 from neula.cli.commands.lstsq import named
 from neula.cli.run import CommandRun, Ending, problem
+from neula.errors import check_name
 
 if TYPE_CHECKING:
     from neula.io.table import Table
@@ -209,6 +210,9 @@ def tsqr(
 ) -> Ending:
     """Factorize A = QR for a tall and skinny A, of at most 256 columns."""
     if mode.lower() not in list(opt.Mode):
+        from neula.problems.orthogonal.tsqr import COMPUTE, MODES, SLIDES
+
+        check_name("--mode", mode.lower(), (*MODES, "auto", *COMPUTE, *SLIDES))
         compute, mode = mode, opt.Mode.reduced
     mode, compute = mode.lower(), compute.lower()
     table = _read_to_factorize(run, a, opt.Mode(mode), q_file, r_file)
