@@ -167,6 +167,17 @@ def test_a_program_that_is_a_module(
     assert capsys.readouterr().out.splitlines() == SAID
 
 
+def test_a_command_line_without_a_program() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "neula.compat"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("usage: python -m neula.compat")
+
+
 @pytest.mark.parametrize("arguments", [[], ["no-such-file.py"]])
 def test_nothing_to_run(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
