@@ -108,6 +108,8 @@ def test_coefficients_of_batches(function, batch, k) -> None:
     for j, values in enumerate(result.coefficients.values()):
         np.testing.assert_array_equal(values, result.x[..., j] if k is None else result.x[..., j, :])
     assert list(result.to_dict()["coefficients"]) == ["x1", "x2"]
+    with pytest.raises(ValueError, match="a table is for one problem"):
+        result.to_frame()
     if function is neula.lstsq:
         x = result.x[..., None] if k is None else result.x
         expected = a @ x

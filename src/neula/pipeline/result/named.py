@@ -101,7 +101,7 @@ class Named:
         found = self._coefficients()
         if found.ndim == 1:
             return {"coefficient": found}
-        if found.ndim > 2:
+        if found.ndim > 2 or self._axis_of_x % found.ndim:
             raise ValueError(f"a table is for one problem, and x has shape {tuple(self.x.shape)}")
         given = self.responses
         wanted = given if given and len(given) == found.shape[1] else _numbered("b", found.shape[1])

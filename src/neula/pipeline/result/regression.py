@@ -213,11 +213,6 @@ class Regression(Named):
         check_aligned(self._row_labels, {"groups": groups})
         return Robust.checked(absolute, kind, groups)
 
-    def _coefficients(self) -> np.ndarray:
-        x = as_numpy(self.x)
-        # Members of a batch have a vector or a matrix each.
-        return x if x.ndim == 1 else np.moveaxis(x, as_numpy(self.accepted).ndim - x.ndim, 0)
-
     def _fit_for(self, how: Robust | None) -> Any:
         return self._known if how is None else self._of_rows
 
@@ -252,22 +247,21 @@ class Regression(Named):
         Returns
         -------
         array, shape (..., m) or (..., m, k)
-            In the library of A.
+            In the library of A; with a gradient if that is torch.
 
         Raises
         ------
         ValueError
             If a column is missing, or shapes do not fit.
         """
-        from neula.pipeline.inputs import gradient_wanted, take
+        from neula.pipeline.inputs import itself, take
         from neula.pipeline.names import in_order
 
         if self._design is not None:
             A = self._design(A)
         A = in_order(A, self.names[self.intercept :] if self.names else None, "A")
         a, given = (take(y, "A", differentiable=True, or_complex=True) for y in (A, self.x))
-        gradient_wanted(a, given)
-        x = given.graph.to(a.tensor.device)
+        x = (given.graph if a.wrap is itself else given.tensor).to(a.tensor.device)
         x = x.to(a.tensor.dtype.to_complex() if x.is_complex() else a.tensor.dtype)
         is_vector = self._axis_of_x == x.ndim - 1
         matrix = x.unsqueeze(-1) if is_vector else x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Generic
+from typing import Any, Generic, Self
 
 import numpy as np
 
@@ -153,6 +153,12 @@ class LstsqResult(SolutionResult[ArrayT], Regression, Generic[ArrayT]):
     def __getstate__(self) -> dict[str, Any]:
         """Pickles have no rows, nor their labels."""
         return {**super().__getstate__(), "_row_labels": None}
+
+    def __copy__(self) -> Self:
+        """Copies share the rows, and so have their labels."""
+        made = object.__new__(type(self))
+        vars(made).update(super().__getstate__())
+        return made
 
     def _remark(self) -> str:
         """Which problem was solved where the rank is not full, else how many digits are correct."""
