@@ -351,7 +351,7 @@ def _asked(
 def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
     _, shapes, options = _asked(A, b, wait=wait, **keywords)
     plan = None if has_parts(shapes.a, options.dtype) else plan_for(shapes, options)
-    launches = wait and not options.dtype.is_complex
+    launches = wait and not options.dtype.is_complex  # plans of launches were tried for real ones alone
     return plan if launches or isinstance(plan, SystemsPlan) else None
 
 
