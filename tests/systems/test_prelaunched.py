@@ -189,6 +189,20 @@ def test_what_prelaunched_steps_leave_goes_on_to_the_library(cond: float) -> Non
     assert found.forward_error <= 2**-52
 
 
+@pytest.mark.parametrize("is_complex", [False, True])
+@pytest.mark.parametrize("seed", [4, 5, 9])
+def test_digits_that_three_steps_do_not_reach_are_the_librarys(seed: int, is_complex: bool) -> None:
+    """Mixed factors of an ill-conditioned matrix give a few digits, and those of the library all."""
+    rng = np.random.default_rng(seed)
+    condition = 10.0 ** rng.uniform(10, 13)
+    a = rng.standard_normal((60, 60)) + 1j * is_complex * rng.standard_normal((60, 60))
+    u, _, v = np.linalg.svd(a if is_complex else a.real)
+    a = (u * np.geomspace(1, 1 / condition, 60)) @ v
+    found = neula.solve(a, a @ np.ones(60), engine=ENGINE, certify="forward")
+    assert found.converged
+    assert found.attempts[-1].method == LIBRARY
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("n", [50, 500, 1001, 3000])

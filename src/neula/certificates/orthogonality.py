@@ -132,9 +132,10 @@ def measured_again(q: torch.Tensor, enough: float, over_rows: Reduction = HERE) 
     n = q.shape[2]
     # One matrix on a GPU, order 1000: 0.2 ms, and 10 by products with vectors, each of which the host reads.
     if n <= (32 * COLUMNS if q.is_cuda and len(q) == 1 else COLUMNS):
-        lost = gram_defect(q, over_rows)
-        # At most n^(1/8) times the norm: 1.7, on a GPU 2.6.
-        return spectral_norms(exact_matmul(lost, lost)).sqrt()
+        squared = exact_matmul(lost := gram_defect(q, over_rows), lost)
+        if n <= COLUMNS:  # at most n^(1/8) = 1.7 times the norm
+            return spectral_norms(squared).sqrt()
+        return spectral_norms(exact_matmul(squared, squared)) ** 0.25  # at most n^(1/16) = 1.6 times
     wide = torch.promote_types(q.dtype, torch.float32)
     multiply = partial(_defect_times, q=q, over_rows=over_rows)
     image = multiply(directions(n, q.device, q.dtype).to(wide).expand(len(q), -1, -1))

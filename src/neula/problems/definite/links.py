@@ -82,7 +82,7 @@ def _queued(matrices: Symmetric, name: str, function: Callable[[torch.Tensor], F
     """L in an arithmetic, and its measures, replayed from a graph if that is faster."""
     engine, label = matrices.options.engine, f"cholesky {name}"
     report = stage(matrices.options.progress, f"factorizing in {name}")
-    # Libraries factorize batches in ways that may wait for the host; those of real ones are a kernel.
+    # The library may wait for the host where it factorizes batches of complex matrices.
     replays = matrices.a.nbytes <= REPLAYED and (len(matrices.a) == 1 or not matrices.a.is_complex())
     lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
     report(1.0)

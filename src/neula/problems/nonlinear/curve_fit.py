@@ -358,11 +358,6 @@ def curve_fit(
     AccuracyWarning
         If the fit is not certified; SciPy raises a RuntimeError if it does not converge.
 
-    References
-    ----------
-    .. [1] J. J. Moré, "The Levenberg-Marquardt algorithm: implementation and theory", Numerical Analysis,
-       Lecture Notes in Mathematics 630, 1978.
-
     Examples
     --------
     >>> import numpy as np, neula

@@ -126,7 +126,7 @@ def orth(
     check_name("method", method, METHODS)
     if not wait and rcond is not None:
         raise ValueError(f"wait=False with rcond={rcond}: the rank depends on the numbers; leave wait out")
-    call, options = _begun(A, accuracy, engine, strict, progress)
+    call, options = _begun(A, engine, progress, wait=wait, accuracy=accuracy, strict=strict)
     if method == "polar":
         return _nearest(call, rcond, progress, wait=wait)
     if not wait and (found := begin(call.matrices(), options)) is not None:
@@ -150,11 +150,11 @@ def orth(
 
 
 def _begun(
-    A: Any, accuracy: Accuracy | None, engine: str | Engine, strict: bool, progress: Progress | None
+    A: Any, engine: str | Engine, progress: Progress | None, *, wait: bool = True, **asked: Any
 ) -> tuple[Call, QROptions]:
-    call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
+    call = Call.begin({"A": A}, engine=engine, gradients=True, **asked)
     check_matrices(call.first.tensor, "A")
-    call = call if call.differentiable else call.by_host(engine)
+    call = call.by_host(engine) if wait and not call.differentiable else call
     return call, QROptions(call.target, call.engine, progress=progress)
 
 
@@ -168,7 +168,7 @@ def basis_and_ranks(
     A: Any, *, accuracy: Accuracy | None, engine: str | Engine, strict: bool
 ) -> tuple[QRResult, torch.Tensor]:
     """A result whose Q is the basis, and the rank of each matrix of the batch, which may be reported."""
-    return _with_ranks(*_begun(A, accuracy, engine, strict, None))
+    return _with_ranks(*_begun(A, engine, None, accuracy=accuracy, strict=strict))
 
 
 def _with_ranks(call: Call, options: QROptions, begun: Begun | None = None) -> tuple[QRResult, torch.Tensor]:

@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import torch
 
 from neula.engines import FORMATS, FP64, Arithmetic
-from neula.engines.formats import FP16_COR
+from neula.engines.formats import FP16_COR, double_of
 from neula.pipeline.chain import (
     CORE,
     HOST,
@@ -115,7 +115,7 @@ _definite = _when("positive definite", lambda case: case.options.positive)
 _general = _when("general", lambda case: not case.options.positive)
 
 _launched = _when(
-    "real, on a GPU that is fast in fp64, up to order 18000 (definite: 17000)", lambda case: case.launched
+    "on a GPU that is fast in fp64, up to order 18000 (definite: 17000)", lambda case: case.launched
 )
 
 _normal = _when("batches, and one system up to order 256", lambda case: case.normal)
@@ -130,8 +130,10 @@ def _may_be_harmless(case: SystemsCase) -> bool:
 
 
 _not_replayed = _when(
-    "from order 6000 on",
-    lambda case: case.mixed and FP64.dtype.itemsize * case.n**2 > case.tuning.replayed_bytes,
+    "from order 6000 on (complex: 4100)",
+    lambda case: (
+        case.mixed and double_of(case.options.dtype).itemsize * case.n**2 > case.tuning.replayed_bytes
+    ),
 )
 
 _begun = _when(
@@ -167,7 +169,7 @@ _low = _formats(
 _first_low = _formats("fp16", lambda case: _low(case)[:1])
 
 
-@ruled("those of the machine from fp32 on; complex: fp64 up to order 18000 where it is fast, else fp16_cor")
+@ruled("those of the machine from fp32 on; complex, on a GPU: fp16_cor")
 def _low_for_butterflies(case: SystemsCase) -> Sequence[str]:
     # They make any matrix like a random one, whose elements grow by about n^1.5 without pivoting: in half
     # precision that leaves nothing of a matrix of more than a hundred or two columns.
@@ -175,8 +177,7 @@ def _low_for_butterflies(case: SystemsCase) -> Sequence[str]:
     found = [format.name for format in case.options.formats if named or case.n**1.5 * format.u <= 1]
     if not (case.is_complex and case.tuning.corrected) or case.asks:
         return found
-    # In double precision the library takes four times as long as corrected products, and GMRES even longer.
-    return [FP64.name if case.n <= case.tuning[QueuedTuning].queued else FP16_COR]
+    return [FP16_COR]
 
 
 @ruled("fp16 by tournaments on a GPU (real), fp32 on a CPU, or ``compute``")

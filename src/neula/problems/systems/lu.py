@@ -285,9 +285,9 @@ def lu_factor(
         of LAPACK: the largest ``|re| + |im|``.
     compute : str, optional
         Format of the operands of products, ``"fp16"`` or ``"bf16"`` or another that the engine has. By
-        default that of the dtype of A (float32 for a narrower one) on a CPU, and on a GPU up to an order of
-        some 500 and for complex numbers; otherwise the cheapest one of the engine. Of complex operands both
-        parts are rounded to it.
+        default, without ``storage``, that of the dtype of A (float32 for a narrower one) on a CPU, and on a
+        GPU below order 512 and for complex numbers unless a variant, pivots or widths are named; otherwise
+        ``storage`` or the cheapest one of the engine. Of complex operands both parts are rounded to it.
     storage : str, optional
         Format of the matrix: that of ``compute``, except for Algorithm 3.1, which by default keeps the matrix
         in float32. Complex matrices stay in complex64, with products in fp64 in complex128.

@@ -110,9 +110,9 @@ def lu_solve(
     The factors update the solution until its backward error, computed from the true residual in double
     precision, is that of the dtype: by classical refinement or, if that does not converge, as the
     preconditioner of GMRES ([1]_). If the factors are too inaccurate, A is factorized again in double
-    precision with pivoting, and later solves use these factors. The first solve takes as long as several: it
-    estimates the condition number of A, and inverts diagonal blocks of half-precision factors, ``1024 n`` to
-    ``4096 n`` numbers in each precision used.
+    precision with pivoting, and later solves use these factors. The first solve takes as long as several
+    later ones: it estimates the condition number of A, and inverts diagonal blocks of half-precision
+    factors, ``1024 n`` to ``4096 n`` numbers in each precision used.
 
     The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
     From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A

@@ -265,7 +265,7 @@ def solve(
     converge, as the preconditioner of GMRES. If the solution is still rejected, more accurate factors follow,
     except those that are slow on the engine: unpivoted if the matrix allows it, of the matrix mixed by random
     butterflies, with partial pivoting, in single precision, and finally in double precision. On a GPU that is
-    fast in double precision, real single systems up to order 18000 take LU of the mixed matrix before other
+    fast in double precision, single systems up to order 18000 take LU of the mixed matrix before other
     factors in double precision.
 
     Refinement follows [1]_; rows and columns are scaled by powers of two before A is rounded, as in [2]_;
@@ -351,7 +351,7 @@ def _asked(
 def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
     _, shapes, options = _asked(A, b, wait=wait, **keywords)
     plan = None if has_parts(shapes.a, options.dtype) else plan_for(shapes, options)
-    launches = wait and not options.dtype.is_complex
+    launches = wait and not options.dtype.is_complex  # plans of launches were tried for real ones alone
     return plan if launches or isinstance(plan, SystemsPlan) else None
 
 

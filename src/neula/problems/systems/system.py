@@ -357,10 +357,12 @@ class SystemsJudge:
         penalty = np.array([~accepted, np.maximum(error, bound), forward])
         if answer.again:  # the next link replaces it
             penalty[:, ~accepted] = np.inf
-        improves = self.improves or answer.again or answer.label not in LIBRARY
-        # Other factors do not reach more digits where residuals in twice the working precision do not.
+        # Other factors than the library's do not reach more digits where residuals in twice the working
+        # precision do not.
         enough = replace(self.limits, forward_error=SURE).accept(evidence) & (not answer.doubt)
-        final = enough if improves else enough | (error <= bound)
+        final = enough if self.improves or answer.again else enough | (error <= bound)
+        if answer.label not in LIBRARY:
+            final = accepted
         worst = int(np.lexsort(penalty[::-1])[-1])  # NaN comes last
         reason = in_words(error[worst], bound, forward.max(), answer.iterations, growth[worst])
         reason = ", ".join(filter(None, [reason, answer.doubt]))
