@@ -128,14 +128,17 @@ class Call:
         has_kernel: Callable[[int, int], bool] = lambda m, n: False,
         most: int = 0,
         library: bool = True,
+        gradients: bool = True,
     ) -> Call:
         """Run on the CPU, if the user leaves the choice (``asked="auto"``) and one matrix is so small that
-        launches elsewhere take longer: up to ``most = m n (n + k)`` by a kernel of the host, which may have
-        to be compiled; ``library``: whether the host's library takes less time, too.
+        launches elsewhere take longer: up to ``most = m n (n + k)`` by the compiled core, in one thread.
+        ``library``: whether the host's library takes less time, too; ``gradients``: whether calls that attach
+        one may go.
         """
         a, *others = self.tensors
         tuning = self.engine.tuning
-        limit = max(tuning[HostTuning].by_host, most) if asked == "auto" else 0
+        may_go = asked == "auto" and (gradients or not self.differentiable)
+        limit = max(tuning[HostTuning].by_host, most) if may_go else 0
         if not limit or a.ndim != 2 or not all(0 < b.ndim <= 2 for b in others):
             return self
         m, n = a.shape

@@ -154,7 +154,7 @@ def _asked(
     call = Call.begin({"A": A}, bound=lstsq_bound_of, gradients=True, **asked)
     a = call.first.tensor
     check_matrices(a, "A")
-    call = call if call.differentiable else call.by_host(asked["engine"])
+    call = call.by_host(asked["engine"], gradients=False)
     known = call, a.dtype, a.shape, part_of_one("rcond", rcond)
     options = LeastSquaresOptions.of_call(*known, max_iterations=60, progress=progress)
     return call, options

@@ -154,7 +154,7 @@ def _begun(
 ) -> tuple[Call, QROptions]:
     call = Call.begin({"A": A}, engine=engine, gradients=True, **asked)
     check_matrices(call.first.tensor, "A")
-    call = call.by_host(engine) if wait and not call.differentiable else call
+    call = call.by_host(engine, gradients=False) if wait else call
     return call, QROptions(call.target, call.engine, progress=progress)
 
 

@@ -158,7 +158,7 @@ def polar(
     0
     """
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict, gradients=True)
-    call = call.by_host(engine) if wait and not call.differentiable else call
+    call = call.by_host(engine, gradients=False) if wait else call
     options = _options(call, side, rcond, completion, progress)
     return polar_result(call, options, side, wait=wait)
 

@@ -287,7 +287,7 @@ def begin(
         m, n = taken.tensor.shape[-2:]
         if m != n:
             raise ValueError(f"{name} must be square, got {m} x {n}; use neula.svd for other shapes")
-    return call if call.differentiable else call.by_host(engine)
+    return call.by_host(engine, gradients=False)
 
 
 def _bound(target: Any, shape: tuple[int, ...]) -> float:

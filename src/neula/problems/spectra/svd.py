@@ -140,7 +140,7 @@ def svd(
             f"A of shape {tuple(a.shape)} requires a gradient, and vectors beyond its rank have none: pass "
             "full_matrices=False"
         )
-    call = call if call.differentiable else call.by_host(engine)
+    call = call.by_host(engine, gradients=False)
     vectors = compute_uv or certify == "measured" or call.differentiable
     options = SpectralOptions(call.target, call.engine, symmetric=False, vectors=vectors, progress=progress)
     with call.computing():

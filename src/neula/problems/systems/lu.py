@@ -358,8 +358,8 @@ def lu_factor(
     whole = tuning.lapack or (not named and tuning[LUTuning].direct(n, is_complex=a.is_complex()))
     chosen, kept = choose_formats(variant, compute, storage, call.engine, a.dtype, whole=whole)
     r = s = None
-    by_library = pivot == "partial" and is_lapacks(chosen, kept, panel, inner_panel, progress)
-    if not by_library:
+    direct = pivot == "partial" and is_lapacks(chosen, kept, panel, inner_panel, progress)
+    if not direct:
         r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
     indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
@@ -367,7 +367,7 @@ def lu_factor(
     how |= {"engine": chosen, "storage": kept, "transform": transform, "keep_a": keep_a}
     found = []
     with call.computing():
-        if by_library and batch and a.numel():
+        if direct and batch and a.numel():
             found = _factorize_together(a, indices, chosen, kept, keep_a=keep_a)
         else:
             for i, index in enumerate(indices):
@@ -378,7 +378,7 @@ def lu_factor(
     like = replace(call.first, tensor=nothing, graph=nothing)
     make = partial(
         LUFactors,
-        variant="lapack" if by_library else variant,
+        variant="lapack" if direct else variant,
         panel=r,
         inner_panel=s,
         compute=chosen.format.name,
