@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from neula.algorithms.orthogonal.reconstruction import complement
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.low_rank import SVDCertificate
 from neula.certificates.spectra import (
@@ -254,8 +255,7 @@ def completed(u: torch.Tensor) -> torch.Tensor:
     count, m, k = u.shape
     if not count:
         return u.new_zeros(0, m, m)
-    q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
-    rest = q[:, :, k:]
+    rest = complement(u.nan_to_num(0.0))
     rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
     return torch.cat([u, rest], 2)
 
