@@ -186,6 +186,9 @@ def _lost_digits(v: torch.Tensor, dtype: torch.dtype, metric: torch.Tensor | Non
     return in_double(two_norms(lost if metric is None else metric @ lost, 1))
 
 
+MOST_LAUNCHED = 1 << 22  # numbers up to which a GPU takes less time than a host for their launches
+
+
 def decompose(
     call: Call, matrices: torch.Tensor, options: SpectralOptions, *, upper: bool = False
 ) -> Decomposed:
@@ -196,8 +199,8 @@ def decompose(
     """
     m, n = matrices.shape[1:]
     scaled = partial(_scaled, symmetric=options.symmetric)
-    # Of larger ones the rest takes so long that launches do not matter.
-    play = options.engine.replay if matrices.numel() and max(m, n) <= options.leaf else called
+    # Of more numbers the rest takes so long that launches do not matter.
+    play = options.engine.replay if 0 < matrices.numel() <= MOST_LAUNCHED else called
     a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
