@@ -30,6 +30,7 @@ def order_for(n: int) -> int:
     trial=_tried,
     when=lambda a: a.numel() > 0 and a.shape[-1] <= MAX_ORDER.get(a.dtype, 0),
     variant=lambda a: order_for(a.shape[-1]) * len(MAX_ORDER) + list(MAX_ORDER).index(a.dtype),
+    or_complex=True,
 )
 def small_eigh(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """``A = V diag(w) V^H`` of Hermitian matrices (..., n, n), w ascending; on a GPU by Jacobi rotations,
@@ -60,7 +61,7 @@ def macros_for(n: int, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def small_eigh_cuda(a):
-    a, n = a.contiguous(), a.shape[-1]
+    a, n = a.resolve_conj().contiguous(), a.shape[-1]
     count, w, v = a.numel() // n**2, a.real.new_empty(a.shape[:-1]), torch.empty_like(a)
     macros = macros_for(n, a.dtype)
     source = "".join(f"#define {name} {text}\n" for name, text in macros.items())
