@@ -15,6 +15,7 @@ from neula.algorithms.orthogonal.reconstruction import complement
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.low_rank import SVDCertificate
 from neula.certificates.spectra import (
+    DIRECT,
     SpectralErrors,
     SpectralMeasures,
     a_priori_error,
@@ -186,9 +187,6 @@ def _lost_digits(v: torch.Tensor, dtype: torch.dtype, metric: torch.Tensor | Non
     return in_double(two_norms(lost if metric is None else metric @ lost, 1))
 
 
-MOST_LAUNCHED = 1 << 22  # numbers up to which a GPU takes less time than a host for their launches
-
-
 def decompose(
     call: Call, matrices: torch.Tensor, options: SpectralOptions, *, upper: bool = False
 ) -> Decomposed:
@@ -199,8 +197,8 @@ def decompose(
     """
     m, n = matrices.shape[1:]
     scaled = partial(_scaled, symmetric=options.symmetric)
-    # Of more numbers the rest takes so long that launches do not matter.
-    play = options.engine.replay if 0 < matrices.numel() <= MOST_LAUNCHED else called
+    # Of larger ones the rest takes so long that launches do not matter.
+    play = options.engine.replay if matrices.numel() and n <= DIRECT else called
     a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
