@@ -52,6 +52,11 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
     "all digits": (neula.lstsq, normal(20, 5), normal(20), {"certify": "forward"}),
     "one column": (neula.lstsq, normal(3, 1), normal(3, 1), {}),
     "columns of a view": (neula.lstsq, normal(5, 20).T, normal(20, 2)[:, 0], {}),
+    "systems": (neula.solve, normal(3, 7, 7), normal(3, 7, 2), {}),
+    "systems, complex": (neula.solve, normal(2, 3, 7, 7) + 1j * SQUARE, normal(2, 3, 7, 1) + 0j, {}),
+    "tall ones": (neula.lstsq, normal(3, 20, 5), normal(3, 20, 2), {}),
+    "wide ones, float32": (neula.lstsq, normal(3, 5, 20, dtype=np.float32), normal(3, 5, 1), {}),
+    "one vector": (neula.lstsq, normal(3, 20, 5), normal(20), {"damp": 0.5}),
     "damped": (neula.lstsq, normal(20, 5), normal(20), {"damp": 0.5}),
     "damped, wide": (neula.lstsq, normal(5, 20, dtype=np.float32), normal(5, 2), {"damp": 0.5}),
 }

@@ -524,7 +524,7 @@ def collect(report: Report, passes: int = 0, fit: Any = None) -> LstsqResult:
     return LstsqResult._from_fields(
         {
             **report.common(),
-            "optimality": report.worst.get("optimality", 0.0),
+            "optimality": report.most("optimality", 0.0),
             "tolerance": lstsq_bound(options.target, max(1, full_rank)),
             "residual_norm": Later(lambda: norms_of(values.residual_norm, report.layout)),
             "rank": int(ranks.min(initial=full_rank)) if len(ranks) else min(m, n) * (not len(run.accepted)),

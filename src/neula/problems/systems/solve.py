@@ -537,5 +537,5 @@ def collect(report: Report) -> SolveResult:
         raise does_not_fit(options.dtype)
     known = report.common()
     known["tolerance"] = solve_bound(options.target, report.shapes.a.shape[-1])
-    known["growth"], known["method"] = report.worst.get("growth", 1.0), report.run.label
+    known["growth"], known["method"] = report.most("growth", 0.0) or 1.0, report.run.label
     return SolveResult._from_fields(known)
