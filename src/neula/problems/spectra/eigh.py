@@ -40,7 +40,7 @@ CERTIFIED = ("a priori", "measured")
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@with_operator(traced_eigh, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
+@with_operator(traced_eigh, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1, copied=1 << 22))
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
