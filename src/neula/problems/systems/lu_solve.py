@@ -118,9 +118,10 @@ def lu_solve(
     factors, ``1024 n`` to ``4096 n`` numbers in each precision used.
 
     The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
-    From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A
-    are kept; x is refined if the estimate is too large. No digit is guaranteed if the condition number times
-    the unit roundoff of the dtype exceeds a tenth.
+    Matrices of a batch with LAPACK's factors are solved with together, and those that need GMRES or scaling
+    one by one. From the second solve with LAPACK's factors of one matrix on, the error is estimated from
+    random vectors whose products with A are kept; x is refined if the estimate is too large. No digit is
+    guaranteed if the condition number times the unit roundoff of the dtype exceeds a tenth.
 
     References
     ----------
