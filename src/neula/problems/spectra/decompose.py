@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from neula.algorithms.orthogonal.reconstruction import complement
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.low_rank import SVDCertificate
 from neula.certificates.spectra import (
@@ -185,6 +186,9 @@ def _lost_digits(v: torch.Tensor, dtype: torch.dtype, metric: torch.Tensor | Non
     return in_double(two_norms(lost if metric is None else metric @ lost, 1))
 
 
+MOST_LAUNCHED = 1 << 22  # numbers up to which a GPU takes less time than a host for their launches
+
+
 def decompose(
     call: Call, matrices: torch.Tensor, options: SpectralOptions, *, upper: bool = False
 ) -> Decomposed:
@@ -195,8 +199,8 @@ def decompose(
     """
     m, n = matrices.shape[1:]
     scaled = partial(_scaled, symmetric=options.symmetric)
-    # Of larger ones the rest takes so long that launches do not matter.
-    play = options.engine.replay if matrices.numel() and max(m, n) <= options.leaf else called
+    # Of more numbers the rest takes so long that launches do not matter.
+    play = options.engine.replay if 0 < matrices.numel() <= MOST_LAUNCHED else called
     a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
@@ -254,8 +258,7 @@ def completed(u: torch.Tensor) -> torch.Tensor:
     count, m, k = u.shape
     if not count:
         return u.new_zeros(0, m, m)
-    q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
-    rest = q[:, :, k:]
+    rest = complement(u.nan_to_num(0.0))
     rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
     return torch.cat([u, rest], 2)
 
