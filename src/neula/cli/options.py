@@ -120,7 +120,7 @@ ValuesOnlyOption = Annotated[
 EngineOption = Annotated[
     EngineName,
     option(
-        "Where to compute: cpu, cuda (an NVIDIA GPU), or emulated (tensor cores on a CPU, slow); auto is cpu.",
+        "Where to compute: cpu, cuda (an NVIDIA GPU), or emulated (tensor cores on a CPU); auto is cpu.",
         "--engine",
     ),
 ]

@@ -91,6 +91,7 @@ def _in_gib(size: int) -> str:
 
 P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
+Result = TypeVar("Result")  # of a public function
 
 Settled = Callable[[Any], bool]  # whether nothing is left to do, from the largest of each number
 MANY = 2048  # problems of which a GPU reads the worst alone if all are accepted: it solves them sooner
@@ -385,7 +386,7 @@ def first_answer(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
     return answer
 
 
-def finish(result: Any) -> Any:
+def finish(result: Result) -> Result:
     """Wait for the result of a call with ``wait=False``, and run the other links where it was rejected.
 
     The measured errors are read, and the problems whose answer is rejected go to the next link. A and b are
@@ -419,7 +420,8 @@ def finish(result: Any) -> Any:
     >>> neula.finish(result).converged
     True
     """
-    return result if getattr(result, "_pending", None) is None else result._pending()
+    pending = getattr(result, "_pending", None)
+    return result if pending is None else pending()
 
 
 C = TypeVar("C")
