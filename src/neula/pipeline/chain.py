@@ -387,10 +387,10 @@ def first_answer(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
 
 
 def finish(result: Result) -> Result:
-    """Wait for the result of a call with ``wait=False``, and run the other links where it was rejected.
+    """Wait for the result of a call with ``wait=False``, and make further attempts where it was rejected.
 
-    The measured errors are read, and the problems whose answer is rejected go to the next link. A and b are
-    read again: they must still hold the data of the first link, or of the last replay of your graph.
+    The measured errors are read, and problems whose answer is rejected are solved by further attempts. A and
+    b are read again: they must still hold the data of the call, or of the last replay of your CUDA graph.
 
     Parameters
     ----------
