@@ -39,7 +39,7 @@ from neula.problems.least_squares.regression import LinearFit, RegressionFit, fi
 from neula.problems.least_squares.run import LeastSquaresPlan, begin_system, plan_for, solve_system
 from neula.problems.least_squares.streamed import lstsq_streamed
 from neula.problems.operators.solutions import traced_lstsq
-from neula.problems.signatures import ArrayLike, Kind, LstsqKeywords
+from neula.problems.signatures import Array, ArrayLike, Kind, LstsqKeywords, TableLike
 
 ALGORITHMS = ("cgls", "lsqr", "direct", "normal", "householder", "svd")
 CERTIFIED = ("backward", "forward")
@@ -419,7 +419,7 @@ OF_ROWS = ("weights", "sigma", "sample_weight")
 """Keywords that may name a column of the table."""
 
 
-def fit_formula(formula: str, data: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]:
+def fit_formula(formula: str, data: TableLike, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Array]:
     """Solve the least-squares problem of a formula, such as ``"y ~ x1 + C(region)"``, for a table.
 
     Categories become columns of zeros and ones; one of them, the reference, has none where there is an
