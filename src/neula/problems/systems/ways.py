@@ -40,7 +40,6 @@ from neula.algorithms.krylov.iterative_refinement import (
 from neula.algorithms.triangular.inverted import InvertedTuning
 from neula.certificates.forward_error import ESTIMATED, rounded_error
 from neula.certificates.residuals import SLOW, STAGNATION
-from neula.certificates.verdict import Limits
 from neula.engines import FP32, FP64, Arithmetic, Engine, Format, format_of, select_engine
 from neula.engines.formats import in_double
 from neula.engines.random_vectors import gaussian
@@ -426,13 +425,15 @@ def by_core(
     if found is None:
         raise Declined
     numbers, limits = found.numbers[: len(SystemsSolutions.names)], options.limits(a.shape[-1])
-    rejected = ~limits.accept(found.evidence)
-    if rejected.all():
+    accepted = limits.accept(found.evidence)
+    if not accepted.any():
         raise Declined
-    # Of what it does not accept the core may not have measured all.
-    numbers[FORWARD, rejected], found.forward_errors[rejected] = math.inf, math.inf
+    solved_ones: np.ndarray | slice = slice(None)
+    if not accepted.all():  # of what it does not accept the core may not have measured all
+        solved_ones = accepted
+        numbers[FORWARD, ~accepted], found.forward_errors[~accepted] = math.inf, math.inf
     values = SystemsSolutions.from_numbers(found.x, numbers, forward_error=found.forward_errors)
-    updates, errors = _history(found, limits)
+    updates, errors = _history(found, solved_ones)
     return Answer(values, label, "", updates, errors, measured=numbers, again=True)
 
 
@@ -454,11 +455,7 @@ def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
     return CompiledSolutions.joined(found)
 
 
-def _history(found: CompiledSolutions, limits: Limits) -> tuple[int, tuple[float, ...]]:
+def _history(found: CompiledSolutions, accepted: np.ndarray | slice) -> tuple[int, tuple[float, ...]]:
     """How many updates accepted systems have needed, and their largest errors before, between and after."""
-    numbers = found.numbers
-    if numbers.shape[1] > 1:
-        accepted = limits.accept(found.evidence)
-        numbers = numbers[:, accepted].max(1, keepdims=True, initial=0.0)
-    updates, *errors = numbers[found.places["updates"] :, 0].tolist()
+    updates, *errors = found.numbers[found.places["updates"] :, accepted].max(1).tolist()
     return int(updates), (*errors[: int(updates)], errors[-1])
