@@ -21,6 +21,7 @@ from neula.engines.graphs import called
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
+from neula.kernels.small_problems.embedding import interleaved, of_stacked_parts
 from neula.kernels.spectra.small_eigh import small_eigh
 from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, formatted, run_chain
 from neula.pipeline.progress import stage
@@ -167,7 +168,9 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     half, single = (options.engine.using(options.tuning.cheapest(target)) for target in (FP16, FP32))
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
-        if len(x) >= options.tuning[SpectralTuning].qr_together and not x.is_complex():
+        if len(x) >= options.tuning[SpectralTuning].qr_together:
+            if x.is_complex():
+                return of_stacked_parts(batched_qr(interleaved(x), overwrite_a=True)[0][..., ::2])
             return batched_qr(x)[0]
         # Accurate products, and whatever orthogonality one pass gives; in doubt it is measured again.
         asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -154,7 +155,7 @@ class LUPlan:
             return None
         kept = KeptMatrix.from_matrix(a, top, engine) if keep_a else None
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
-        if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
+        if int(info) or not cmath.isfinite(lu.sum().item()):  # of finite numbers, unless it overflows
             return None
         wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else itself
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
