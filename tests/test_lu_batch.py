@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -160,6 +162,7 @@ def test_a_batch_is_solved_together(dtype: str, trans: int, rng: np.random.Gener
         limit = 24 * solve_bound(F_OF[u], 12) * np.linalg.cond(A) * np.linalg.norm(y)
         assert np.linalg.norm(y - single * scale) <= limit
     assert set(F._solvers.members) <= {(0, 2), (1, 1)}
+    assert np.array_equal(lu_solve(pickle.loads(pickle.dumps(F)), b, trans=trans), x)
     without = lu_solve(lu_factor(a, keep_a=False), b, trans=trans)
     assert np.linalg.norm(without[0, 0] - x[0, 0]) <= 1e4 * u * np.linalg.norm(x[0, 0])
 
