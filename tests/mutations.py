@@ -532,7 +532,7 @@ _COMPLEX = [
     ),
     Mutation(
         "conjugate forgotten in the transposed system", "problems/systems/lu_solve.py",
-        "solution = solution.conj() if trans == 1 else solution", "solution = solution",
+        "x = x.conj().resolve_conj() if trans == 1 else x", "x = x",
         "A^T x = b by A^H conj(x) = conj(b)", "complex/test_factorizations.py",
     ),
     Mutation(
