@@ -23,16 +23,16 @@ SHAPES = [(1, 1), (7, 1), (1, 7), (33, 33), (129, 7), (7, 129), (300, 257), (257
 
 
 @pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 257])
 @pytest.mark.parametrize("cond", [1.0, 10.0, 1e6, 1e15])
-def test_spectra_run_from_one_to_one_over_cond(kind: str, n: int, cond: float) -> None:
-    s = singular_values(kind, n, cond)
-    assert s.shape == (n,)
-    assert s.dtype == torch.float64
-    assert s[0] == 1
-    assert (s.diff() <= 0).all()
-    if n > 1:
-        assert float(s[-1]) == pytest.approx(1 / cond, rel=1e-14, abs=4 * U64)
+def test_spectra_run_from_one_to_one_over_cond(kind: str, cond: float) -> None:
+    for n in (1, 2, 3, 7, 257):
+        s = singular_values(kind, n, cond)
+        assert s.shape == (n,)
+        assert s.dtype == torch.float64
+        assert s[0] == 1
+        assert (s.diff() <= 0).all()
+        if n > 1:
+            assert float(s[-1]) == pytest.approx(1 / cond, rel=1e-14, abs=4 * U64)
 
 
 def test_spectra_are_what_their_names_say() -> None:
@@ -66,18 +66,18 @@ def test_empty_matrices_are_refused(kind: str, m: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", SPECTRA)
-@pytest.mark.parametrize(("m", "n"), SHAPES)
 @pytest.mark.parametrize("cond", [1.0, 1e3, 1e10])
-def test_singular_values_are_exact_to_rounding(kind: str, m: int, n: int, cond: float) -> None:
+def test_singular_values_are_exact_to_rounding(kind: str, cond: float) -> None:
     """Two QR factorizations, each orthogonal to a multiple of ``sqrt(m) u``, and a product of k terms: by
     Weyl every singular value is off by no more than their sum.
     """
-    k = min(m, n)
-    a = random_matrix(kind, m, n, cond=cond, seed=3)
-    assert a.shape == (m, n)
-    assert a.dtype == torch.float64
-    error = (torch.linalg.svdvals(a) - singular_values(kind, k, cond)).abs().max()
-    assert error <= 4 * (math.sqrt(m) + math.sqrt(n) + k) * U64
+    for m, n in SHAPES:
+        k = min(m, n)
+        a = random_matrix(kind, m, n, cond=cond, seed=3)
+        assert a.shape == (m, n)
+        assert a.dtype == torch.float64
+        error = (torch.linalg.svdvals(a) - singular_values(kind, k, cond)).abs().max()
+        assert error <= 4 * (math.sqrt(m) + math.sqrt(n) + k) * U64
 
 
 @pytest.mark.parametrize("kind", KINDS)
