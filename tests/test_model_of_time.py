@@ -34,42 +34,6 @@ def test_qr_as_it_was_measured() -> None:
         assert 0.8 <= row["ratio"] <= (1.15 if share > 1 << 28 else 1.3), row
 
 
-@pytest.mark.parametrize("low", [False, True])
-def test_qr_over_more_gpus(low: bool) -> None:
-    """Tall matrices gain from more GPUs, and none from halves of half precision beyond what is corrected."""
-    many = [model.qr(model.H100, 1e8, 4096, gpus, low=low).total for gpus in model.GPUS]
-    assert many == sorted(many, reverse=True)
-    assert (
-        model.qr(model.H100, 1e8, 4096, 8, low=True).total
-        < model.qr(model.H100, 1e8, 4096, 8, low=False).total
-    )
-    one_panel = [model.qr(model.H100, 1e7, model.PANEL, 8, low=low).total for low in (False, True)]
-    assert one_panel[0] == one_panel[1]
-
-
-def test_all_reduces() -> None:
-    """Measured times, between them on a line, and never less for more GPUs."""
-    for size, seconds in model.H100.inside.items():
-        assert model.H100.all_reduce(size, 2) == pytest.approx(seconds)
-    assert model.H100.all_reduce(8, 2) == pytest.approx(23e-6)
-    assert model.H100.all_reduce(2e9, 2) == pytest.approx(2 * 1e9 / 327e9, rel=0.1)
-    for size in (8.0, 1e6, 1e9):
-        times = [model.H100.all_reduce(size, gpus) for gpus in model.GPUS]
-        assert times == sorted(times)
-    assert model.H100.all_reduce(1e9, 1) == 0
-
-
-@pytest.mark.parametrize("n", model.COLUMNS)
-def test_more_gpus(n: int) -> None:
-    """Many rows gain from more GPUs, few do not; as many rows on each never gain."""
-    many = [model.lstsq(model.H100, 1e9, n, gpus).total for gpus in model.GPUS]
-    assert many == sorted(many, reverse=True)
-    few = model.lstsq(model.H100, 1e6, n, 1024)
-    assert few.total > model.lstsq(model.H100, 1e6, n, 1).total / 256
-    weak = [model.lstsq(model.H100, 250e3 * gpus, n, gpus).total for gpus in model.GPUS]
-    assert weak == sorted(weak)
-
-
 def test_constants_from_data() -> None:
     rows = Measurements(
         [

@@ -264,14 +264,6 @@ def test_at_the_ends_of_the_range() -> None:
         assert h.isfinite().all()
 
 
-def test_views_and_leading_dimensions() -> None:
-    a = normal(2, 40, 30, 3, dtype=torch.float32).permute(3, 0, 2, 1)[..., ::2]
-    result = neula.polar(a)
-    assert result.U.shape == a.shape
-    assert result.residuals.shape == result.ranks.shape == a.shape[:2]
-    assert torch.allclose(result.U[1, 1], neula.polar(a[1, 1].clone()).U, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.complex128, np.complex64])
 @pytest.mark.parametrize("shape", [(1, 1), (20, 5), (5, 20), (40, 40)])
 def test_shapes_that_were_seen_before(dtype: Any, shape: tuple[int, int]) -> None:

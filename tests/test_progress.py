@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import neula
+from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.pipeline.progress import digits_done, stage
 
 
@@ -40,6 +41,26 @@ def test_nobody_listens() -> None:
 )
 def test_digits(error: float, part: float) -> None:
     assert digits_done(error, 1e-8) == pytest.approx(part)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda told: neula.qr(random_matrix("normal", 500, 300).float(), progress=told), None),
+        (lambda told: neula.cholesky(np.eye(5), progress=told), None),
+        (
+            lambda told: neula.lu_factor(hpl_ai_matrix(64), engine="emulated", panel=16, progress=told),
+            [("lu", 0.25), ("lu", 0.5), ("lu", 0.75), ("lu", 1.0)],
+        ),
+    ],
+)
+def test_factorizations_tell(call: Callable[..., Any], expected: list[tuple[str, float]] | None) -> None:
+    told: list[tuple[str, float]] = []
+    call(lambda *step: told.append(step))
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert expected is None or told == expected
 
 
 @pytest.mark.parametrize("call", [neula.lstsq, neula.solve])

@@ -114,14 +114,6 @@ def test_scaling_by_powers_of_two_changes_nothing_but_r(rng):
     np.testing.assert_array_equal((R * powers).astype(np.float32), R_scaled)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.bool_])
-def test_integers_become_float64(dtype, rng):
-    A = rng.integers(0, 2, (30, 4)).astype(dtype)
-    Q, R = neula.qr(A)
-    assert Q.dtype == R.dtype == np.float64
-    np.testing.assert_allclose(Q @ R, A.astype(float), atol=1e-13)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64, torch.complex64])
 @pytest.mark.parametrize("how", [{}, {"mode": "r"}, {"mode": "complete"}, {"pivoting": True}])
 def test_an_r_that_does_not_fit_is_an_error(how, dtype):
@@ -183,22 +175,6 @@ def test_strict_names_the_matrices_of_a_batch():
     assert torch.equal(caught.value.result.Q, result.Q)
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.indices) == (str(caught.value), caught.value.indices)
-
-
-def test_engine_instance_with_its_own_accumulation(rng):
-    A = rng.standard_normal((200, 64)).astype(np.float32)
-    engine = EmulatedEngine("cpu", unit="v100")
-    result = neula.qr(A, accuracy="fp16", engine=engine)
-    assert result.converged
-    assert "v100" in result.engine
-
-
-def test_progress_counts_up_to_one(rng):
-    seen = []
-    neula.qr(rng.standard_normal((500, 300)).astype(np.float32), progress=lambda *step: seen.append(step))
-    fractions = [fraction for _, fraction in seen]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,11 @@ from tests.matrices import normal, normal_complex
 from tests.qr_bounds import check
 
 import neula
-from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
 from neula.algorithms.orthogonal.strong_rrqr import strong_order
 from neula.certificates.qr import qr_certificate
 from neula.engines import FORMATS, EmulatedEngine, cublas, select_engine
 from neula.engines.complex import over
 from neula.engines.shipped import cuda_tuning
-from neula.kernels.core import core
 from neula.problems.orthogonal.certified import certified_qr, certified_triangle
 from neula.problems.orthogonal.links import MatrixLayout, chain_alone, chain_together
 from neula.problems.orthogonal.problem import QROptions
@@ -177,18 +175,6 @@ def test_a_certificate_sees_an_error() -> None:
         assert not qr_certificate(a, wrong, r, ones, FORMATS["fp64"]).accepted
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_the_real_embedding_has_the_same_triangle(dtype: torch.dtype) -> None:
-    """``[[Re, -Im], [Im, Re]]`` has each singular value twice, and the same condition."""
-    a = normal_complex(30, 12).to(dtype)
-    r = neula.qr(a, "r").R
-    embedded = torch.cat([torch.cat([a.real, -a.imag], 1), torch.cat([a.imag, a.real], 1)])
-    sizes = torch.linalg.svdvals(neula.qr(embedded.double(), "r").R)
-    assert torch.allclose(
-        torch.linalg.svdvals(r.to(torch.complex128)), sizes[::2], rtol=20 * torch.finfo(dtype).eps
-    )
-
-
 class OnH200(EmulatedEngine):
     """Multiplies nothing here; it has the thresholds."""
 
@@ -223,14 +209,6 @@ def test_batches_on_an_h200() -> None:
     ]
 
 
-def test_first_links_of_a_cpu() -> None:
-    """Few columns are for the compiled core, more for products."""
-    for shape in ((60, 20), (300, 64), (3, 60, 20)):
-        expected = "householder fp64" if core() is None else "cholesky-qr fp64, repeated"
-        assert neula.qr(normal_complex(*shape)).attempts[0].method == expected
-    assert neula.qr(normal_complex(390, 130)).attempts[0].method == "cholesky-qr fp64, repeated"
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_lower_triangles_of_gram_matrices(dtype: torch.dtype) -> None:
@@ -260,12 +238,3 @@ def test_factors_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> None:
         check(a[place].cpu(), q[place].cpu(), r[place].cpu(), torch.finfo(dtype).eps / 2)
     basis = neula.orth(a[..., : shape[-1] // 2])
     assert basis.shape[-1] == shape[-1] // 2
-
-
-def test_batches_by_gram_schmidt() -> None:
-    """Of tiles of rows that are equal, and that zero rows fill up."""
-    for shape in ((4, 300, 45), (2, 1201, 20)):
-        a = normal_complex(*shape)
-        q, r = batched_reorthogonalize(*batched_qr(a))
-        assert (q @ r - a).norm() <= 1e-13 * a.norm()
-        assert (q.mH @ q - torch.eye(shape[2])).norm() <= 1e-13

@@ -112,12 +112,6 @@ def test_low_precision_is_worse_than_single_and_refined_is_double(refinement: Me
     assert (refined < 10 * double).all()
 
 
-def test_single_and_double_grow_with_the_condition(refinement: Measurements) -> None:
-    for solver in ("SCuSOLVE", "DCuSOLVE", "RGSQRF + CGLS"):
-        values = gradients(refinement, solver)
-        assert 30 < values[-1] / values[0] < 3e4  # in proportion: 1e3
-
-
 def test_double_is_that_of_numpy(refinement: Measurements) -> None:
     row = refinement.where(solver="RGSQRF + CGLS", cond=1e4)[0]
     a = random_matrix("cluster_small", row["m"], row["n"], cond=1e4, seed=3)
@@ -165,11 +159,3 @@ def test_worst_spectrum_nears_the_bound(iterations: Measurements) -> None:
     assert len(part) > 3
     for row in part:
         assert cond.iteration_bound(row["cond_preconditioned"]) < 2 * row["cgls"]
-
-
-def test_rounding_errors_leave_condition_in_proportion(iterations: Measurements) -> None:
-    """``cond(A R^-1) - 1`` goes with the unit roundoff: a factor of 8 from fp16 to bf16."""
-    fp16, bf16 = (iterations.where(spectrum="arithmetic", format=name) for name in ("fp16", "bf16"))
-    for coarse, fine in zip(bf16, fp16, strict=True):
-        ratio = (coarse["cond_preconditioned"] - 1) / (fine["cond_preconditioned"] - 1)
-        assert 4 < ratio < 16

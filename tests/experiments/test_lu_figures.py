@@ -47,18 +47,6 @@ U16, U32 = 2.0**-11, 2.0**-24
 SMALL = Setting(ExperimentScale.small)
 
 
-def test_claims_of_table_3_hold_for_the_papers_numbers() -> None:
-    speed = dict(zip(COMPARED, (23.7, 35.8, 46.5, 37.0), strict=True))
-    rows = Measurements(
-        {"matrix": problem.name, "algorithm": name, "error_1e4": error, "paper_1e4": error, "from": "file"}
-        | {"n": problem.n, "tflops": None if error is None else speed[name]}
-        for problem in figures.PROBLEMS
-        for name, error in zip(COMPARED, problem.errors, strict=True)
-    )
-    for claim in figures.TABLE_3.claims:
-        assert claim.judge(rows).holds, claim.text
-
-
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Measurements]:
     return {
@@ -159,15 +147,6 @@ def test_what_cannot_be_factorized_has_no_error() -> None:
     assert factorize(1e6 * torch.eye(2), HALF, ENGINE) is None
     assert math.isnan(solution_error(zero_pivot, None))
     assert factorize(zero_pivot, BUFFERED, ENGINE, pivot="partial") is not None
-
-
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_algorithms_are_those_of_lu_factor(name: str) -> None:
-    factors = factorize(hpl_ai_matrix(40, dtype=torch.float32), name, ENGINE, (16, 4))
-    assert factors is not None
-    assert factors.variant == name.split()[0]
-    assert factors.storage == ("fp32" if name == SINGLE else "fp16")
-    assert (factors.panel, factors.inner_panel) == (16, 4 if name.startswith("5.2") else None)
 
 
 def test_the_matrix_of_large_orders_fits_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,17 +261,6 @@ def test_large_matrices_are_left_out_at_the_small_scale(tmp_path: Path) -> None:
         "torsion1",
     ]
     assert "gyro left out: n = 17361 is too large for scale small" in setting.notes
-
-
-def test_places_of_a_file(tmp_path: Path) -> None:
-    assert figures.file_of(tmp_path, "gyro") is None
-    packed = tmp_path / "gyro" / "gyro.mtx.gz"
-    packed.parent.mkdir()
-    packed.touch()
-    assert figures.file_of(tmp_path, "gyro") == packed
-    plain = tmp_path / "gyro.mtx"
-    plain.touch()
-    assert figures.file_of(tmp_path, "gyro") == plain
 
 
 def test_formulas_have_their_orders() -> None:

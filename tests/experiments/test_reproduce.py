@@ -29,7 +29,6 @@ from neula.papers.drawing import grouped_bars, lines, new_canvas
 from neula.papers.figure import LONG_TABLE, ExperimentScale, Figure, Paper, Setting, judged, reproduce
 from neula.papers.lu import LU_PAPER
 from neula.papers.measuring import (
-    circumstances,
     first_run,
     median_seconds,
     steady_seconds,
@@ -51,21 +50,6 @@ ROWS = Measurements(
         {"solver": "one", "n": 2, "error": 0.25, "note": "a, b"},
     ]
 )
-
-
-def test_rows_are_selected_by_their_values() -> None:
-    assert ROWS.where(solver="one") == [ROWS[0], ROWS[2]]
-    assert ROWS.where(solver="one", n=2) == [ROWS[2]]
-    assert ROWS.where(n=3) == []
-    assert ROWS.where(note=None) == [ROWS[0], ROWS[1]]
-    assert ROWS.where() == ROWS
-    assert isinstance(ROWS.where(n=1), Measurements)
-    assert ROWS.column("error") == [0.5, None, 0.25]
-    assert np.array_equal(ROWS.numbers("error"), [0.5, math.nan, 0.25], equal_nan=True)
-    assert ROWS.fields == ["solver", "n", "error", "note"]
-    groups = ROWS.by("solver")
-    assert list(groups) == ["one", "two"], "in order of appearance"
-    assert groups["one"] == [ROWS[0], ROWS[2]]
 
 
 def test_what_is_not_finite_becomes_none() -> None:
@@ -171,15 +155,6 @@ def test_what_does_not_fit_on_a_gpu_is_left_out_and_noted(monkeypatch: pytest.Mo
     assert setting.notes == ["1000000 x 1001 left out: 10 GB needed, 10 free"]
 
 
-def test_tracking_reports_how_far_it_is() -> None:
-    told: list[tuple[str, float]] = []
-    setting = Setting(ExperimentScale.small, lambda step, fraction: told.append((step, fraction)))
-    seen = [(case, len(told)) for case in setting.track([10, 20, 30, 40], lambda case: f"case {case}")]
-    assert seen == [(10, 1), (20, 2), (30, 3), (40, 4)]  # told before the work, not after it
-    assert told[:4] == [("case 10", 0.0), ("case 20", 0.25), ("case 30", 0.5), ("case 40", 0.75)]
-    assert list(Setting(ExperimentScale.small).track([1, 2])) == [1, 2]
-
-
 # --- measuring --------------------------------------------------------------------------------------------
 
 
@@ -192,20 +167,24 @@ def test_median_of_repeated_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "median"),
+    ("repeated", "found", "expected"),
     [
-        ([0.2, 0.05, 0.02, 0.03, 0.01, 0.02], 0.02),  # three to warm up, three that count
-        ([9.0, 0.01, 0.02, 0.03, 0.01, 0.02], 0.02),  # the first one compiles
-        ([9.0, 8.0], 8.0),
+        (steady_seconds, [0.2, 0.05, 0.02, 0.03, 0.01, 0.02], 0.02),  # three to warm up, three that count
+        (steady_seconds, [9.0, 0.01, 0.02, 0.03, 0.01, 0.02], 0.02),  # the first one compiles
+        (steady_seconds, [9.0, 8.0], 8.0),  # what takes long runs less often
+        (sustained_seconds, [9.0, 9.0, 0.01, *[0.02] * 9], 0.01),  # compiles kernels twice
+        (sustained_seconds, [9.0, 0.01, 0.01, *[0.02] * 9], 0.01),
+        (sustained_seconds, [9.0, 0.3, 0.3], 0.3),
     ],
 )
-def test_what_takes_long_runs_less_often(
-    seconds: list[float], median: float, monkeypatch: pytest.MonkeyPatch
+def test_how_often_a_run_is_repeated(
+    repeated: Callable[..., float], found: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = iter(seconds)
-    monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: next(found))
-    assert steady_seconds(lambda: None) == median
-    assert next(found, None) is None
+    times = iter(found)
+    monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: next(times))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert repeated(lambda: None) == pytest.approx(expected)
+    assert repeated is sustained_seconds or next(times, None) is None
 
 
 @pytest.mark.parametrize(
@@ -217,31 +196,6 @@ def test_a_first_run_counts_where_it_takes_long(
     monkeypatch.setattr("neula.papers.measuring.timed", lambda run: (run(), first))
     monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: 0.01)
     assert first_run(lambda: "x", warmup) == ("x", 0.01 if timed_again else first)
-
-
-@pytest.mark.parametrize(
-    ("found", "expected"),
-    [
-        ([9.0, 9.0, 0.01, *[0.02] * 9], 0.01),  # compiles kernels twice
-        ([9.0, 0.01, 0.01, *[0.02] * 9], 0.01),
-        ([9.0, 0.3, 0.3], 0.3),  # long: once more is enough
-    ],
-)
-def test_a_short_run_that_compiles_first_is_repeated_as_often_as_any(
-    found: list[float], expected: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times = iter(found)
-    monkeypatch.setattr("neula.papers.measuring.seconds_of", lambda run: next(times))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert sustained_seconds(lambda: None) == pytest.approx(expected)
-
-
-def test_circumstances_are_those_of_this_machine() -> None:
-    about = circumstances(torch.device("cpu"))
-    assert about["torch"] == torch.__version__
-    assert about["threads"] == torch.get_num_threads()
-    assert {"date", "device", "neula", "cuda", "numpy", "scipy", "python"} < set(about)
-    json.dumps(about, allow_nan=False)
 
 
 # --- a tiny paper -----------------------------------------------------------------------------------------
@@ -713,14 +667,3 @@ def test_experiment_help() -> None:
         assert result.exit_code == 0
         assert all(figure.name in result.stdout for figure in paper.figures)
         assert all(option in result.stdout for option in ("--scale", "--out", "--redraw"))
-
-
-@pytest.mark.parametrize("paper", PAPERS, ids=lambda paper: paper.command)
-def test_names_of_the_papers_figures(paper: Paper) -> None:
-    names = [figure.name for figure in paper.figures]
-    assert len(set(names)) == len(names)
-    assert paper.named("all") == paper.figures
-    for figure in paper.figures:
-        assert paper.named(figure.name) == [figure]
-        assert figure.claims
-        assert (figure.draw is None) == figure.name.startswith("table")

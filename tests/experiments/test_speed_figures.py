@@ -1,6 +1,6 @@
 """Table 3, Figures 1, 2, 5, 6 and 7, Table 4: models checked by hand, code that runs.
 
-No test depends on a time: claims about times are put to the paper's numbers, not to this machine's.
+No test depends on a time: claims about times are put to committed data (test_committed_data.py).
 """
 
 from __future__ import annotations
@@ -25,118 +25,9 @@ from neula.papers.qr import models
 # --- what the paper reports -------------------------------------------------------------------------------
 
 (M, N), CAQR_RATE, LIBRARY_RATE = models.V100_SHAPE, models.V100_CAQR, models.V100_LIBRARY
-COLUMNS, PAPERS_TABLE_3 = models.V100_COLUMNS, models.V100_RATES
 column = both_products = models.v100_rates
-EXTRA_OPERATIONS = 1.2
-"""Of Gram-Schmidt, in those of Householder QR, for this shape."""
 
 
-def papers_table3() -> Measurements:
-    rows = Measurements(
-        {"m": M, "k": k} | dict(zip(COLUMNS, rates, strict=True)) for k, rates in PAPERS_TABLE_3.items()
-    )
-    rows.where(k=128)[0]["CAQR panel"] = CAQR_RATE
-    return rows
-
-
-def study_row(method: str, format: str, block: int | None, kind: str, tflops: float) -> Row:
-    head = {"m": M, "n": N, "method": method, "format": format, "B": block}
-    return head | {"kind": kind, "tflops": tflops, "default": block == 128}
-
-
-def papers_figure1() -> Measurements:
-    """Formula (4), and measurements somewhat below it."""
-    rows = Measurements([study_row(models.LIBRARY, "fp32", None, models.MEASURED, LIBRARY_RATE)])
-    for block in (128, 256, 512, 1024):
-        for format in ("low", "fp32"):
-            rate = models.predicted_householder(N, block, column("SGEQRF"), both_products(format))
-            for kind, factor in {models.PREDICTED: 1.0, models.WIDE: 1.1, models.MEASURED: 0.95}.items():
-                rows.append(study_row(models.BLOCKED, format, block, kind, factor * rate))
-    return rows
-
-
-def papers_figure2() -> Measurements:
-    """Formula (7), and measurements somewhat below it."""
-    rows = Measurements([study_row(models.LIBRARY, "fp32", None, models.MEASURED, LIBRARY_RATE)])
-    for block in (128, 256):
-        for method, format, rate in (
-            (models.RGSQRF, "low", column("SGEQRF")[block]),
-            (models.RGSQRF, "fp32", column("SGEQRF")[block]),
-            (models.RGSQRF_CAQR, "low", CAQR_RATE),
-            (models.RGSQRF_DEFAULT, "low", CAQR_RATE),
-        ):
-            tflops = (
-                models.predicted_rgsqrf(N, block, {block: rate}, both_products(format)) / EXTRA_OPERATIONS
-            )
-            for kind, factor in {models.PREDICTED: 1.0, models.PRODUCTS: 1.1, models.MEASURED: 0.95}.items():
-                rows.append(study_row(method, format, block, kind, factor * tflops))
-        rows.append(study_row(models.RECURSIVE, "low", block, models.MEASURED, 6.0))
-    return rows
-
-
-SHAPES = [(32768, 32768), (32768, 16384), (131072, 4096), (4194304, 128)]
-DEFAULT = "RGSQRF, cholesky panel"
-
-
-def bars(speedups: Mapping[str, tuple[float, ...]]) -> Measurements:
-    """Times of methods, given how many times faster than the slowest they are for each of the shapes."""
-    rows = Measurements()
-    for number, (m, n) in enumerate(SHAPES):
-        flops = 2 * m * n * n - 2 * n**3 / 3
-        for method, values in speedups.items():
-            speedup, seconds = values[number], flops / 5e12 / values[number]
-            rates = {"ms": 1e3 * seconds, "tflops": 1e-12 * flops / seconds, "speedup": speedup}
-            rows.append({"m": m, "n": n, "method": method, "format": "fp16"} | rates)
-    return rows
-
-
-ONE = (1.0,) * len(SHAPES)
-
-
-def papers_figure5() -> Measurements:
-    rows = bars({perf.REORTHO: (3.7, 5.0, 7.7, 4.0), perf.WITH_Q: ONE})
-    return Measurements(row | {"passes": 2 if row["method"] == perf.REORTHO else None} for row in rows)
-
-
-def papers_figure6() -> Measurements:
-    caqr, householder = (3.0, 4.0, 8.0, 14.6), (2.5, 2.9, 2.0, 1.0)
-    return bars(
-        {
-            perf.CAQR_PANEL: caqr,
-            perf.SGEQRF_PANEL: householder,
-            DEFAULT: tuple(1.5 * value for value in caqr),
-            perf.SGEQRF: ONE,
-        }
-    )
-
-
-def papers_figure7() -> Measurements:
-    accuracy = {perf.ON_ON: (3e-4, 0.2), perf.OFF_ON: (1e-4, 0.1), perf.OFF_OFF: (1e-7, 1e-4)}
-    rows = bars({perf.ON_ON: (2.9, 2.5, 1.7, 1.0), perf.OFF_ON: (2.8, 2.5, 1.7, 1.0), perf.OFF_OFF: ONE})
-    head = {"m": 32768, "n": 4096, "format": "fp16"}
-    for method, (error, loss) in accuracy.items():
-        rows.append(head | {"method": method, "backward_error": error, "orthogonality": loss})
-    return rows
-
-
-def papers_table4() -> Measurements:
-    rows = Measurements()
-    for rank, error in {16: 0.977, 64: 0.908, 128: 0.818, 256: 0.649, 512: 0.353}.items():
-        head = {"rank": rank, "m": 524288, "n": 1024, "error": error, "smallest": error / 1.0001}
-        rows.append(head | {"method": ls.RGSQRF_SVD, "ms": 125.0})
-        rows.append(head | {"method": ls.SGEQRF_SVD, "ms": 800.0})
-    return rows
-
-
-PAPERS: dict[str, Callable[[], Measurements]] = {
-    "table3": papers_table3,
-    "figure1": papers_figure1,
-    "figure2": papers_figure2,
-    "figure5": papers_figure5,
-    "figure6": papers_figure6,
-    "figure7": papers_figure7,
-    "table4": papers_table4,
-}
 FIGURES = [
     models.TABLE_3,
     models.FIGURE_1,
@@ -147,14 +38,6 @@ FIGURES = [
     ls.TABLE_4,
 ]
 by_name = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-
-
-@by_name
-def test_claims_hold_for_the_papers_numbers(figure: Figure) -> None:
-    for claim in figure.claims:
-        verdict = claim.judge(PAPERS[figure.name]())
-        assert verdict.holds, f"{claim.text}: {verdict.measured}"
-        assert any(character.isdigit() for character in verdict.measured)
 
 
 # --- the models, by hand ----------------------------------------------------------------------------------
@@ -278,7 +161,6 @@ def measured() -> dict[str, Measurements]:
 @by_name
 def test_measuring(figure: Figure, measured: dict[str, Measurements]) -> None:
     rows = measured[figure.name]
-    assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
     rates = [row[name] for row in rows for name in ("ms", "tflops", "speedup") if row.get(name) is not None]
     assert all(rate > 0 for rate in rates)
     for claim in figure.claims:
@@ -309,16 +191,6 @@ def test_rates_count_the_operations(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["low wide step"] == 4 * m * k * max(k, n // 2)
     library = next(models.measure_householder(Setting(ExperimentScale.small), (m, n)))
     assert library["tflops"] == 2 * m * n * n - 2 * n**3 / 3
-
-
-def test_rates_are_measured_once_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = iter([[{"k": 128}], [{"k": 256}]])
-    monkeypatch.setattr(models, "_rates", lambda setting, shape: next(calls))
-    run: dict[object, list[object]] = {}
-    for _ in range(2):
-        setting = Setting(ExperimentScale.small, shared=run)
-        assert list(models.measure_rates(setting, (64, 32))) == [{"k": 128}]
-    assert list(models.measure_rates(Setting(ExperimentScale.small), (64, 32))) == [{"k": 256}]
 
 
 @pytest.mark.parametrize("name", ["figure5", "figure6", "figure7"])
@@ -417,7 +289,6 @@ def test_the_papers_scale_is_that_of_the_gpu() -> None:
 @pytest.mark.parametrize("figure", [perf.FIGURE_5, perf.FIGURE_6, perf.FIGURE_7], ids=lambda f: f.name)
 def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
     rows = stored(MEASURE[figure.name](Setting(ExperimentScale.paper), [(1024, 512), (4096, 128)]))
-    assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
     times = [row["ms"] for row in rows if row.get("ms") is not None]
     assert len(times) >= 4
     assert min(times) > 0
@@ -429,7 +300,6 @@ def test_performance_is_measured_on_a_gpu(figure: Figure) -> None:
 @pytest.mark.parametrize("figure", [models.TABLE_3, models.FIGURE_1, models.FIGURE_2], ids=lambda f: f.name)
 def test_models_are_measured_on_a_gpu(figure: Figure) -> None:
     rows = stored(MEASURE[figure.name](Setting(ExperimentScale.paper), (4096, 1024)))
-    assert set(PAPERS[figure.name]().fields) <= set(rows.fields)
     for claim in figure.claims:
         claim.judge(rows)
 

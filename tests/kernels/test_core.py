@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,3 +90,42 @@ def test_works_without_the_core() -> None:
     )
     environment = {**os.environ, "NEULA_CORE": "none"}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+
+
+TALL, SQUARE, PROBES = np.ones((5, 3)), np.ones((3, 3)), np.ones((3, 4))
+UNFIT = [
+    ("probe_errors", (TALL, TALL, SQUARE, PROBES, 0), "A, Q and R must"),
+    ("probe_errors", (TALL, TALL, SQUARE[:2], PROBES, 1), "A and Q must"),
+    ("probe_errors", (TALL, TALL[:4], SQUARE, PROBES, 1), "A and Q must"),
+    ("probe_errors", (TALL, TALL, SQUARE, PROBES[:, :3], 1), "A and Q must"),
+    ("probe_errors", (TALL.astype(np.float32), TALL, SQUARE, PROBES, 1), "A, Q and R must"),
+    ("cholesky_qr", (TALL[:2], TALL[:2], SQUARE, PROBES, 0.0, 1), "no more columns than rows"),
+    ("cholesky_qr", (TALL[None], TALL[None].repeat(2, 0), SQUARE[None], PROBES, 0.0, 1), "A and Q must"),
+    ("one_pass", (TALL, None, None, None, None, 1), "one_pass takes"),
+    ("one_pass", (TALL, np.ones(3), None, None, None, 0), "one_pass takes"),
+    ("one_pass", (TALL, np.ones(5), None, None, None, 1), "one_pass takes"),
+    ("one_pass", (TALL, np.ones(3), None, np.ones((2, 5)), None, 1), "one_pass takes"),
+    ("one_pass", (TALL.T, np.ones(5), None, np.ones(3), None, 1), "one_pass takes"),
+    ("one_pass", (TALL[None], np.ones(3), None, np.ones(5), None, 1), "one_pass takes"),
+    (
+        "seminormal",
+        (TALL, np.ones((4, 1)), np.empty(99), None, 14 * [1.0], False),
+        "seminormal takes|matrices",
+    ),
+    ("seminormal", (TALL[None], TALL[None], np.empty(1), None, 14 * [1.0], False), "written holds"),
+]
+
+
+@pytest.mark.parametrize(("function", "given", "message"), UNFIT)
+def test_arrays_that_do_not_fit_one_another(function: str, given: tuple[object, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        getattr(core_of("baseline"), function)(*given)
+
+
+def test_no_copy_is_written_to() -> None:
+    fixed = TALL.copy()
+    fixed.flags.writeable = False
+    with pytest.raises(TypeError):
+        core_of("baseline").probe_errors(TALL, fixed, SQUARE, PROBES, 1)
+    with pytest.raises(TypeError):
+        core_of("baseline").one_pass(TALL, np.ones(3), None, np.empty(10)[::2], None, 1)

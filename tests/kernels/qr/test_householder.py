@@ -16,7 +16,6 @@ from tests.devices import DEVICE, KERNEL
 from neula.io.matrices import random_matrix
 from neula.kernels.qr import householder
 from neula.kernels.qr.householder import (
-    MAX_HEIGHT,
     PRODUCTS,
     WIDTH,
     Product,
@@ -223,16 +222,6 @@ def test_what_is_not_finite_stays_in_its_tile(tiles: Tiles) -> None:
 @pytest.mark.usefixtures("uninitialized_is_nan")
 def test_new_memory_is_written_before_it_is_read(tiles: Tiles) -> None:
     check(uniform(1, 40, 20), 25, tiles, "fp16_cor")
-
-
-def test_float64_and_tall_tiles() -> None:
-    """Callable products, and taller tiles with named ones, which no kernel takes, meet the same bounds."""
-    a = uniform(2, 300, 40, torch.float64)
-    reflectors, r = factor_tiles(a, 200, torch.matmul)
-    q = apply_tiles(reflectors, identities(reflectors), torch.matmul)
-    for x, y, z in zip(a.split(200, 1), q.split(200, 1), r.split(40, 1), strict=True):
-        check_factors(x, y, z, bound_of_columns(200, 40, U[torch.float64]))
-    check(uniform(1, 600, 40), MAX_HEIGHT + 1, Tiles(factor_tiles, apply_tiles), "fp16_cor")
 
 
 def test_an_unknown_product() -> None:

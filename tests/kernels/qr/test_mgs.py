@@ -80,12 +80,6 @@ def test_every_shape(qr: Qr, m: int, n: int, dtype: torch.dtype) -> None:
     assert torch.equal(tiles, before)
 
 
-@pytest.mark.parametrize("batch", [(), (2, 3)])
-def test_batches(qr: Qr, batch: tuple[int, ...]) -> None:
-    tiles = normal(*batch, 40, 9)
-    check(tiles, *qr(tiles))
-
-
 @pytest.mark.parametrize("shape", [(2, 0, 5, 3), (4, 5, 0)])
 def test_nothing_to_do(qr: Qr, shape: tuple[int, ...]) -> None:
     q, r = qr(torch.empty(shape, device=DEVICE))
@@ -181,9 +175,6 @@ def test_bad_numbers_stay_in_their_tile(qr: Qr, bad: float, where: int) -> None:
         assert torch.equal(r[i], clean_r[i])
     assert torch.equal(r[1, :where, :where], clean_r[1, :where, :where])
     assert not torch.isfinite(r[1, where, where])
-
-
-# ---------------------------------------------------------------- which of the two
 
 
 # ---------------------------------------------------------------- on a GPU

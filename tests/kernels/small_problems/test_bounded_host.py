@@ -166,9 +166,3 @@ def test_too_few_sets() -> None:
     a, b = torch.from_numpy(rng.standard_normal((40, 30))), torch.from_numpy(rng.standard_normal((40, 1)))
     assert minimum(a, b, bounds_of(30), LIMITS._replace(sets=1), of_all=False) is None
     assert minimum(a, b, bounds_of(30), LIMITS, of_all=False) is not None
-
-
-def test_without_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounded_host, "core", lambda: None)
-    one = torch.ones(1, 1)
-    assert minimum(one, one, bounds_of(1), LIMITS, of_all=False) is None

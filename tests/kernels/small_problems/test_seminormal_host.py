@@ -8,7 +8,6 @@ import torch
 
 from by_seminormal import solved
 from capabilities import LEVELS, core_of
-from neula import _core
 from neula.algorithms.krylov.batched_lstsq import limits_of
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions
@@ -38,10 +37,6 @@ def equal(one: SeminormalHostSolutions, other: SeminormalHostSolutions) -> bool:
         np.array_equal(getattr(one, name).ravel(), getattr(other, name).ravel(), equal_nan=True)
         for name in ("x", "numbers", "forward_error", "residual_norm")
     )
-
-
-def test_numbers_have_one_order() -> None:
-    assert _core.SEMINORMAL_NUMBERS == NUMBERS
 
 
 @pytest.mark.usefixtures("_instructions")
@@ -83,28 +78,3 @@ def test_numbers_beyond_the_safe_range(
 def test_empty_batches_and_no_right_hand_sides() -> None:
     assert by_core(torch.ones(0, 3, 2), torch.ones(0, 3, 1)).x.shape == (0, 2, 1)
     assert by_core(torch.ones(2, 3, 1), torch.ones(2, 3, 0)).x.shape == (2, 1, 0)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "written", "probes"),
-    [
-        ((3, 2), (4, 1), 17, None),
-        ((3, 2), (2, 3, 1), 17, None),
-        ((2, 3, 2), (3, 3, 1), 34, None),
-        ((0, 2), (0, 1), 17, None),
-        ((3, 0), (3, 1), 15, None),
-        ((3,), (3, 1), 17, None),
-        ((3, 2), (3, 1), 16, None),
-        ((3, 2), (3, 1), 17, (3, 8)),
-    ],
-)
-def test_wrong_shapes(a: tuple, b: tuple, written: int, probes: tuple | None) -> None:
-    vectors = None if probes is None else np.ones(probes)
-    with pytest.raises(ValueError, match=r"matrices|seminormal takes|written holds|probes have"):
-        core_of("baseline").seminormal(np.ones(a), np.ones(b), np.empty(written), vectors, 14 * [1.0], False)
-
-
-def test_without_core(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seminormal_host, "core", lambda: None)
-    assert not seminormal_host.available()
-    assert solved(torch.ones(1, 1), torch.ones(1, 1), torch.float64, LIMITS) is None
