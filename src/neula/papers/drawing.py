@@ -96,7 +96,7 @@ def speedup_bars(axes: Axes, labels: Sequence[str], ratios: Sequence[float], ink
     axes.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
     for place, ratio in zip(places, ratios, strict=True):
         above = (place, max(ratio, 1.0))
-        axes.annotate(f"{ratio:.2g}", above, (0, 2), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(f"{ratio:.2g}", above, (0, 2), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xticks(places, labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=7.5)
     axes.margins(y=0.08)
 
