@@ -199,7 +199,4 @@ class LUSolveKeywords(TypedDict, total=False):
 
 class MatmulKeywords(TypedDict, total=False):
     compute: str | None
-    alpha: float
-    beta: float
-    out: Any
     engine: EngineName | Engine
