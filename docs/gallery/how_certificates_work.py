@@ -107,7 +107,7 @@ print(f"neula's estimate {result.condition:.1e}")
 conditions = 10.0 ** np.arange(1, 11)
 measured = {"backward": [], "forward": []}
 for condition in conditions:
-    A, b, exact = integer_problem(400, 60, condition)
+    A, b, exact = integer_problem(1500, 300, condition)
     D = np.linalg.norm(A, axis=0)
     for certify, pairs in measured.items():
         result = neula.lstsq(A, b, certify=certify)

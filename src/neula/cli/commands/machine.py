@@ -109,7 +109,9 @@ def data(
 def bench(
     problems: Annotated[
         list[BenchmarkName] | None,
-        opt.argument("[qr|lstsq|solve|svd|sweep]...", "By default all: sweep."),
+        opt.argument(
+            "[qr|lstsq|solve|svd|sweep]...", "Problems to measure; sweep, the default, is all of them."
+        ),
     ] = None,
     out: Annotated[Path | None, opt.option("Directory for the results as JSON and CSV.")] = None,
     draw: Annotated[
