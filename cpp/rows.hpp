@@ -6,7 +6,7 @@
 
 NEULA_BEGIN
 
-constexpr double UNIT = 0x1p-53;
+constexpr double UNIT = 0x1p-53, SINGLE_UNIT = 0x1p-24;
 
 constexpr Index PADDED = 8;  // elements: whole vectors, and rows of a tile
 constexpr int TALL = 4;      // rows of a tile of a Gram matrix

@@ -102,10 +102,11 @@ template <typename Lanes> SystemNorms<Real<Lanes>> measure_matrices(Group<Lanes>
     return norms;
 }
 
-// Whether matrices are Hermitian up to rounding errors, and all pivots positive: then they are definite, U is D L^T, and no
-// element has grown.
+// Whether matrices are Hermitian up to rounding errors of the precision in which they are given, and all pivots positive:
+// then they are definite, U is D L^T, and no element has grown.
 template <typename Lanes> Truth<Lanes> is_definite(const Group<Lanes> &g, Real<Lanes> largest_element)
 {
+    const double unit = g.problem.a.single ? SINGLE_UNIT : UNIT;
     Index n = g.n, height = g.height;
     Real<Lanes> most = {}, zero = {};
     for (Index j = 0; j < n; j++)
@@ -114,7 +115,7 @@ template <typename Lanes> Truth<Lanes> is_definite(const Group<Lanes> &g, Real<L
             most = larger(comparable(get<Lanes>(g.a + j * height, i) - mirrored), most);
         }
     Real<Lanes> difference = from_comparable<Lanes>(most);
-    return (difference <= n * UNIT * largest_element) & (smallest_element<Lanes>(g.reciprocals, n) > zero);
+    return (difference <= n * unit * largest_element) & (smallest_element<Lanes>(g.reciprocals, n) > zero);
 }
 
 // A times some columns.

@@ -12,7 +12,7 @@ from tests.matrices import normal
 
 import neula
 import neula.compat.numpy
-from neula.algorithms.orthogonal.reconstruction import householder_form
+from neula.algorithms.orthogonal.reconstruction import complement_by_reflectors, householder_form
 from neula.certificates.householder import Reflectors, householder_images, householder_measures
 from neula.engines import CpuEngine, Engine
 from neula.engines.shipped import cuda_tuning
@@ -166,6 +166,17 @@ def test_reconstruction_is_exact_to_rounding(shape: tuple[int, ...]) -> None:
     assert float((signs.abs() - 1).abs().max()) <= 10 * m * 2.0**-53
     assert gap(found @ signed, q @ r) <= 10 * m * 2.0**-53
     assert ((tau >= 1 - 1e-12) & (tau <= 2)).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 0), (3, 8, 4), (2, 5, 5), (1, 90, 70)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_the_complement_is_orthonormal(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    m, k = shape[1:]
+    q = torch.linalg.qr(normal(*shape).to(dtype))[0]
+    q[0] = torch.eye(m, k).roll(1, 0)
+    whole = torch.cat([q, complement_by_reflectors(q)], 2)
+    assert whole.shape == (shape[0], m, m)
+    assert gap(whole.mH @ whole, torch.eye(m, dtype=dtype)) <= 5 * m * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("transposed", [False, True])

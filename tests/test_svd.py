@@ -273,6 +273,33 @@ def test_narrow_dtypes_are_computed_in_float32(dtype):
     )
 
 
+@pytest.mark.parametrize("asked", [{"rank": 2}, {"tol": 0.3}, {}, {"rank": 2, "accuracy": 1e-2}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.complex128])
+@pytest.mark.parametrize("shape", [(5, 20, 8), (2, 3, 8, 20), (1, 4, 4), (2, 20), (30, 300, 110)], ids=str)
+def test_batches_and_the_rounding_of_what_is_returned(shape, dtype, asked):
+    """Small matrices of a batch together, larger ones one by one, and errors of s in the dtype of A."""
+    if min(shape) < 3 and asked.get("rank") == 2:
+        asked = asked | {"rank": 1}
+    scales = 10.0 ** torch.arange(-2, 3).repeat(7)[: shape[0]].reshape(-1, *[1] * (len(shape) - 1))
+    exact = dtype if dtype.is_complex else torch.float64
+    a = (scales * torch.randn(*shape, dtype=exact, generator=torch.Generator().manual_seed(3))).to(dtype)
+    result = neula.svd_lowrank(a, **asked)
+    assert result.converged
+    u, s, vh = (x.to(exact) for x in result)
+    true, k = torch.linalg.svdvals(a.to(exact)), s.shape[-1]
+    rounding = 10 * min(shape[-2:]) * 2.0**-53 * true[..., :1]
+    assert bool(((s.real - true[..., :k]).abs() <= result.errors + rounding).all())
+    norm = true.square().sum(-1).sqrt()
+    rest = true[..., k:].square().sum(-1).sqrt() / norm
+    gap = (a.to(exact) - u * s[..., None, :] @ vh).flatten(-2).norm(dim=-1) / norm
+    u = 40 * torch.finfo(torch.float32 if "accuracy" in asked and dtype.is_complex else dtype).eps
+    assert bool((gap <= rest + u).all())
+    assert float(gap.max()) == pytest.approx(result.relative_error, rel=1e-2, abs=u)
+    if "tol" in asked:  # as many as the matrix that needs most
+        before = true[..., k - 1 :].square().sum(-1).sqrt()
+        assert float((before / norm).max()) > 0.3 >= float(rest.max())
+
+
 def test_zero_matrix():
     U, s, Vh = neula.svd_lowrank(np.zeros((5, 3)), tol=0.1)
     assert (U.shape, s.shape, Vh.shape) == ((5, 0), (0,), (0, 3))

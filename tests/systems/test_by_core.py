@@ -210,6 +210,20 @@ def test_hard_definite_systems(n: int, alone: bool, kind: type, instructions: No
     assert all(known[name] for name in (*EASY, "rounded"))
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.complex64])
+@pytest.mark.parametrize(("asymmetry", "definite"), [(1.0, True), (1e4, False)])
+def test_single_precision_is_symmetric_up_to_its_rounding_errors(
+    asymmetry: float, definite: bool, kind: type, instructions: None
+) -> None:
+    """``X^T X`` of a matrix product is not symmetric to the last bit."""
+    n, u = 20, 2.0**-24
+    a = np.eye(n) + asymmetry * u * np.triu(np.ones((n, n)), 1)
+    a, b = torch.from_numpy(a.astype(kind)), torch.ones(n, 1)
+    found = compiled.solved(a, b, torch.float32, u / 2, definite=True)
+    assert found is not None
+    assert bool(found.evidence.doubtful == 0) is definite
+
+
 @pytest.mark.parametrize("shape", [(30,), (5, 7), (5, 30)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_definite_systems_are_eliminated_without_pivoting(

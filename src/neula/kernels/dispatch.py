@@ -95,10 +95,11 @@ class Kernel(Generic[P, R]):
         tried: Trial,
         when: Callable[..., bool] | None,
         variant: Callable[..., int] | None,
+        or_complex: bool,
     ) -> None:
         update_wrapper(self, reference)
         self.reference, self.tried = reference, tried
-        self._launch, self._when, self._variant = launch, when, variant
+        self._launch, self._when, self._variant, self._or_complex = launch, when, variant, or_complex
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         chosen = self.kernel if self.takes(*args, **kwargs) else self.reference
@@ -107,7 +108,7 @@ class Kernel(Generic[P, R]):
     def takes(self, *args: P.args, **kwargs: P.kwargs) -> bool:
         """Whether the kernel computes this call; only the trial of a device launches anything."""
         first = _first_tensor((*args, *kwargs.values()))
-        if not first.is_cuda or not _as_stored((*args, *kwargs.values())):
+        if not first.is_cuda or not _as_stored((*args, *kwargs.values()), self._or_complex):
             return False
         if not (self._when is None or self._when(*args, **kwargs)):
             return False
@@ -152,11 +153,12 @@ def _first_tensor(given: Iterable[object]) -> torch.Tensor:
     raise TypeError("a kernel's function takes a tensor")
 
 
-def _as_stored(given: Iterable[object]) -> bool:
-    """Whether all are real numbers as they lie in memory: the imaginary part of a conjugate is a view of what
-    is to be negated.
+def _as_stored(given: Iterable[object], or_complex: bool) -> bool:
+    """Whether all are real numbers as they lie in memory, or complex ones: the imaginary part of a conjugate
+    is a view of what is to be negated.
     """
-    return not any(isinstance(x, torch.Tensor) and (x.is_complex() or x.is_neg()) for x in given)
+    tensors = (x for x in given if isinstance(x, torch.Tensor))
+    return not any(x.is_neg() or (x.is_complex() and not or_complex) for x in tensors)
 
 
 def kernel(
@@ -165,6 +167,7 @@ def kernel(
     trial: Trial,
     when: Callable[..., bool] | None = None,
     variant: Callable[..., int] | None = None,
+    or_complex: bool = False,
 ) -> Callable[[Callable[P, R]], Kernel[P, R]]:
     """Let a kernel take the place of the decorated function on GPUs; that of the first tensor counts.
 
@@ -172,5 +175,6 @@ def kernel(
     in the same module; it ends with ``_triton`` or ``_cuda``. The trial, which several may share, shows
     whether it runs, and ``when``, asked for tensors on a GPU only, whether it is made for these arguments.
     ``variant`` says which of several variants of the kernel they need, where each is tried by itself.
+    ``or_complex``: whether it is for complex numbers, too, which may be views of their conjugates.
     """
-    return lambda reference: Kernel(reference, launch, trial, when, variant)
+    return lambda reference: Kernel(reference, launch, trial, when, variant, or_complex)

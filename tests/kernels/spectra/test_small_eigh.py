@@ -18,7 +18,7 @@ from neula.kernels.spectra.small_eigh import small_eigh
 
 Decompose = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
-F32, F64 = torch.float32, torch.float64
+F32, F64, C64, C128 = torch.float32, torch.float64, torch.complex64, torch.complex128
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Decompose:
     def decompose(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         count, n, _ = a.shape
         function = compiled_for_host("small_eigh", **module.macros_for(n, a.dtype)).decompose
-        w, v = torch.full((count, n), math.nan, dtype=a.dtype), torch.full_like(a, math.nan)
+        w, v = torch.full((count, n), math.nan, dtype=a.dtype.to_real()), torch.full_like(a, math.nan)
         function(*(ctypes.c_void_p(x.data_ptr()) for x in (a, w, v)), count, n)
         return w, v
 
@@ -43,9 +43,9 @@ decompose = variants(small_eigh, "reference", *KERNELS)
 
 
 def matrices(kind: str, count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
-    """Exactly symmetric."""
-    generator = torch.Generator().manual_seed(n)
-    a = torch.randn(count, n, n, dtype=F64, generator=generator)
+    """Exactly symmetric or Hermitian."""
+    generator, exact = torch.Generator().manual_seed(n), C128 if dtype.is_complex else F64
+    a = torch.randn(count, n, n, dtype=exact, generator=generator)
     place = torch.arange(n, dtype=F64)
     spectra = {
         "graded": 10.0 ** -(8 * place / n),
@@ -58,14 +58,14 @@ def matrices(kind: str, count: int, n: int, dtype: torch.dtype) -> torch.Tensor:
     }
     if kind in spectra:
         q = torch.linalg.qr(a).Q
-        a = (q * spectra[kind]) @ q.mT
+        a = (q * spectra[kind]) @ q.mH
     if kind == "diagonal":
-        a = torch.diag_embed(a[:, 0])
+        a = torch.diag_embed(a[:, 0].real).to(exact)
     if kind == "large":
         a = a * (torch.finfo(dtype).max / (10 * n))
     if kind == "small":
         a = a * torch.finfo(dtype).tiny
-    a = (a + a.mT).to(dtype) / 2
+    a = (a + a.mH).to(dtype) / 2
     return a.to(DEVICE)
 
 
@@ -74,20 +74,21 @@ def assert_decomposed(a: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> None
     is up to ``1.25 n^(1/4)`` times the norm.
     """
     n, u = a.shape[-1], torch.finfo(a.dtype).eps / 2
-    a, w, v = a.double(), w.double(), v.double()
+    exact = C128 if a.is_complex() else F64
+    a, w, v = a.to(exact), w.double(), v.to(exact)
     largest = a.abs().amax((1, 2)).clamp_min(torch.finfo(F64).tiny)[:, None]
     a, w = a / largest[..., None], w / largest
     size = torch.linalg.matrix_norm(a).clamp_min(torch.finfo(F64).tiny)[:, None]
     a, w = a / size[..., None], w / size
     error = 30 * max(n, 4) ** 0.5 * u
-    eye = torch.eye(n, dtype=F64, device=a.device)
+    eye = torch.eye(n, dtype=exact, device=a.device)
     assert (w.diff(dim=1) >= 0).all()
-    assert float(torch.linalg.matrix_norm(v.mT @ v - eye, 2).max()) <= error
+    assert float(torch.linalg.matrix_norm(v.mH @ v - eye, 2).max()) <= error
     assert float(torch.linalg.matrix_norm(a @ v - v * w[:, None], 2).max()) <= error
     assert float((w - torch.linalg.eigvalsh(a)).abs().max()) <= error
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("dtype", [F32, F64, C64, C128])
 @pytest.mark.parametrize(
     ("kind", "count", "n"),
     [("normal", 3, n) for n in (1, 2, 5, 31)]
@@ -99,13 +100,16 @@ def test_values_and_vectors(decompose: Decompose, kind: str, count: int, n: int,
     assert_decomposed(a, *decompose(a))
 
 
-@pytest.mark.parametrize(("n", "dtype"), [(33, F32), (64, F32), (65, F32), (128, F32), (33, F64), (64, F64)])
+@pytest.mark.parametrize(
+    ("n", "dtype"),
+    [(33, F32), (64, F32), (65, F32), (128, F32), (33, F64), (64, F64), (33, C64), (64, C64), (32, C128)],
+)
 def test_long_columns(kernel: Decompose, n: int, dtype: torch.dtype) -> None:
     a = matrices("one and noise" if n in (33, 128) else "normal", 2, n, dtype)
     assert_decomposed(a, *kernel(a))
 
 
-@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("dtype", [F32, F64, C64])
 @pytest.mark.parametrize("kind", ["large", "small"])
 def test_ends_of_the_range(kernel: Decompose, kind: str, dtype: torch.dtype) -> None:
     a = matrices(kind, 2, 6, dtype)

@@ -38,6 +38,48 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
              [ 0.5000]]]), tensor([[[-0.6000],
              [-0.8000]]]))
     """
+    k, (work, signs) = q.shape[2], _less_signs(q)
+    pivots = work.diagonal(dim1=1, dim2=2).clone()
+    vectors = work.tril_(-1)
+    tau = 2 / (1 + torch.linalg.vector_norm(vectors, dim=1, dtype=double_of(q.dtype)).square())
+    if q.is_complex():  # I - tau y y^H is unitary for 2 Re tau = |tau|^2 |y|^2, with the phase of what T has
+        turn = phases(-pivots * signs)
+        tau = tau * turn.real * turn
+    r = r.to(q.dtype)
+    vectors[:, :k].addcmul_(signs[..., None], r[..., :k])  # zero below the diagonal
+    if r.shape[2] > k:
+        vectors = torch.cat([vectors, signs[..., None] * r[..., k:]], 2)
+    return vectors, tau.to(q.dtype)
+
+
+def complement(q: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns, shape (batch, m, m - k), that make orthonormal ones of shape (batch, m, k) square.
+
+    >>> complement(torch.tensor([[[0.6], [0.8]]])).abs()
+    tensor([[[0.8000],
+             [0.6000]]])
+    """
+    # Of a batch on a GPU the library takes one matrix after the other.
+    if q.is_cpu:
+        return torch.linalg.qr(q, mode="complete")[0][:, :, q.shape[2] :]
+    return complement_by_reflectors(q)
+
+
+def complement_by_reflectors(q: torch.Tensor) -> torch.Tensor:
+    """:func:`complement` from Householder vectors of Q, for all matrices together."""
+    k, (work, signs) = q.shape[2], _less_signs(q)
+    y = work.tril(-1)
+    y.diagonal(0, 1, 2).fill_(1)
+    # The last columns of I - Y T Y^H, whose first ones are Q S^H: T Y_1^H = -U S^H.
+    t = (work[:, :k].triu() * signs[:, None].conj()).neg_()
+    t = torch.linalg.solve_triangular(y[:, :k].mH, t, upper=True, left=False, unitriangular=True)
+    found = exact_matmul(y, exact_matmul(t, y[:, k:].mH)).neg_()
+    found[:, k:].diagonal(0, 1, 2).add_(1)
+    return found
+
+
+def _less_signs(q: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """L and U of ``Q - [S; 0]`` in one matrix, and S."""
     batch, _, k = q.shape
     work = q.clone(memory_format=torch.contiguous_format)
     signs = work.new_empty(batch, k)
@@ -55,17 +97,7 @@ def householder_form(q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, to
         signs[:, start:stop], l_inverse, u_inverse = signed_lu(panel[:, : stop - start])
         below.copy_(exact_matmul(below, u_inverse))
         row.copy_(exact_matmul(l_inverse, row))
-    pivots = work.diagonal(dim1=1, dim2=2).clone()
-    vectors = work.tril_(-1)
-    tau = 2 / (1 + torch.linalg.vector_norm(vectors, dim=1, dtype=double_of(q.dtype)).square())
-    if q.is_complex():  # I - tau y y^H is unitary for 2 Re tau = |tau|^2 |y|^2, with the phase of what T has
-        turn = phases(-pivots * signs)
-        tau = tau * turn.real * turn
-    r = r.to(q.dtype)
-    vectors[:, :k].addcmul_(signs[..., None], r[..., :k])  # zero below the diagonal
-    if r.shape[2] > k:
-        vectors = torch.cat([vectors, signs[..., None] * r[..., k:]], 2)
-    return vectors, tau.to(q.dtype)
+    return work, signs
 
 
 def _subtract(c: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

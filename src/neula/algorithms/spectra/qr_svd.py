@@ -17,14 +17,14 @@ LARGEST_RATIO = 1e4  # of singular values that the Gram matrix may be asked for:
 
 def truncate(s: torch.Tensor, rank: int | None, tol: float | None) -> int:
     """Number of singular values to keep, of descending ones: ``rank``, or, if that is None, the fewest for
-    which the rest is at most ``tol`` times the whole, in the Frobenius norm.
+    which the rest is at most ``tol`` times the whole, in the Frobenius norm; of a batch as many as any needs.
     """
     if rank is not None:
-        return min(rank, s.numel())
+        return min(rank, s.shape[-1])
     if tol is None:
-        return s.numel()
-    tails = s.square().flip(0).cumsum(0).flip(0).sqrt()
-    return int((tails > tol * tails[0]).sum())
+        return s.shape[-1]
+    tails = s.square().flip(-1).cumsum(-1).flip(-1).sqrt()
+    return int((tails > tol * tails[..., :1]).sum(-1).max())
 
 
 # item: Q QR-SVD

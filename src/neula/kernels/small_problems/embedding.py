@@ -22,6 +22,14 @@ def embedded(a: Array) -> Array:
     return join([join([a.real, -a.imag], -1), join([a.imag, a.real], -1)], -2)
 
 
+def interleaved(a: torch.Tensor) -> torch.Tensor:
+    """:func:`embedded`, the two columns that come from one next to each other: Gram and Schmidt leave them
+    as orthogonal to each other as they are.
+    """
+    parts = torch.stack([stacked_parts(a), stacked_parts(1j * a)], -1)
+    return parts.flatten(-2)
+
+
 def stacked_parts(b: Array) -> Array:
     """``[b1; b2]`` of complex columns, shape (..., m, k), or real ones of NumPy."""
     return _joining(b)([b.real, b.imag], -2)

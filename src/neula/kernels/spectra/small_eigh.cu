@@ -1,4 +1,4 @@
-// Eigenvalues and eigenvectors of batches of symmetric matrices of up to ORDER columns: one-sided Jacobi rotations
+// Eigenvalues and eigenvectors of batches of Hermitian matrices of up to ORDER columns: one-sided Jacobi rotations
 // (Hestenes, "Inversion of matrices by biorthogonalization and related results", J. Soc. Indust. Appl. Math. 6, 1958).
 //
 // A shift makes the matrix definite; its columns are rotated, two at a time, until all are orthogonal. Then they are
@@ -7,10 +7,11 @@
 // rotation the two change places, so that in ORDER rounds any two meet once (Luk and Park, "On parallel Jacobi
 // orderings", SIAM J. Sci. Stat. Comput. 10, 1989).
 //
-// ORDER and SPLIT (powers of two), REAL, LARGEST_EXPONENT, THREADS and TOLERANCE, the cosine of the angle between
-// columns that count as orthogonal, are macros.
+// ORDER and SPLIT (powers of two), PARTS (1 for real numbers, 2 for complex ones), REAL, LARGEST_EXPONENT, THREADS and
+// TOLERANCE, the cosine of the angle between columns that count as orthogonal, are macros.
 
 #define ROWS (ORDER / SPLIT)
+#define SIZE (PARTS * ROWS)  // numbers that a lane has of a column: real parts before imaginary ones
 #define LANES (ORDER / 2 * SPLIT)  // of a matrix: a part of a warp, or all of a thread block
 #define WARP (LANES < 32 ? LANES : 32)
 #define SWEEPS 16
@@ -21,11 +22,21 @@ __device__ __forceinline__ REAL sum_over_lanes(REAL x, int lanes) {
     return x;
 }
 
-// Of what a lane has of two columns.
+// Real part of the inner product of what a lane has of two columns.
 __device__ __forceinline__ REAL dot(const REAL* x, const REAL* y) {
     REAL sum = 0;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) sum = fma(x[i], y[i], sum);
+    for (int i = 0; i < SIZE; ++i) sum = fma(x[i], y[i], sum);
+    return sum;
+}
+
+// Its imaginary part; zero of real numbers.
+__device__ __forceinline__ REAL cross(const REAL* x, const REAL* y) {
+    REAL sum = 0;
+#if PARTS == 2
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i) sum = fma(x[i], y[ROWS + i], fma(-x[ROWS + i], y[i], sum));
+#endif
     return sum;
 }
 
@@ -47,13 +58,13 @@ __device__ __forceinline__ void take_from(REAL* x, REAL* room, int lane, int pai
     const int other = (lane + pairs * SPLIT + LANES) % LANES;
 #if LANES <= 32
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) x[i] = __shfl_sync(ALL, x[i], other, LANES);
+    for (int i = 0; i < SIZE; ++i) x[i] = __shfl_sync(ALL, x[i], other, LANES);
 #else
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) room[i * LANES + lane] = x[i];
+    for (int i = 0; i < SIZE; ++i) room[i * LANES + lane] = x[i];
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) x[i] = room[i * LANES + other];
+    for (int i = 0; i < SIZE; ++i) x[i] = room[i * LANES + other];
     __syncthreads();
 #endif
 }
@@ -61,7 +72,12 @@ __device__ __forceinline__ void take_from(REAL* x, REAL* room, int lane, int pai
 // Makes x and y orthogonal and lets them change places, if they do not stay. Whether they were not orthogonal before.
 __device__ __forceinline__ int rotate(REAL* x, REAL* y, bool stays) {
     const REAL xx = sum_over_lanes(dot(x, x), SPLIT), yy = sum_over_lanes(dot(y, y), SPLIT);
-    const REAL xy = sum_over_lanes(dot(x, y), SPLIT);
+    REAL xy = sum_over_lanes(dot(x, y), SPLIT);
+#if PARTS == 2
+    const REAL real = xy, imaginary = sum_over_lanes(cross(x, y), SPLIT);
+    xy = sqrt(fma(real, real, imaginary * imaginary));
+    const REAL cos_phase = xy > 0 ? real / xy : REAL(1), sin_phase = xy > 0 ? imaginary / xy : REAL(0);
+#endif
     if (stays) return 0;
     const bool apart = xy * xy > REAL(TOLERANCE) * REAL(TOLERANCE) * xx * yy;
     const REAL difference = (yy - xx) / 2, root = sqrt(fma(difference, difference, xy * xy));
@@ -71,11 +87,28 @@ __device__ __forceinline__ int rotate(REAL* x, REAL* y, bool stays) {
     // method for real symmetric matrices", Numer. Math. 9, 1966).
     const REAL half = sine / (1 + cosine);
 #pragma unroll
+#if PARTS == 2
+    // As if y was turned by its phase to x before, and back again.
+    for (int i = 0, j = ROWS; i < ROWS; ++i, ++j) {
+        const REAL first[2] = {x[i], x[j]}, second[2] = {y[i], y[j]};
+        const REAL turned[2] = {
+            fma(cos_phase, first[0], -sin_phase * first[1]), fma(cos_phase, first[1], sin_phase * first[0])
+        };
+        const REAL back[2] = {
+            fma(cos_phase, second[0], sin_phase * second[1]), fma(cos_phase, second[1], -sin_phase * second[0])
+        };
+        x[i] = fma(sine, fma(-half, second[0], turned[0]), second[0]);
+        x[j] = fma(sine, fma(-half, second[1], turned[1]), second[1]);
+        y[i] = fma(-sine, fma(half, first[0], back[0]), first[0]);
+        y[j] = fma(-sine, fma(half, first[1], back[1]), first[1]);
+    }
+#else
     for (int i = 0; i < ROWS; ++i) {
         const REAL first = x[i], second = y[i];
         x[i] = fma(sine, fma(-half, second, first), second);
         y[i] = fma(-sine, fma(half, first, second), first);
     }
+#endif
     return apart;
 }
 
@@ -88,19 +121,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_eigh(
 #if LANES <= 32
     REAL* room = nullptr;
 #else
-    __shared__ REAL room[ROWS * LANES];
+    __shared__ REAL room[SIZE * LANES];
 #endif
     const int lane = threadIdx.x % LANES, pair = lane / SPLIT, part = lane % SPLIT, in_block = threadIdx.x / LANES;
     const int columns[2] = {pair, pair + ORDER / 2};
     const long long matrix = (long long)blockIdx.x * (THREADS / LANES) + in_block;
     const bool there = matrix < count;
-    const REAL* from = a + matrix * n * n;
-    REAL x[ROWS], y[ROWS], largest = 0;
+    const REAL* from = a + matrix * n * n * PARTS;
+    REAL x[SIZE], y[SIZE], largest = 0;
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) {
-        const int row = i * SPLIT + part;
-        x[i] = there && row < n && columns[0] < n ? from[row * n + columns[0]] : REAL(0);
-        y[i] = there && row < n && columns[1] < n ? from[row * n + columns[1]] : REAL(0);
+    for (int i = 0; i < SIZE; ++i) {
+        const int row = i % ROWS * SPLIT + part, of_parts = i / ROWS;
+        x[i] = there && row < n && columns[0] < n ? from[(row * n + columns[0]) * PARTS + of_parts] : REAL(0);
+        y[i] = there && row < n && columns[1] < n ? from[(row * n + columns[1]) * PARTS + of_parts] : REAL(0);
         largest = fmax(largest, fmax(fabs(x[i]), fabs(y[i])));
     }
     REAL* of_matrix = norms + in_block * ORDER;
@@ -115,17 +148,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_eigh(
     const int exponent = largest > 0 ? max(-LARGEST_EXPONENT, min(LARGEST_EXPONENT, ilogb(largest))) : 0;
     const REAL scale = scalbn(REAL(1), -exponent);
 #pragma unroll
-    for (int i = 0; i < ROWS; ++i) x[i] *= scale, y[i] *= scale;
+    for (int i = 0; i < SIZE; ++i) x[i] *= scale, y[i] *= scale;
     // The root of ||A^T A||_F bounds the 2-norm, for random matrices within a factor of 2. All pairs meet, as below.
     const REAL xx = sum_over_lanes(dot(x, x), SPLIT), yy = sum_over_lanes(dot(y, y), SPLIT);
     REAL squares = xx * xx + yy * yy;
 #pragma unroll 1
     for (int round = 0; round < ORDER; ++round) {
         const bool stays = round % 2 && pair == ORDER / 2 - 1;
-        const REAL xy = sum_over_lanes(dot(x, y), SPLIT);
-        if (!stays) squares = fma(2 * xy, xy, squares);
+        const REAL xy = sum_over_lanes(dot(x, y), SPLIT), imaginary = sum_over_lanes(cross(x, y), SPLIT);
+        if (!stays) squares = fma(2 * xy, xy, fma(2 * imaginary, imaginary, squares));
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
+        for (int i = 0; i < SIZE; ++i) {
             const REAL first = x[i];
             // In even rounds x and y change places, and the next x comes; in odd ones these are y and the next x.
             x[i] = stays ? first : y[i];
@@ -175,11 +208,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) small_eigh(
     for (int j = 0; j < 2; ++j) {
         if (place[j] >= n) continue;
         if (part == 0) values[matrix * n + place[j]] = (own[j] - shift) / scale;
-        REAL* to = vectors + matrix * n * n + place[j];
+        REAL* to = vectors + (matrix * n * n + place[j]) * PARTS;
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) {
-            const int row = i * SPLIT + part;
-            if (row < n) to[row * n] = (j ? y[i] : x[i]) / own[j];
+        for (int i = 0; i < SIZE; ++i) {
+            const int row = i % ROWS * SPLIT + part;
+            if (row < n) to[row * n * PARTS + i / ROWS] = (j ? y[i] : x[i]) / own[j];
         }
     }
 }

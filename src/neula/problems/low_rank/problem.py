@@ -9,6 +9,7 @@ import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.low_rank import SVDCertificate
+from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.call import ProblemOptions
@@ -42,10 +43,14 @@ class SVDOptions(ProblemOptions):
     def orthogonality_bound(self, m: int, n: int) -> float:
         return orthogonality_bound(self.target, n) + measurement_error(m, self.work.dtype)
 
-    def weights(self, s: torch.Tensor, norm: float, m: int, n: int) -> torch.Tensor:
-        """Divisors that make errors of triplets comparable with :meth:`bound`."""
-        if self.part is None or norm == 0:
-            return torch.full_like(s, norm or 1.0)
+    def weights(self, s: torch.Tensor, norm: float | torch.Tensor, m: int, n: int) -> torch.Tensor:
+        """Divisors that make errors of triplets comparable with :meth:`bound`: above zero. The norms of a
+        batch have shape (batch, 1).
+        """
+        norm = torch.as_tensor(norm, dtype=s.dtype, device=s.device)
+        norm = torch.where(norm == 0, 1.0, norm)
+        if self.part is None:
+            return norm.expand_as(s)
         return s + norm * self.rounding(m, n) / self.part
 
     def rounding(self, m: int, n: int) -> float:
@@ -85,6 +90,12 @@ class SVDJudge:
     @classmethod
     def for_shape(cls, m: int, n: int, options: SVDOptions) -> SVDJudge:
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
+
+    def accept(self, numbers: np.ndarray) -> np.ndarray:
+        """Whether all three measures of each matrix meet their bounds (NaN never does)."""
+        residual, orthogonality, missed = numbers
+        errors = (residual, self.bound), (missed, self.bound)
+        return within(*errors, (orthogonality, self.orthogonality_bound))
 
     def certificate(self, numbers: np.ndarray) -> SVDCertificate:
         residual, orthogonality, missed = numbers[:, 0].tolist()

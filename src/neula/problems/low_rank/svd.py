@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from neula.algorithms.scaling import SAFE_NORMS
+from neula.algorithms.spectra.qr_svd import truncate
 from neula.certificates.bounds import Accuracy, measurement_error, target_format
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
 from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
@@ -21,7 +22,7 @@ from neula.engines.formats import in_double
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
 from neula.io.sources import is_source, row_blocks
-from neula.kernels.magnitudes import largest_magnitude
+from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.precision import plain_arithmetic
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
@@ -31,11 +32,14 @@ from neula.pipeline.inputs import Taken, check_finite, check_matrices, flattened
 from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import Attempt, SVDResult
+from neula.pipeline.result.shown import Later
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
-from neula.problems.low_rank.links import chain
+from neula.problems.low_rank.links import SVDTuning, chain
 from neula.problems.low_rank.problem import SVDJudge, SVDOptions, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import ArrayLike, Kind, SVDKeywords
+from neula.problems.spectra.decompose import decompose, worst
+from neula.problems.spectra.problem import SpectralOptions
 
 ALGORITHMS = ("iteration", "gram-svd", "qr-svd")
 
@@ -82,8 +86,9 @@ def svd_lowrank(
     Parameters
     ----------
     A : array_like, shape (..., m, n)
-        NumPy array, torch tensor or DLPack object, real or complex; not modified. The matrices of a batch are
-        factorized one after another. Or a matrix whose rows are distributed over processes
+        NumPy array, torch tensor or DLPack object, real or complex; not modified. Of a batch of small
+        matrices all triplets are computed together, as in :func:`neula.svd`; larger ones are factorized one
+        after another. Or a matrix whose rows are distributed over processes
         (:func:`neula.distributed.rows`), or one that is larger than memory, as for :func:`neula.lstsq`: it is
         read three times, and U, of as many rows, kept.
     rank : int, optional
@@ -192,29 +197,81 @@ def svd_lowrank(
     if 0 in a.shape:
         return _of_nothing(call, options)
     with plain_arithmetic(a.device), call.computing():
-        members = flattened(a)
-        found = [_of_matrix(member, a, options) for member in members]
-        most = max(len(each.s) for each in found)
-        of_most = replace(options, rank=most, tol=None)
-        for place, each in enumerate(found):
-            if len(each.s) < most:
-                found[place] = _of_matrix(members[place], a, of_most)
-    if any(bool((each.s > torch.finfo(a.dtype).max).any()) for each in found):
+        together = a.ndim > 2 and algorithm is None and not options.engine.over_rows.spread
+        small = min(shape) <= options.tuning[SVDTuning].together
+        found = _together(call, options) if together and small else _one_by_one(flattened(a), a, options)
+    if bool((found.s > torch.finfo(a.dtype).max).any()):
         raise OverflowError(f"the singular values do not fit {a.dtype}: scale A down")
-    result = _result(call, options, found)
-    _report(call, result)
-    return result
+    return _result(call, options, found)
 
 
 @dataclass(frozen=True)
 class _Triplets:
+    """Of all matrices of a batch, with what the judge reads of each."""
+
     u: torch.Tensor
     s: torch.Tensor
     v: torch.Tensor
     errors: torch.Tensor
-    relative_error: float
-    certificate: SVDCertificate
+    relative_error: float  # the largest
+    numbers: np.ndarray
+    judge: SVDJudge
     attempts: Sequence[Attempt]
+
+    @classmethod
+    def of_each(cls, found: Sequence[_Triplets]) -> _Triplets:
+        """Those of single matrices together."""
+        longest = max((each.attempts for each in found), key=len)
+        u, s, v, errors = (
+            torch.cat([getattr(each, name) for each in found]) for name in ("u", "s", "v", "errors")
+        )
+        error, numbers = max(each.relative_error for each in found), [each.numbers for each in found]
+        return cls(u, s, v, errors, error, np.concatenate(numbers, 1), found[0].judge, longest)
+
+    @property
+    def accepted(self) -> np.ndarray:
+        return self.judge.accept(self.numbers)
+
+    def certificate(self, i: int) -> SVDCertificate:
+        return self.judge.certificate(self.numbers[:, i : i + 1])
+
+
+def _together(call: Call, options: SVDOptions) -> _Triplets:
+    """The leading triplets of small matrices, of which all are computed at once."""
+    matrices = call.matrices()
+    m, n = matrices.shape[1:]
+    asked = SpectralOptions(options.target, options.engine, symmetric=False, progress=options.progress)
+    found = decompose(call, matrices.mH if m < n else matrices, asked)
+    if not bool(found.usable.all()):
+        check_finite(call.first.tensor, largest_magnitude(matrices, (1, 2)), "A")
+    run, bounds = found.run, found.judge.bounds
+    scaled, norms = in_double(run.found.s), in_double(run.found.size)
+    k = truncate(scaled, options.rank, options.tol)
+    units = torch.where(norms == 0, 1.0, norms)
+    # Relative to the norms, and of triplets relative to their weights.
+    residual, lost = torch.from_numpy(run.numbers).to(norms)
+    left = (two_norms(scaled[:, k:], 1) / units + residual).cpu().numpy()
+    weights = options.weights(scaled[:, :k], norms[:, None], m, n) / units[:, None]
+    residual = residual / weights.amin(1) if k else residual
+    u, v = (found.v, found.u) if m < n else (found.u, found.v)
+    return _Triplets(
+        *(x[..., :k] for x in (u, found.values, v)),
+        errors=found.errors(torch.float64).errors[:, :k],
+        relative_error=worst(left),
+        numbers=torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy(),
+        judge=SVDJudge(options.part or bounds.residual, bounds.orthogonality),
+        attempts=run.attempts,
+    )
+
+
+def _one_by_one(members: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Triplets:
+    found = [_of_matrix(member, given, options) for member in members]
+    most = max(each.s.shape[1] for each in found)
+    of_most = replace(options, rank=most, tol=None)
+    for place, each in enumerate(found):
+        if each.s.shape[1] < most:
+            found[place] = _of_matrix(members[place], given, of_most)
+    return _Triplets.of_each(found)
 
 
 def _of_matrix(a: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Triplets:
@@ -225,21 +282,9 @@ def _of_matrix(a: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Tr
     judge = SVDJudge.for_shape(m, n, options)
     run = run_chain(chain(m, n, options), matrix, judge)
     found = run.found
-    u, s, v, errors = (x[0] for x in (found.u, found.s, found.v, found.errors))
-    error = _relative_error(matrix, u, s, v, float(found.remainder[0]))
-    u, v = (v, u) if transposed else (u, v)
-    certificate = judge.certificate(run.numbers)
-    return _Triplets(u, s / scale, v, errors / scale, error, certificate, run.attempts)
-
-
-def _report(call: Call, result: SVDResult) -> None:
-    if not result.converged:
-        what = f"the singular triplets are not certified to accuracy {result.accuracy}"
-        batch = call.first.tensor.shape[:-2]
-        certificates = result.certificate if batch else [result.certificate]
-        missed = [place for place, found in enumerate(certificates) if not found.accepted]
-        indices = [tuple(map(int, np.unravel_index(place, batch))) for place in missed] if batch else [()]
-        call.report_missed(what, str(certificates[missed[0]]), result, indices)
+    error = _relative_error(matrix, found.u[0], found.s[0], found.v[0], float(found.remainder[0]))
+    u, v = (found.v, found.u) if transposed else (found.u, found.v)
+    return _Triplets(u, found.s / scale, v, found.errors / scale, error, run.numbers, judge, run.attempts)
 
 
 def _options(
@@ -290,53 +335,58 @@ def _of_source(
         rounding = 0.0 if options.part else 4 * measurement_error(n, options.work.dtype)
         judge = replace(judge, bound=judge.bound + rounding)
         run = run_chain([Link("in passes", matrix.triplets)], matrix, judge)
-        found = run.found
-        u, s, v, errors = (
-            x[0] for x in (found.u, found.s / matrix.scale, found.v, found.errors / matrix.scale)
-        )
-    certificate = judge.certificate(run.numbers)
-    one = _Triplets(u, s, v, errors, matrix.relative_error, certificate, run.attempts)
-    result = _result(call, options, [one])
-    result = replace(result, passes=matrix.reader.passes)
-    _report(call, result)
-    return result
+        found, scale = run.found, matrix.scale
+    error = matrix.relative_error
+    one = _Triplets(
+        found.u, found.s / scale, found.v, found.errors / scale, error, run.numbers, judge, run.attempts
+    )
+    return replace(_result(call, options, one), passes=matrix.reader.passes)
 
 
-def _result(call: Call, options: SVDOptions, found: Sequence[_Triplets]) -> SVDResult:
+def _result(call: Call, options: SVDOptions, found: _Triplets) -> SVDResult:
     batch = call.first.tensor.shape[:-2]
+    count = math.prod(batch)
 
-    def joined(name: str) -> torch.Tensor:
-        members = torch.stack([getattr(each, name) for each in found])
-        return members[: math.prod(batch)].reshape(*batch, *members.shape[1:])
+    def of_batch(x: torch.Tensor) -> torch.Tensor:
+        return x[:count].reshape(*batch, *x.shape[1:])
 
-    u, s, v, errors = map(joined, ("u", "s", "v", "errors"))
+    dtype = call.first.tensor.dtype.to_real()
+    rounding = (found.s.to(dtype).to(found.s.dtype) - found.s).abs()
+    u, s, v, errors = map(of_batch, (found.u, found.s, found.v, found.errors + rounding))
     if call.differentiable:
         graph = call.first.graph
         if graph.shape[-2] < graph.shape[-1]:
             v, s, u = attach_triplets(graph.mH, v, s, u, errors=errors)
         else:
             u, s, v = attach_triplets(graph, u, s, v, errors=errors)
-    diagnostics = call.diagnostics(max((each.attempts for each in found), key=len))
-    return SVDResult(
+    diagnostics, accepted = call.diagnostics(found.attempts), found.accepted
+    result: SVDResult = SVDResult(
         U=call.give_back(u),
-        s=call.give_back(s, call.first.tensor.dtype.to_real()),
+        s=call.give_back(s, dtype),
         Vh=call.give_back(v.mH),
-        relative_error=max(each.relative_error for each in found),
+        relative_error=found.relative_error,
         errors=call.give_back(errors, torch.float64),
-        certificate=[x.certificate for x in found[: math.prod(batch)]] if batch else found[0].certificate,
+        certificate=Later(lambda: [found.certificate(i) for i in range(count)])
+        if batch
+        else found.certificate(0),
         **(diagnostics if options.part is None else diagnostics | {"accuracy": f"{options.part:g}"}),
-        converged=all(each.certificate.accepted for each in found),
+        converged=bool(accepted.all()),
     )
+    if not result.converged:
+        what = f"the singular triplets are not certified to accuracy {result.accuracy}"
+        words = str(found.certificate(int((~accepted).argmax())))
+        call.report_missed(what, words, result, call.missed(accepted))
+    return result
 
 
 def _of_nothing(call: Call, options: SVDOptions) -> SVDResult:
     a = call.first.tensor
     *batch, m, n = a.shape
     k = min(m, n) if options.rank is None else options.rank
-    perfect = SVDJudge.for_shape(max(m, 1), max(n, 1), options).certificate(np.zeros((3, 1)))
-    u, s, v = a.new_empty(m, k), a.real.new_empty(k), a.new_empty(n, k)
-    one = _Triplets(u, s, v, s, 0.0, perfect, [Attempt("nothing to do", True, "no elements")])
-    return _result(call, options, [one] * max(math.prod(batch), 1))
+    count, judge = max(math.prod(batch), 1), SVDJudge.for_shape(max(m, 1), max(n, 1), options)
+    u, s, v = (a.new_empty(count, *shape) for shape in ((m, k), (k,), (n, k)))
+    done = [Attempt("nothing to do", True, "no elements")]
+    return _result(call, options, _Triplets(u, s.real, v, s.real, 0.0, np.zeros((3, count)), judge, done))
 
 
 def _of_number(accuracy: Real, dtype: torch.dtype) -> tuple[Format, float]:

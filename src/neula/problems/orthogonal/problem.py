@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from neula.algorithms.orthogonal.reconstruction import complement
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import SAFE_NORMS, power_of_two_scales
 from neula.certificates.orthogonality import PROBES, gaussian_probes, measured_again
@@ -394,10 +395,9 @@ class QRFactors:
     def completed(self) -> QRFactors:
         """Append an orthonormal basis of the complement to Q, and zeros to R."""
         *batch, m, k = self.q.shape
-        complement = torch.linalg.qr(self.q, mode="complete")[0][..., k:]
         zeros = self.r.new_zeros(*batch, m - k, self.r.shape[-1])
         zeros[self.q.isnan().all((-2, -1))] = math.nan  # where there are no factors
-        return replace(self, q=torch.cat([self.q, complement], -1), r=torch.cat([self.r, zeros], -2))
+        return replace(self, q=torch.cat([self.q, complement(self.q)], -1), r=torch.cat([self.r, zeros], -2))
 
     @property
     def residual(self) -> torch.Tensor:

@@ -14,7 +14,7 @@ from neula.errors import of_batch
 from neula.kernels.magnitudes import largest_magnitude
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.call import ProblemOptions
-from neula.pipeline.chain import Answer, Verdict
+from neula.pipeline.chain import Answer, Verdict, worst_of
 from neula.pipeline.inputs import usable_members
 
 SIDES = ("right", "left")  # where H stands: ``A = U H`` or ``A = H U``
@@ -117,7 +117,7 @@ class PolarJudge:
         residual_bound = bounds.residual + cut_off
         excess = np.maximum(found.residual / residual_bound, found.orthogonality / bounds.orthogonality)
         penalty = np.array([~accepted, np.nan_to_num(excess, nan=np.inf)])
-        reason = self.reason(found, int(np.lexsort(penalty[::-1])[-1]))
+        reason = self.reason(found, worst_of(penalty))
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "matrices")
         return Verdict(accepted, penalty, reason, accepted | ~usable_members(self.batch, found.residual))
 

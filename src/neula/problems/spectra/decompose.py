@@ -11,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from neula.algorithms.orthogonal.reconstruction import complement
 from neula.algorithms.scaling import power_of_two_scales
 from neula.certificates.low_rank import SVDCertificate
 from neula.certificates.spectra import (
+    DIRECT,
     SpectralErrors,
     SpectralMeasures,
     a_priori_error,
@@ -196,7 +198,7 @@ def decompose(
     m, n = matrices.shape[1:]
     scaled = partial(_scaled, symmetric=options.symmetric)
     # Of larger ones the rest takes so long that launches do not matter.
-    play = options.engine.replay if matrices.numel() and max(m, n) <= options.leaf else called
+    play = options.engine.replay if matrices.numel() and n <= DIRECT else called
     a, largest, usable, exponents = play(scaled, (matrices,), ("scaled", options.symmetric))
     if call.first.tensor.ndim == 2:
         given = call.first.tensor
@@ -254,8 +256,7 @@ def completed(u: torch.Tensor) -> torch.Tensor:
     count, m, k = u.shape
     if not count:
         return u.new_zeros(0, m, m)
-    q = torch.linalg.qr(u.nan_to_num(0.0), mode="complete")[0]
-    rest = q[:, :, k:]
+    rest = complement(u.nan_to_num(0.0))
     rest = torch.where(u.isfinite().flatten(1).all(1)[:, None, None], rest, math.nan) if k else rest
     return torch.cat([u, rest], 2)
 

@@ -14,13 +14,14 @@ import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr
 from neula.algorithms.spectra.divide import corrected, divide
-from neula.certificates.spectra import consistency, measured
+from neula.certificates.spectra import DIRECT, consistency, measured
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format
 from neula.engines.formats import in_double
 from neula.engines.graphs import called
 from neula.kernels import scipy_linalg
 from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular_values, svd
 from neula.kernels.precision import exact_matmul
+from neula.kernels.small_problems.embedding import interleaved, of_stacked_parts
 from neula.kernels.spectra.small_eigh import small_eigh
 from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, formatted, run_chain
 from neula.pipeline.progress import stage
@@ -67,12 +68,22 @@ def _by_kernel(matrices: SpectralMatrices, label: str, format: Format) -> Soluti
     def decomposed(a: torch.Tensor) -> tuple[torch.Tensor, ...]:
         given = SpectralMatrices(a, options)
         s, v = small_eigh(given.stored(format))
-        found = measured(given.precise(format), v, s, v)
-        return s, v, *found, found.numbers
+        return s, v, *_measured(given, v, s, v, format)
 
-    key = "eigh", format.name, options.tuning[SpectralTuning].measured_in_double
-    s, v, *found, numbers = options.engine.replay(decomposed, (matrices.a,), key)
-    return Answer(SpectralValues(s, v, v, *found), label, measured=numbers)
+    s, v, *found = options.engine.replay(decomposed, (matrices.a,), ("eigh", *_how(options, format)))
+    return Answer(SpectralValues(s, v, v, *found[:-1]), label, measured=found[-1])
+
+
+def _how(options: SpectralOptions, format: Format) -> tuple[str, float]:
+    return format.name, options.tuning[SpectralTuning].measured_in_double
+
+
+def _measured(
+    matrices: SpectralMatrices, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, format: Format
+) -> tuple[torch.Tensor, ...]:
+    """Measures, and what the judge reads of them."""
+    found = measured(matrices.precise(format), u, s, v)
+    return *found, found.numbers
 
 
 def part_by_lapack(
@@ -157,7 +168,9 @@ def by_division(matrices: SpectralMatrices, before: Solution | None, label: str,
     half, single = (options.engine.using(options.tuning.cheapest(target)) for target in (FP16, FP32))
 
     def orthonormal(x: torch.Tensor) -> torch.Tensor:
-        if len(x) >= options.tuning[SpectralTuning].qr_together and not x.is_complex():
+        if len(x) >= options.tuning[SpectralTuning].qr_together:
+            if x.is_complex():
+                return of_stacked_parts(batched_qr(interleaved(x), overwrite_a=True)[0][..., ::2])
             return batched_qr(x)[0]
         # Accurate products, and whatever orthogonality one pass gives; in doubt it is measured again.
         asked = QROptions(BF16, options.engine, compute=single.arithmetic.name)
@@ -190,9 +203,8 @@ def _corrected(
     v = v.to(a.dtype)
     width = matrices.neighbours
     key = "eigenvectors corrected", engine.arithmetic.name, width
-    play = called if engine.is_complex else engine.replay  # the library's eigenvectors synchronize
     for step in range(times):
-        s, v = play(partial(corrected, width=width, engine=engine), (a, v), key)
+        s, v = engine.replay(partial(corrected, width=width, engine=engine), (a, v), key)
         report((step + 1) / times)
     return measured_answer(matrices, v, s, v, label, format)
 
@@ -201,8 +213,18 @@ def measured_answer(
     matrices: SpectralMatrices, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, label: str, format: Format
 ) -> Solution:
     """Decompositions with what is measured of them."""
-    found = measured(matrices.precise(format), u, s, v)
-    return Answer(SpectralValues(s, u, v, *found), label, measured=found.numbers)
+    options, same = matrices.options, u is v
+
+    def measure(
+        a: torch.Tensor, s: torch.Tensor, v: torch.Tensor, *u: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return _measured(SpectralMatrices(a, options), v if same else u[0], s, v, format)
+
+    play = options.engine.replay if matrices.a.shape[2] <= DIRECT else called
+    *found, numbers = play(
+        measure, (matrices.a, s, v) + (() if same else (u,)), ("measured", same, *_how(options, format))
+    )
+    return Answer(SpectralValues(s, u, v, *found), label, measured=numbers)
 
 
 def _values_alone(matrices: SpectralMatrices, s: torch.Tensor, label: str, *, whole: bool = True) -> Solution:

@@ -51,9 +51,8 @@ class SpectralOptions(ProblemOptions):
     def leaf(self) -> int:
         """Order up to which matrices are decomposed directly, in the working format."""
         tuning = self.tuning[SpectralTuning]
-        if self.engine.is_complex:
-            return int(tuning.complex_leaf)
-        return int(tuning.leaf) // (2 if self.work is FP64 else 1)
+        leaf = tuning.complex_leaf if self.engine.is_complex else tuning.leaf
+        return int(leaf) // (2 if self.work is FP64 else 1)
 
     def bounds(self, n: int) -> SpectralBounds:
         """Largest accepted errors of n values."""

@@ -25,7 +25,7 @@ from neula.kernels.magnitudes import MODERATE, ends_of, largest_magnitude, magni
 from neula.kernels.shift import LIMIT, shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.batches import SingleProblem
-from neula.pipeline.chain import Answer, Verdict
+from neula.pipeline.chain import Answer, Verdict, worst_of
 from neula.problems.systems.problem import SystemsOptions, SystemsSolutions, in_words
 
 ALIKE, NEAR = 3, 100
@@ -363,7 +363,7 @@ class SystemsJudge:
         final = enough if self.improves or answer.again else enough | (error <= bound)
         if answer.label not in LIBRARY:
             final = accepted
-        worst = int(np.lexsort(penalty[::-1])[-1])  # NaN comes last
+        worst = worst_of(penalty)
         reason = in_words(error[worst], bound, forward.max(), answer.iterations, growth[worst])
         reason = ", ".join(filter(None, [reason, answer.doubt]))
         reason = of_batch(reason, int((~accepted).sum()), len(accepted), "systems")
