@@ -255,7 +255,9 @@ def _together(call: Call, options: SVDOptions) -> _Triplets:
     residual = residual / weights.amin(1) if k else residual
     u, v = (found.v, found.u) if m < n else (found.u, found.v)
     return _Triplets(
-        *(x[..., :k] for x in (u, found.values, v)),
+        u=u[..., :k],
+        s=found.values[..., :k],
+        v=v[..., :k],
         errors=found.errors(torch.float64).errors[:, :k],
         relative_error=worst(left),
         numbers=torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy(),
