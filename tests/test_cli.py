@@ -516,7 +516,7 @@ def test_orth_of_dependent_columns_says_so() -> None:
     shown = neula_cli("orth", "twice.npy", "-o", "q.npy", "--json")
     assert shown.exit_code == cli.NOT_CERTIFIED
     assert parsed(shown)["columns"] == 14
-    assert "the columns do not have full rank: 7 or fewer of 14" in shown.stderr
+    assert "the columns lack full rank: the rank is at most 7, not 14" in shown.stderr
     assert np.load("q.npy").shape == (60, 14)
 
 

@@ -10,7 +10,7 @@ from tests.peers import of_new_peers
 
 from lu_systems import backward_error, dominant, factor, silent
 from neula.certificates.bounds import solve_bound
-from neula.engines import FP64, format_of
+from neula.engines import FP32, FP64, format_of
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyWarning
 from neula.problems.systems.lu import lu_factor
@@ -130,6 +130,53 @@ def test_the_library_takes_a_batch_at_once(dtype: str, rng: np.random.Generator)
 def normal_batch(rng: np.random.Generator, dtype: str) -> np.ndarray:
     a = rng.standard_normal((2, 3, 12, 12))
     return (a + 1j * rng.standard_normal(a.shape) if dtype.startswith("complex") else a).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+@pytest.mark.parametrize("trans", [0, 1, 2])
+def test_a_batch_is_solved_together(dtype: str, trans: int, rng: np.random.Generator) -> None:
+    """Rows and columns of any size take no member apart; sizes far from 1 and ill conditions do."""
+    a = normal_batch(rng, dtype)
+    u, dtype_of = float(np.finfo(a.real.dtype).eps) / 2, a.dtype
+    a[0, 1] *= 2.0 ** -np.arange(0, 24, 2)[:, None]
+    a[1, 0] *= 2.0 ** np.arange(0, 24, 2)
+    far = 2.0**-600 if a.real.dtype == np.float64 else 1.0
+    a[0, 2] *= far
+    a[1, 1] = random_matrix("geometric", 12, 12, cond=0.02 / u).numpy()
+    b = normal_batch(rng, dtype)[..., :2]
+    b[1, 2] = 0
+    F = lu_factor(a)
+    for _ in range(2):
+        x = silent(lambda: lu_solve(F, b, trans=trans))
+    assert x.dtype == dtype_of
+    for index in np.ndindex(2, 3):
+        turned = (a[index], a[index].T, a[index].conj().T)[trans]
+        single = silent(lambda index=index: lu_solve(lu_factor(a[index]), b[index], trans=trans))
+        scale = far if index == (0, 2) else 1.0
+        A, y, c = turned.astype(complex) / scale, x[index].astype(complex) * scale, b[index]
+        size = np.linalg.norm(A, np.inf) * np.abs(y).max(0) + np.abs(c).max(0)
+        assert (np.abs(c - A @ y).max(0) <= (solve_bound(F_OF[u], 12) + u) * size).all()
+        # Both have such backward errors, and 12 relates the norms.
+        limit = 24 * solve_bound(F_OF[u], 12) * np.linalg.cond(A) * np.linalg.norm(y)
+        assert np.linalg.norm(y - single * scale) <= limit
+    assert set(F._solvers.members) <= {(0, 2), (1, 1)}
+    without = lu_solve(lu_factor(a, keep_a=False), b, trans=trans)
+    assert np.linalg.norm(without[0, 0] - x[0, 0]) <= 1e4 * u * np.linalg.norm(x[0, 0])
+
+
+F_OF = {format.u: format for format in (FP32, FP64)}
+
+
+def test_members_are_made_when_requested(rng: np.random.Generator) -> None:
+    F = lu_factor(rng.standard_normal((2, 3, 4, 4)))
+    assert not F._solvers.members
+    one = F._member((1, 2))
+    assert one is F.members[5]
+    assert np.array_equal(one.L, F.L[1, 2])
+    assert one.pivots == F.pivots[1, 2].tolist()
+    assert one.growth == F.growth[1, 2]
+    assert one.logdet().value == F.logdet().value[1, 2]
+    assert len(F._solvers.members) == 6
 
 
 def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:

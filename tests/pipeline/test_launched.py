@@ -96,7 +96,7 @@ def test_the_same_is_said(name: str, wrap: Any, monkeypatch: pytest.MonkeyPatch)
 def test_operands_of_a_device(engine: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Operands that the host solves sooner are fetched, and results are tensors where the operands are."""
 
-    def given(args: Any, begun: float, copies: bool) -> plans.Given:
+    def given(args: Any, begun: float, copied: float) -> plans.Given:
         return plans.Given(args, lambda x: torch.from_numpy(x).clone(), begun, lambda x: x, args)
 
     monkeypatch.setattr(plans, "given_arrays", given)

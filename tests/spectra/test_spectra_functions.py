@@ -93,6 +93,30 @@ def test_views_of_torch(function: str) -> None:
             torch.testing.assert_close(found.abs(), x.abs())
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+@pytest.mark.parametrize("function", ["eigh", "svd"])
+def test_views_of_shapes_that_were_seen_before(
+    function: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One plan computes all layouts, also beyond what other functions copy."""
+    rng, n = np.random.default_rng(3), 190
+    a = rng.standard_normal((n, n)) + 1j * rng.standard_normal((n, n)) * (np.dtype(dtype).kind == "c")
+    a = (a + a.conj().T if np.dtype(dtype).kind == "c" else (a + a.T).real).astype(dtype)
+    views = [np.asfortranarray(a), np.repeat(a, 2, 1)[:, ::2], a[::-1, ::-1][::-1, ::-1]]
+    views += [torch.from_numpy(np.asfortranarray(a)), torch.from_numpy(a.conj()).conj()]
+    for x in (a, torch.from_numpy(a)):
+        for _ in range(2):
+            expected = FUNCTIONS[function](x)
+    chained = f"neula.problems.spectra.{function}.decompose"
+    monkeypatch.setattr(chained, lambda *_, **__: pytest.fail("no plan"))
+    for x in views:
+        found = FUNCTIONS[function](x)
+        for i, y in enumerate(arrays(found)):
+            assert type(y) is type(x)
+            assert np.array_equal(np.asarray(y), np.asarray(arrays(expected)[i]))
+        assert np.array_equal(np.asarray(found.errors), np.asarray(expected.errors))
+
+
 @EVERY
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "bool"])
 def test_dtypes(function: str, dtype: str) -> None:
@@ -310,11 +334,14 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda: neula.eigh(A, subset_by_value=(1, 1)), ValueError, "the first below the second"),
     (lambda: neula.eigh(A[None], subset_by_value=(1, 2)), ValueError, "for a single matrix"),
     (lambda: neula.eigh(A, subset_by_value=(1, 2), subset_by_index=(0, 1)), ValueError, "not both"),
-    (lambda: neula.eigh(A, B, subset_by_value=(1, 2)), ValueError, "for A without B"),
+    (lambda: neula.eigh(A[None], B, subset_by_value=(1, 2)), ValueError, "for a single matrix"),
+    (lambda: neula.eigh(A, subset_by_index=(1,)), ValueError, r"must be two indices, .*, got \(1,\)"),
+    (lambda: neula.eigh(A, subset_by_index=(0, 0.5)), ValueError, "must be two indices"),
+    (lambda: neula.eigh(A, subset_by_value=3), ValueError, "must be two numbers, .*, got 3"),
     (lambda: neula.eigh(A, certify="proof"), ValueError, "unknown certify 'proof'"),
     (lambda: neula.svd(A, certify="proof"), ValueError, "unknown certify 'proof'"),
     (lambda: neula.eigh(A, accuracy="fp65"), ValueError, "fp65"),
-    (lambda: neula.eigh(A, accuracy=1e-18), ValueError, "accuracy 1e-18 is finer than what is certified"),
+    (lambda: neula.eigh(A, accuracy=1e-18), ValueError, "accuracy 1e-18 is finer than can be certified"),
     (lambda: neula.svd(A.astype("float32"), accuracy="fp64"), ValueError, "finer than the dtype"),
     (lambda: neula.eigh(A, engine="abacus"), ValueError, "abacus"),
     (lambda: neula.fractional_matrix_power(A, math.inf), ValueError, "p must be a finite number"),

@@ -39,7 +39,7 @@ from neula.certificates.orthogonality import COLUMNS, measured_again
 from neula.engines import Format
 from neula.engines.formats import in_double
 from neula.kernels.magnitudes import two_norms
-from neula.kernels.precision import exact_matmul
+from neula.kernels.precision import ONE_THREAD, exact_matmul
 
 SMALL_ANGLE = 0.1  # eigenvectors whose computed directions may be off by a larger sine belong to one cluster
 
@@ -122,21 +122,23 @@ def measured(
 
 
 def measured_alone(
-    a: np.ndarray, u: np.ndarray, s: np.ndarray, v: np.ndarray, size: float
+    a: np.ndarray, u: np.ndarray, s: np.ndarray, v: np.ndarray, size: float, dtype: torch.dtype
 ) -> tuple[float, float, Callable[[], SpectralMeasures]]:
-    """Total and orthogonality, and later all measures, as :func:`measured` of one small matrix in double
-    precision: NumPy takes a fifth of the time.
+    """Total and orthogonality, and later all measures, as :func:`measured` of one matrix on a CPU, in the
+    dtype of A, which all have: NumPy starts in a fifth of the time.
     """
-    dtype = torch.complex128 if a.dtype.kind == "c" else torch.float64
-    unit, of_difference = rounding_error(a.shape[1], dtype), 2 * measurement_error(1, torch.float64) * size
-    r = a @ v - u * s
-    lengths = np.sqrt(np.einsum("ij,ij->j", r, r.conj()).real)
-    rounding, lost = unit * max(abs(s[0]), abs(s[-1])) + of_difference, _lost_alone(v, dtype)
-    quotients = lengths
+    unit, of_difference = rounding_error(a.shape[1], dtype), 2 * measurement_error(1, dtype.to_real()) * size
+    # By rows of the transposes, which are contiguous where vectors come from LAPACK.
+    right, left = v.T, u.T
+    r = _product(right, a.T)
+    r -= left * s[:, None]
+    lengths = np.sqrt(_inner(r, r).real.astype(np.float64, copy=False))
+    rounding = unit * float(max(abs(s[0]), abs(s[-1]))) + of_difference
+    lost, quotients = lost_alone(right, dtype), lengths
     if u is v:
-        quotients = np.abs(np.einsum("ij,ij->j", v.conj(), r)) / (1 - min(lost, 0.5)) + rounding
+        quotients = np.abs(_inner(left, r)) / (1 - min(lost, 0.5)) + rounding
     else:
-        lost = max(lost, _lost_alone(u, dtype))
+        lost = max(lost, lost_alone(left, dtype))
     total = math.sqrt(lengths @ lengths) + unit * size + of_difference
 
     def measures() -> SpectralMeasures:
@@ -147,10 +149,24 @@ def measured_alone(
     return total, lost, measures
 
 
-def _lost_alone(q: np.ndarray, wide: torch.dtype) -> float:
-    lost = q.conj().T @ q
-    lost.flat[:: len(lost) + 1] -= 1.0
-    return math.sqrt(np.vdot(lost, lost).real) + rounding_error(len(q), wide)
+def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.einsum("ij,ij->i", x.conj(), y)
+
+
+def _product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if x.size * y.shape[1] <= ONE_THREAD:
+        return x @ y
+    return torch.mm(torch.from_numpy(x), torch.from_numpy(y)).numpy()
+
+
+def lost_alone(rows: np.ndarray, dtype: torch.dtype) -> float:
+    """:func:`lost_orthogonality` of the columns of one ``Q^T``, which has that dtype."""
+    k, n = rows.shape
+    if k > 6 * COLUMNS:
+        return float(lost_orthogonality(torch.from_numpy(rows).mT[None], dtype))
+    lost = _product(rows, rows.conj().T)
+    lost.flat[:: k + 1] -= 1.0
+    return math.sqrt(np.einsum("ij,ij->", lost.conj(), lost).real) + rounding_error(n, dtype)
 
 
 def lost_orthogonality(q: torch.Tensor, wide: torch.dtype) -> torch.Tensor:

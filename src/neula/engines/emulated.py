@@ -29,7 +29,7 @@ DEFAULT_UNIT = UNITS["a100"]
 
 # item: L block FMA
 class EmulatedEngine(Engine):
-    """Reproduces the numerics of tensor cores; every numerical test runs on it.
+    """Matrix products as tensor cores compute them, emulated on any machine.
 
     ``format``: low format, ``"fp16"`` by default. ``unit``: whose sums: ``"v100"``, ``"a100"``, ``"h100"``,
     or ``"ideal"``, which rounds to nearest. ``block``: products that are added at a time instead of the

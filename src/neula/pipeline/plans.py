@@ -97,8 +97,8 @@ class Plans:
 
     # ``make``: from the arguments of a call to its plan; None where the whole chain is asked. ``go_on``: from
     # what a first link has found, and the arguments, to the result. ``fetches``: whether a plan on the host
-    # also takes copies, of views, and what is fetched from a device. ``then``: names of the arguments after
-    # the operands, which may be positional, too.
+    # also takes what is fetched from a device, and copies of views of up to ``copied`` elements. ``then``:
+    # names of the arguments after the operands, which may be positional, too.
 
     def __init__(
         self,
@@ -107,8 +107,9 @@ class Plans:
         go_on: Callable[..., Any] | None = None,
         fetches: bool = True,
         then: Sequence[str] = (),
+        copied: float = COPIED,
     ) -> None:
-        self._then = then
+        self._then, self._copied = then, copied if fetches else 0
         self._make, self._operands, self._fetches = make, operands, fetches
         self.signature = signature(make)  # or that of the function itself
         self._go_on = None if go_on is None else restored(go_on)
@@ -123,7 +124,7 @@ class Plans:
             if len(rest) > len(self._then) or not keywords.keys().isdisjoint(self._then[: len(rest)]):
                 return None
             keywords = {**dict(zip(self._then, rest, strict=False)), **keywords}
-        if len(args) != self._operands or (given := given_arrays(args, begun, self._fetches)) is None:
+        if len(args) != self._operands or (given := given_arrays(args, begun, self._copied)) is None:
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]
         if isinstance(given.arrays[0], torch.Tensor):
@@ -192,8 +193,10 @@ def forget_all() -> None:
         plans.forget()
 
 
-def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Given | None:
-    """Aligned arrays of one library in one place, row by row, without gradients; else None."""
+def given_arrays(args: Sequence[Any], begun: float, copied: float = COPIED) -> Given | None:
+    """Aligned arrays of one library in one place, row by row, without gradients; else None. On the
+    host views of up to ``copied`` elements are copied.
+    """
     if type(args[0]) is np.ndarray:
         arrays = args
         for place, x in enumerate(args):
@@ -201,22 +204,24 @@ def given_arrays(args: Sequence[Any], begun: float, copies: bool = True) -> Give
             if type(x) is not np.ndarray:
                 return None
             if not x.flags.carray or min(x.strides, default=0) < 0:
-                if not copies or x.size > COPIED or x.dtype not in DTYPES:
+                if x.size > copied or x.dtype not in DTYPES:
                     return None
                 arrays = [*arrays[:place], x.copy(), *arrays[place + 1 :]]
         return Given(arrays, lambda x: x, begun, _in_numpy, args)
     if type(args[0]) is not torch.Tensor or forward_ad._current_level >= 0:
         return None
-    device = args[0].device
-    for x in args:
+    device, tensors = args[0].device, list(args)
+    for place, x in enumerate(args):
         if type(x) is not torch.Tensor or x.dtype not in DTYPES:
             return None
-        if x.device != device or x.layout is not torch.strided or not x.is_contiguous():
+        if x.device != device or x.layout is not torch.strided or x.requires_grad:
             return None
-        if x.requires_grad or x.is_neg() or x.is_conj():
-            return None
+        if not x.is_contiguous() or x.is_neg() or x.is_conj():
+            if device.type != "cpu" or x.numel() > copied:
+                return None
+            tensors[place] = x.resolve_conj().resolve_neg().contiguous()
     if device.type == "cpu":
-        return Given([x.numpy() for x in args], torch.from_numpy, begun, torch.Tensor.cpu, args)
+        return Given([x.numpy() for x in tensors], torch.from_numpy, begun, torch.Tensor.cpu, args)
     return Given(args, lambda x: torch.from_numpy(x).to(device), begun, lambda x: x.to(device), args)
 
 
@@ -324,7 +329,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
         with MemoryGuard(device).attempt(self.link.label):
             found = self.begin(problems)
-        if found is None or found.doubt or not isinstance(found.measured, torch.Tensor):
+        if found is None or found.doubt or found.measured is None:
             return found
         # Launched before the look.
         give = given.give
@@ -342,7 +347,8 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
                 return give(layout.of_columns(known).contiguous())
             return give(layout.of_members(~known if name == "accepted" else known).contiguous())
 
-        fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
+        fields = {"x": x, "iterations": found.iterations, "history": found.history}
+        fields |= self.fields(given, shapes, found, of)
         fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
         fields["condition"] = max(1.0, of["condition"][1])
         acceptance = found.label, lambda: self.reason(said, of)
@@ -352,7 +358,9 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:
     """The smallest and the largest of each number that was measured, NaN where one is; the host waits."""
     measured = found.measured
-    assert isinstance(measured, torch.Tensor)
+    assert measured is not None
+    if isinstance(measured, np.ndarray):
+        return measured.min(1).tolist(), measured.max(1).tolist()
     if measured.shape[1] > 1:
         smallest, largest = torch.stack(measured.aminmax(dim=1)).tolist()
         return smallest, largest

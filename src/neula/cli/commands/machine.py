@@ -77,7 +77,9 @@ def tune(
 
 def demo(
     out: Annotated[Path, opt.option("Directory for the pictures.")] = Path("demo-output"),
-    degree: Annotated[int, opt.option("Degree of the gravity field.")] = 40,
+    degree: Annotated[
+        int, opt.option("Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns.", min=2)
+    ] = 40,
 ) -> None:
     """Solve real data and a simulated satellite mission, compared with SciPy and PyTorch."""
     from neula.cli.demo import run_demo

@@ -21,17 +21,16 @@ from neula.certificates.spectra import (
     a_priori_error,
     backward_error,
     inconsistency,
-    lost_orthogonality,
-    measured,
+    lost_alone,
     measured_alone,
     spectral_errors,
 )
-from neula.engines.formats import double_of, in_double, matching_dtype
+from neula.engines.formats import in_double, matching_dtype
 from neula.engines.graphs import called
 from neula.errors import of_batch
 from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import SQUARABLE, largest_magnitude, two_norms
-from neula.kernels.precision import ONE_THREAD, plain_arithmetic
+from neula.kernels.precision import plain_arithmetic
 from neula.kernels.shift import shift
 from neula.pipeline.call import Call, restored
 from neula.pipeline.chain import Run, run_chain
@@ -340,22 +339,16 @@ class SpectralPlan:
         self, a: torch.Tensor, u: torch.Tensor, s: torch.Tensor, v: torch.Tensor, norm: torch.Tensor
     ) -> tuple[float, float, Callable[[], SpectralMeasures]]:
         """Total error and orthogonality of all vectors, and later measures of those that belong to values."""
-        m, n = self._shape
-        k, rest, is_tall = min(m, n), 0.0, m >= n
-        if max(u.shape[1], v.shape[1]) > k:
-            square = u if m > n else v
-            rest = float(lost_orthogonality(square[None], a.dtype))
-        if not is_tall:
+        k, rest = len(s), 0.0
+        if self._shape[0] < self._shape[1]:
             a, u, v = a.mH, v, u
-        u, v = (v, v) if u is v else (u[:, :k], v[:, :k])
-        if a.numel() * k <= ONE_THREAD and a.dtype == double_of(a.dtype):
-            wide = in_double(v).resolve_conj().numpy()
-            left = wide if u is v else in_double(u).resolve_conj().numpy()
-            found = measured_alone(a.resolve_conj().numpy(), left, in_double(s).numpy(), wide, float(norm))
-        else:
-            right = v[None]
-            of_all = measured(a[None], right if u is v else u[None], s[None], right, in_double(norm)[None])
-            found = float(of_all.total), float(of_all.orthogonality), lambda: of_all
+        given = a.resolve_conj().numpy()
+        right = v.resolve_conj().numpy().astype(given.dtype, copy=False)
+        left = right if u is v else u.resolve_conj().numpy().astype(given.dtype, copy=False)
+        if left.shape[1] > k:
+            rest, left = lost_alone(left.T, a.dtype), left[:, :k]
+        values = s.numpy().astype(given.real.dtype, copy=False)
+        found = measured_alone(given, left, values, right, float(norm), a.dtype)
         return found[0], max(found[1], rest), found[2]
 
     def _result(self, given: Given, found: AcceptedSpectrum) -> EighResult[Any] | SVDResult[Any]:

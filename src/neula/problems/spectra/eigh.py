@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Unpack, overload
+from typing import Any, TypeVar, Unpack, overload
 
 import torch
 
@@ -35,12 +35,14 @@ from neula.problems.spectra.problem import SpectralOptions
 ALGORITHMS = ("divide",)
 CERTIFIED = ("a priori", "measured")
 
+Number = TypeVar("Number", int, float)
+
 
 @overload
 def eigh(A: Kind, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Kind]: ...
 @overload
 def eigh(A: Any, B: Any = ..., **keywords: Unpack[EighKeywords]) -> EighResult[Any]: ...
-@with_operator(traced_eigh, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
+@with_operator(traced_eigh, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1, copied=1 << 22))
 def eigh(
     A: ArrayLike,
     B: ArrayLike | None = None,
@@ -179,6 +181,7 @@ def eigh(
     whole = algorithm is not None or call.differentiable
     vectors = not eigvals_only or certify == "measured" or whole
     wanted = indices(subset_by_index, n)
+    interval = None if subset_by_value is None else _interval(subset_by_value, given)
     options = SpectralOptions(
         call.target, call.engine, symmetric=True, vectors=vectors, algorithm=algorithm, progress=progress
     )
@@ -186,14 +189,14 @@ def eigh(
         if B is None:
             matrices = call.matrices()
             matrices = matrices.mH if upper else matrices
-            if subset_by_value is not None:
-                wanted = _in_interval(matrices, given, subset_by_value, n)
+            if interval is not None:
+                wanted = _in_interval(matrices[0], *interval)
             part = _of_part(options, wanted, n, whole=whole)
             found = decompose(call, matrices, part, upper=upper)
         else:
-            if subset_by_value is not None:
-                raise ValueError("subset_by_value is for A without B: give subset_by_index")
             found = decompose_pencil(call, options, upper=upper)
+            if interval is not None:
+                wanted = _between(found.values[0], *interval)
     return _collect(call, found, wanted, upper=upper, keep=not eigvals_only)
 
 
@@ -298,7 +301,7 @@ def indices(subset: Any, n: int) -> tuple[int, int] | None:
     """Indices of the first and the last eigenvalue; None for all."""
     if subset is None:
         return None
-    first, last = (operator.index(x) for x in subset)
+    first, last = _pair("subset_by_index", subset, operator.index, "indices")
     if not 0 <= first <= last < n:
         raise ValueError(
             f"subset_by_index must be (first, last) with 0 <= first <= last < {n}, got ({first}, {last})"
@@ -306,21 +309,36 @@ def indices(subset: Any, n: int) -> tuple[int, int] | None:
     return first, last
 
 
-def _in_interval(matrices: torch.Tensor, given: torch.Tensor, interval: Any, n: int) -> tuple[int, int]:
-    """Indices of the eigenvalues in an interval; the second is the smaller one if there are none."""
-    low, high = map(float, interval)
+def _pair(name: str, subset: Any, read: Callable[[Any], Number], kind: str) -> tuple[Number, Number]:
+    try:
+        first, last = map(read, subset)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be two {kind}, (first, last), got {subset!r}") from None
+    return first, last
+
+
+def _interval(subset: Any, given: torch.Tensor) -> tuple[float, float]:
+    low, high = _pair("subset_by_value", subset, float, "numbers")
     if given.ndim != 2:
         raise ValueError("subset_by_value is for a single matrix: use subset_by_index for a batch")
     if not low < high:
         raise ValueError(
-            f"subset_by_value must be (lowest, highest), the first below the second, got {interval}"
+            f"subset_by_value must be (lowest, highest), the first below the second, got {subset}"
         )
-    read = hermitian_from_lower(matrices[0].to(torch.promote_types(matrices.dtype, torch.float32)))
-    if n == 0 or not bool(read.isfinite().all()):
-        return 0, n - 1
+    return low, high
+
+
+def _in_interval(matrix: torch.Tensor, low: float, high: float) -> tuple[int, int]:
+    """Indices of the eigenvalues in an interval; the second is the smaller one if there are none."""
+    read = hermitian_from_lower(matrix.to(torch.promote_types(matrix.dtype, torch.float32)))
+    if not len(read) or not bool(read.isfinite().all()):
+        return 0, len(read) - 1
     scale = power_of_two_scales(largest_magnitude(read, (0, 1)))
-    values = in_double(converged_eigvalsh(read * scale))
-    below, within = (int((values <= end * float(scale)).sum()) for end in (low, high))
+    return _between(in_double(converged_eigvalsh(read * scale)), low * float(scale), high * float(scale))
+
+
+def _between(values: torch.Tensor, low: float, high: float) -> tuple[int, int]:
+    below, within = (int((values <= end).sum()) for end in (low, high))
     return below, within - 1
 
 

@@ -35,7 +35,7 @@ from neula.problems.spectra.problem import SpectralOptions
 def svd(A: Kind, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Kind]: ...
 @overload
 def svd(A: Any, **keywords: Unpack[FullSVDKeywords]) -> SVDResult[Any]: ...
-@with_operator(traced_svd, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1))
+@with_operator(traced_svd, Plans(lambda A, **keywords: _plan(A, **keywords), operands=1, copied=1 << 22))
 def svd(
     A: ArrayLike,
     *,

@@ -202,9 +202,7 @@ _definite_formats = _formats(
 
 @ruled("fp64; on a CPU from order 400 on after fp32, for accuracies up to fp32")
 def _library(case: SystemsCase) -> Sequence[str]:
-    options, tuning = case.options, case.tuning
-    enough = options.target is not FP64 and case.n >= tuning[DirectTuning].direct_single
-    return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]
+    return [FP64.name] if case.launched else case.options.library_formats(case.n)
 
 
 def _steps(case: SystemsCase, label: str, name: str) -> TogetherLink:

@@ -84,18 +84,15 @@ class Solvers:
 def library_solvers(lu: torch.Tensor, pivots: torch.Tensor) -> Solvers:
     """LU factors in single or double precision, of systems in double."""
 
-    def solve(b: torch.Tensor) -> torch.Tensor:
+    def solve(b: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
+        by = partial(torch.linalg.lu_solve, lu, pivots, adjoint=adjoint)
         if lu.dtype == b.dtype:
-            return torch.linalg.lu_solve(lu, pivots, b)
+            return by(b)
         # Updates in single precision would underflow, and seem to be exact.
         exponents = binary_exponents(largest_magnitude(b, 1, keepdim=True))
-        found = torch.linalg.lu_solve(lu, pivots, shift(b, -exponents).to(lu.dtype))
-        return shift(in_double(found), exponents)
+        return shift(in_double(by(shift(b, -exponents).to(lu.dtype))), exponents)
 
-    def solve_transposed(b: torch.Tensor) -> torch.Tensor:
-        return in_double(torch.linalg.lu_solve(lu, pivots, b.to(lu.dtype), adjoint=True))
-
-    return Solvers(solve, solve_transposed)
+    return Solvers(partial(solve, adjoint=False), partial(solve, adjoint=True))
 
 
 def _lu(scaled: ScaledSystems, engine: Engine, *, format: Format) -> tuple[Factors, torch.Tensor]:
