@@ -531,8 +531,13 @@ _COMPLEX = [
         "A^H x = conj(A^T conj(x))", "complex/test_doubled.py",
     ),
     Mutation(
+        "changes of a factorized batch unnoticed", "algorithms/krylov/kept_batch.py",
+        "if not torch.equal(image, self.image):", "if torch.equal(image, self.image):",
+        "factors of another matrix refine nothing", "test_lu_batch.py",
+    ),
+    Mutation(
         "conjugate forgotten in the transposed system", "problems/systems/lu_solve.py",
-        "solution = solution.conj() if trans == 1 else solution", "solution = solution",
+        "x = x.conj().resolve_conj() if trans == 1 else x", "x = x.resolve_conj()",
         "A^T x = b by A^H conj(x) = conj(b)", "complex/test_factorizations.py",
     ),
     Mutation(

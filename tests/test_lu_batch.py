@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -160,6 +162,7 @@ def test_a_batch_is_solved_together(dtype: str, trans: int, rng: np.random.Gener
         limit = 24 * solve_bound(F_OF[u], 12) * np.linalg.cond(A) * np.linalg.norm(y)
         assert np.linalg.norm(y - single * scale) <= limit
     assert set(F._solvers.members) <= {(0, 2), (1, 1)}
+    assert np.array_equal(lu_solve(pickle.loads(pickle.dumps(F)), b, trans=trans), x)
     without = lu_solve(lu_factor(a, keep_a=False), b, trans=trans)
     assert np.linalg.norm(without[0, 0] - x[0, 0]) <= 1e4 * u * np.linalg.norm(x[0, 0])
 
@@ -190,24 +193,39 @@ def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:
         wrong[3, 1, 1] = bad
         with pytest.raises(error, match=message):
             factor(wrong)
-    F = factor(A)
+    F, by_lapack = factor(A), lu_factor(A)
     A[2, 0, 1] = 1
-    with pytest.raises(ValueError, match=r"A\[2\] of the batch: A was changed"):
-        lu_solve(F, np.ones(3))
+    for changed in (F, by_lapack):
+        with pytest.raises(ValueError, match=r"A\[2\] of the batch: A was changed"):
+            lu_solve(changed, np.ones(3))
     with pytest.raises(ValueError, match=r"A is \(4, 3, 3\), b is \(2, 3, 1\).*\(4, 3, k\)"):
         lu_solve(F, np.ones((2, 3, 1)))
     with pytest.raises(ValueError, match=r"only a one-dimensional b is a vector: pass b\[..., None\]"):
         lu_solve(F, np.ones((4, 3)))
 
 
-def test_a_warning_names_the_matrices_of_a_batch() -> None:
-    A = np.stack([np.eye(40), random_matrix("geometric", 40, 40, cond=1e17).numpy(), 2 * np.eye(40)])
-    F = factor(A, compute="fp64")
-    with pytest.warns(
-        AccuracyWarning, match=r"no digit of the solution is guaranteed for A\[1\]: A is singular"
-    ):
-        x = lu_solve(F, np.ones(40))
-    assert np.array_equal(x[2], np.full(40, 0.5))
+@pytest.mark.parametrize("engine", ["emulated", "cpu"])
+@pytest.mark.parametrize(("dtype", "cond"), [("fp64", 1e17), ("fp64", 1e16), ("fp32", 1e7)])
+def test_a_warning_names_the_matrices_of_a_batch(engine: str, dtype: str, cond: float) -> None:
+    A = np.stack([np.eye(40), random_matrix("geometric", 40, 40, cond=cond).numpy(), 2 * np.eye(40)])
+    A = A.astype({"fp64": np.float64, "fp32": np.float32}[dtype])
+    F = lu_factor(A, engine=engine, compute=dtype)
+    b = np.ones(40, A.dtype)
+    for _ in range(2):
+        with pytest.warns(
+            AccuracyWarning,
+            match=r"no digit of the solution is guaranteed for A\[1\]: A is singular",
+        ):
+            x = lu_solve(F, b)
+        assert np.array_equal(x[2], np.full(40, 0.5))
+
+
+def test_an_exact_solution_does_not_hide_a_condition_number() -> None:
+    A = np.array([[[1, 1], [1, 1 + 2.0**-22]], np.eye(2)], np.float32)
+    F = lu_factor(A)
+    with pytest.warns(AccuracyWarning, match=r"no digit of the solution is guaranteed for A\[0\]"):
+        x = lu_solve(F, A.sum(2, keepdims=True))
+    assert np.array_equal(x, np.ones((2, 2, 1)))
 
 
 @pytest.mark.gpu
