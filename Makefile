@@ -111,16 +111,18 @@ dist-check: dist  ## wheel and source distribution, in an empty environment: tor
 		build/empty/bin/neula --version || exit 1; \
 	done
 
-# `make demo` installs what the demo needs, all other targets what developers need. The import hook of scikit-build-core is
-# removed, and only its path to src kept: the hook would precede PYTHONPATH and hide another checkout or a built wheel.
+# `make demo` installs required packages only, 190 MB beyond torch and its own dependencies: no matplotlib (75 MB), and no
+# bytecode (200 MB with that of torch) before a module is imported. All other targets install what developers need. The import
+# hook of scikit-build-core is removed, and only its path to src kept: the hook would precede PYTHONPATH and hide another
+# checkout or a built wheel.
 HOOK = $(VENV)/lib/python3*/site-packages/_editable_skbc_neula.pth
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e ".[$(EXTRAS)]" && \
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) $(WHAT) && \
 	sed "/^import/d" $(HOOK) > $(VENV)/path && cp $(VENV)/path $(HOOK) && touch $@
-$(VENV)/installed: EXTRAS := plot
+$(VENV)/installed: WHAT := --no-compile -e .
 $(VENV)/installed: pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(INSTALL)
-$(VENV)/developer: EXTRAS := dev
+$(VENV)/developer: WHAT := -e ".[dev]"
 $(VENV)/developer: $(VENV)/installed
 	$(INSTALL)
 

@@ -35,15 +35,13 @@ class Bound:
     unit: str = "fp16"
 
 
-_TALL = [(32768, 16384), (131072, 4096), (524288, 1024)]
 _SQUARE = [(8192, 8192), (4096, 4096)]
-_SVD = "`svd_lowrank`, rank 64"
 
 BOUNDS = (
     Bound(
         '`qr`, `accuracy="fp16"`',
         Source("qr", {"accuracy": "fp16"}),
-        [(32768, 32768), *_TALL, (4194304, 128), (1024, 1024)],
+        [(32768, 32768), (32768, 16384), (131072, 4096), (524288, 1024), (4194304, 128), (1024, 1024)],
         entry=8,
     ),
     Bound(
@@ -54,15 +52,13 @@ BOUNDS = (
         products=3,
     ),
     Bound("`qr`, float64", Source("qr", {"accuracy": "fp64"}), [(32768, 16384)], entry=16, unit="fp64"),
-    Bound("`lstsq`", Source("bench-lstsq"), _TALL, entry=8),
+    Bound("`lstsq`", Source("lstsq", {"matrix": "normal"}), [(32768, 16384)], entry=8),
     Bound(
         "`lstsq`, condition 1e4",
         Source("lstsq", {"matrix": "geometric", "cond": 1e4}),
         [(32768, 16384)],
         entry=8,
     ),
-    Bound(f"{_SVD}, fp16", Source("bench-svd", {"accuracy": "fp16"}), [(524288, 1024, 64)], entry=8),
-    Bound(f"{_SVD}, float32", Source("bench-svd", {"accuracy": "fp32"}), [(524288, 1024, 64)], entry=8),
     Bound("`lu_factor`, no pivoting", Source("lu"), [(32768,), (65536,)], entry=2),
     Bound("`solve`, HPL-AI", Source("solve", {"matrix": "hpl-ai"}), [(32768,)], entry=8),
     Bound("`solve`, Fasi and Higham", Source("solve", {"matrix": "fasi-higham"}), [(32768,)], entry=8),

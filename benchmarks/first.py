@@ -242,11 +242,21 @@ def _measured(call: Callable[..., None], case: Case) -> dict[str, float]:
 
 
 def _recorded(case: Case) -> dict[str, list[Any]]:
-    from neula.kernels.ahead import recorded
+    """Kernels that a case compiles, in the form of ``neula/kernels/ahead.json``."""
+    from neula.kernels import cuda_source, triton_source
+
+    def written(x: object) -> object:
+        return {"dtype": str(x).removeprefix("torch.")} if isinstance(x, torch.dtype) else x
 
     for _ in range(4):  # from the second on in a graph, whose input lies elsewhere
         _seconds(_of_neula, case, case.shape)
-    return recorded()
+    return {
+        "triton": [
+            [module, name, [written(x) for x in variant], dict(options)]
+            for module, name, variant, options in triton_source.asked
+        ],
+        "cuda": [list(source) for source in cuda_source.asked_for],
+    }
 
 
 def main() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 import neula
+from benchmarks.batches import batch_of_profile
 from benchmarks.harness import Results
-from neula.io.batches import batch_of_profile
 from neula.papers.measuring import median_seconds
 
 EPS = torch.finfo(torch.float32).eps

@@ -11,8 +11,8 @@ import torch
 
 import neula
 from benchmarks.harness import Results
-from neula.cli.bench import optimality
 from neula.io.matrices import random_matrix
+from neula.papers.errors import optimality
 from neula.papers.measuring import median_seconds
 
 CASES = [

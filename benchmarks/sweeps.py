@@ -1,4 +1,4 @@
-"""``neula bench sweep`` on several machines, beside each other."""
+"""``neula bench`` on several machines, beside each other."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ DTYPES = ("float64", "float32")
 
 
 HARD = "bench-sweep-1e09"
-"""``neula bench sweep --condition 1e9 --quick``."""
+"""``neula bench --condition 1e9 --quick``."""
 
 
 SPECIAL = "bench-sweep-special"
-"""``neula bench sweep --special``."""
+"""``neula bench --special``."""
 
 
 def of_hard_sweep(folder: Path = FOLDER) -> Iterator[Sequence[str]]:

@@ -174,7 +174,7 @@ INTRODUCTIONS = (
     "how_certificates_work",
     "batches_and_gradients",
 )
-PAPERS = ("mixed_precision_by_hand", "the_algorithms_step_by_step", "reading_the_papers")
+PAPERS = ("mixed_precision_by_hand", "the_algorithms_step_by_step")
 
 
 class ExampleOrder:

@@ -77,11 +77,11 @@ def test_what_is_no_accuracy(given: object) -> None:
 
 
 def test_numbers_that_cannot_be_had() -> None:
-    with pytest.raises(ValueError, match=r"accuracy 2.0 is a backward error: pass a number between 0 and 1"):
+    with pytest.raises(ValueError, match=r"accuracy 2.0: pass a backward error between 0 and 1"):
         target_format(2.0, torch.float64)
-    with pytest.raises(ValueError, match=r"finer than what is certified .* fp32, 4.8e-07.*wider dtype"):
+    with pytest.raises(ValueError, match=r"finer than can be certified .* fp32, 4.8e-07.*wider dtype"):
         target_format(1e-9, torch.float32)
-    with pytest.raises(ValueError, match=r"in fp64, 8.9e-16: ask for that, or leave accuracy out$"):
+    with pytest.raises(ValueError, match=r"in fp64, 8.9e-16: pass that, or leave accuracy out$"):
         target_format(1e-16, torch.float64)
 
 

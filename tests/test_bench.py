@@ -1,8 +1,7 @@
-"""neula bench: small problems of every kind, measured, written, read and drawn."""
+"""neula bench: small problems of every kind, measured, written, read, shown and drawn."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 
@@ -10,67 +9,20 @@ import pytest
 import torch
 from rich.console import Console
 
-from neula.cli import bench, sweep
+from neula.cli import bench
+from neula.papers.errors import optimality
 from neula.papers.measuring import interleaved_seconds, rested_seconds
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shapes of milliseconds."""
-    for name, problem in bench.PROBLEMS.items():
-        monkeypatch.setitem(bench.PROBLEMS, name, dataclasses.replace(problem, cpu=[(96, 32)]))
-
-
-@pytest.mark.parametrize("name", list(bench.PROBLEMS))
-def test_a_row_says_what_was_measured(name: str, small: None) -> None:
-    seen = []
-    data = bench.run(name, CPU, seen.append)
-    assert data.about["problem"] == name
-    assert data.about["tflops"] > 0
-    assert seen
-    assert [row["shape"] for row in data.rows] == [row["shape"] for row in seen]
-    for row in data.rows:
-        assert row["shape"].startswith("96x32")
-        assert row["ms"] > 0
-        assert row["ratio"] == pytest.approx(row["torch_ms"] / row["ms"])
-        assert row["of_rate"] == pytest.approx(row["tflops"] / data.about["tflops"])
-        assert row["certified"] in (True, None)
-        assert row["method"]
-    # Both solve the same problem: the errors of float32 (of float64 for lstsq) by the same measure, up to
-    # what backward-stable algorithms differ by; those of a truncation are the truncation.
-    row = data.rows[0]
-    if name == "svd":
-        assert row["error"] == pytest.approx(row["torch_error"], rel=1e-3)
-    else:
-        unit = 2.0**-53 if name == "lstsq" else 2.0**-24
-        assert 0 < row["error"] <= 96 * unit
-        assert 0 < row["torch_error"] <= 96 * unit
-
-
-def test_what_is_written_can_be_read_shown_and_drawn(small: None, tmp_path: Path) -> None:
-    results = [bench.run(name, CPU) for name in ("qr", "gemm")]
-    paths = [bench.write(data, tmp_path) for data in results]
-    assert all(path.exists() and path.with_suffix(".csv").exists() for path in paths)
-    assert bench.read(tmp_path) == results
-    console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(bench.table(results[0]))
-    text = console.export_text()
-    assert "torch.linalg.qr" in text
-    assert "96x32" in text
-    pytest.importorskip("matplotlib")
-    bench.draw(results).savefig(tmp_path / "picture.svg")
-    assert (tmp_path / "picture.svg").stat().st_size > 1000
-
-
 def test_optimality_is_what_it_says() -> None:
     a = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]], dtype=torch.float64)
     b = torch.tensor([[2.0], [1.0], [3.0]], dtype=torch.float64)
-    assert bench.optimality(a, b, torch.ones(2, 1, dtype=torch.float64)) == 0
+    assert optimality(a, b, torch.ones(2, 1, dtype=torch.float64)) == 0
     # r = (2, 1, 3), A^T r = (4, 1), ||A|| = 2.
     expected = math.sqrt(17) / (2 * math.sqrt(14))
-    assert bench.optimality(a, b, torch.zeros(2, 1, dtype=torch.float64)) == pytest.approx(expected, rel=1e-3)
+    assert optimality(a, b, torch.zeros(2, 1, dtype=torch.float64)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
@@ -84,23 +36,20 @@ def test_what_bench_has_not_written(tmp_path) -> None:
         bench.read(tmp_path)
 
 
-# --- sweep ---
-
-
 @pytest.fixture
 def short_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size of each problem, single and in a batch."""
-    monkeypatch.setattr(sweep, "TALL", ((12, 3),))
-    monkeypatch.setattr(sweep, "LARGE", ())
-    monkeypatch.setattr(sweep, "SQUARE", (1500,))
-    monkeypatch.setattr(sweep, "ORDERS", (4, 3000))
-    monkeypatch.setattr(sweep, "LOW_RANK", ((40, 20, 3),))
-    monkeypatch.setattr(sweep, "BATCHES", ((5, 8, 4),))
+    monkeypatch.setattr(bench, "TALL", ((12, 3),))
+    monkeypatch.setattr(bench, "LARGE", ())
+    monkeypatch.setattr(bench, "SQUARE", (1500,))
+    monkeypatch.setattr(bench, "ORDERS", (4, 3000))
+    monkeypatch.setattr(bench, "LOW_RANK", ((40, 20, 3),))
+    monkeypatch.setattr(bench, "BATCHES", ((5, 8, 4),))
 
 
 def test_a_sweep_stands_beside_the_fastest_peer(short_sweep: None, tmp_path: Path) -> None:
     seen: list[str] = []
-    data = sweep.run(CPU, lambda row: seen.append(sweep.line(row)), quick=True)
+    data = bench.run(CPU, lambda row: seen.append(bench.line(row)), quick=True)
     # What takes more operations than a minute allows is left out.
     assert [(row["problem"], row["shape"]) for row in data.rows.where(dtype="float64")] == [
         *((problem, shape) for problem in ("qr", "lstsq") for shape in ("12x3", "5x8x4")),
@@ -110,7 +59,7 @@ def test_a_sweep_stands_beside_the_fastest_peer(short_sweep: None, tmp_path: Pat
     assert len(data.rows) == 2 * 7 == len(seen)
     for row in data.rows:
         assert row["ratio"] == pytest.approx(row["peer_ms"] / row["ms"])
-        assert row["within"] == (row["ms"] <= sweep.SLOWER * row["peer_ms"] + sweep.LATER)
+        assert row["within"] == (row["ms"] <= bench.SLOWER * row["peer_ms"] + bench.LATER)
         assert row["peer"].startswith(("torch", "scipy"))
         assert row["certified"] in (True, None)
         if row["problem"] != "svd_lowrank":
@@ -118,32 +67,38 @@ def test_a_sweep_stands_beside_the_fastest_peer(short_sweep: None, tmp_path: Pat
             assert 0 <= row["error"] <= 12 * unit
             assert 0 <= row["peer_error"] <= 12 * unit
     bench.write(data, tmp_path)
-    assert bench.read(tmp_path) == [data]
+    some = bench.run(CPU, names=["qr", "solve"], quick=True)
+    assert {row["problem"] for row in some.rows} == {"qr", "solve"}
+    assert bench.write(some, tmp_path).name.startswith("bench-sweep-qr-solve-")
+    assert bench.read(tmp_path) == [data, some]
     console = Console(width=150, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(bench.table(data))
     assert "5x8x4" in console.export_text()
     pytest.importorskip("matplotlib")
-    bench.draw([data]).savefig(tmp_path / "picture.svg")
+    bench.draw([data, some]).savefig(tmp_path / "picture.svg")
+    assert (tmp_path / "picture.svg").stat().st_size > 1000
 
 
 def test_a_sweep_of_a_condition_number(short_sweep: None, tmp_path: Path) -> None:
     """Of what float64 alone can hold, in a file of its own; low rank has singular values of its own."""
-    data = sweep.run(CPU, quick=True, condition=1e9)
+    data = bench.run(CPU, quick=True, condition=1e9)
     assert {row["dtype"] for row in data.rows} == {"float64"}
     assert {row["problem"] for row in data.rows} == {"qr", "lstsq", "solve"}
     assert all(row["certified"] for row in data.rows)
+    with pytest.raises(ValueError, match="no problem of this kind is one of svd: leave out the names"):
+        bench.run(CPU, names=["svd"], quick=True, condition=1e9)
     assert bench.write(data, tmp_path).name.startswith("bench-sweep-1e09-")
     assert bench.read(tmp_path) == [data]
-    a = sweep._matrix((3, 20, 6), torch.float64, CPU, 1e9)
+    a = bench._matrix((3, 20, 6), torch.float64, CPU, 1e9)
     assert torch.allclose(torch.linalg.cond(a).log10(), torch.tensor(9.0).double(), atol=1e-3)
 
 
 def test_a_sweep_of_special_problems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Each is the problem that its peers solve: errors are those of its matrix."""
-    monkeypatch.setattr(sweep, "FEW_ROWS", ((4, 9),))
-    monkeypatch.setattr(sweep, "SOME", ((12, 5),))
-    monkeypatch.setattr(sweep, "ORDERS", (6,))
-    data = sweep.run(CPU, quick=True, special=True)
+    monkeypatch.setattr(bench, "FEW_ROWS", ((4, 9),))
+    monkeypatch.setattr(bench, "SOME", ((12, 5),))
+    monkeypatch.setattr(bench, "ORDERS", (6,))
+    data = bench.run(CPU, quick=True, special=True)
     assert [(row["problem"], row["shape"]) for row in data.rows] == [
         ("lstsq, fewer rows", "4x9"),
         *((f"lstsq, {kind}", "12x5") for kind in ("dependent", "damped", "weighted")),
@@ -163,10 +118,10 @@ def test_a_peer_that_is_not_as_accurate_does_not_count(monkeypatch: pytest.Monke
 
     def calls() -> tuple:
         rough = torch.linalg.qr(a.half().double())
-        ours, peers, error = sweep._qr(lambda shape: a, (20, 4))
+        ours, peers, error = bench._qr(lambda shape: a, (20, 4))
         return ours, {"rough": lambda: rough, **peers}, error
 
-    assert sweep._measure(sweep.Task("qr", (20, 4), torch.float64, 1.0, calls), 0.0)["peer"] != "rough"
+    assert bench._measure(bench.Task("qr", (20, 4), torch.float64, 1.0, calls), 0.0)["peer"] != "rough"
 
 
 def test_calls_are_timed_in_turns() -> None:

@@ -343,6 +343,9 @@ def test_large_systems_on_an_h200() -> None:
     assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
     assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *LIBRARY]
     assert solved(H200, 17000, positive=True) == ["cholesky fp64, inverted", "cholesky fp64"]
+    whole = ["cholesky fp64, inverted", "cholesky fp64"]
+    assert solved(H200, 6000, positive=True, dtype=torch.complex128) == whole
+    assert solved(H200, 6145, positive=True, dtype=torch.complex128)[0] == "cholesky fp16"
     definite = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
     assert solved(H200, 17001, positive=True) == definite
 

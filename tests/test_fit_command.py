@@ -111,7 +111,7 @@ def test_a_fit_that_cannot_be_certified():
         (("data.csv", "a*exp(-b*x)+c*z.real"), "allowed are"),
         (("data.csv", "x + s"), "nothing to fit"),
         (("data.csv", "y = a*x", "--response", "s"), "leave one out"),
-        (("data.csv", "a*x", "--response", "z"), "'z' is not made of columns"),
+        (("data.csv", "a*x", "--response", "z"), "the response 'z' is no column"),
         (("data.csv", "y = a*x", "--sigma", "z"), "no column is named 'z'"),
         (("data.csv", "y = a*x", "--p0", "b=1"), "the parameters are a"),
         (("data.csv", "y = a*x", "--p0", "1,2"), "2 numbers for 1 parameters"),

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.batches import PROFILES, batch_of_profile
 
 import neula
 from neula.engines import CpuEngine
 from neula.engines.shipped import cuda_tuning
-from neula.io.batches import PROFILES, batch_of_profile
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -272,6 +272,7 @@ def test_numbers_of_machines_belong_to_records(sources: dict[str, str]) -> None:
         known = {} if like is None else shipped.machine(like).numbers
         sections = {key: value.keys() for key, value in content.items() if isinstance(value, dict)}
         given = {name for names in sections.values() for name in names}
+        assert len(given) == sum(map(len, sections.values()))  # a name in two sections would be one number
         if like is None:
             assert sections == {name: records[name] for name in sections}
             assert shared | given == shipped.machine(path.stem).numbers.keys()

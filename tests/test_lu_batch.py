@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -10,7 +12,7 @@ from tests.peers import of_new_peers
 
 from lu_systems import backward_error, dominant, factor, silent
 from neula.certificates.bounds import solve_bound
-from neula.engines import FP64, format_of
+from neula.engines import FP32, FP64, format_of
 from neula.io.matrices import random_matrix
 from neula.pipeline.result import AccuracyWarning
 from neula.problems.systems.lu import lu_factor
@@ -132,6 +134,54 @@ def normal_batch(rng: np.random.Generator, dtype: str) -> np.ndarray:
     return (a + 1j * rng.standard_normal(a.shape) if dtype.startswith("complex") else a).astype(dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+@pytest.mark.parametrize("trans", [0, 1, 2])
+def test_a_batch_is_solved_together(dtype: str, trans: int, rng: np.random.Generator) -> None:
+    """Rows and columns of any size take no member apart; sizes far from 1 and ill conditions do."""
+    a = normal_batch(rng, dtype)
+    u, dtype_of = float(np.finfo(a.real.dtype).eps) / 2, a.dtype
+    a[0, 1] *= 2.0 ** -np.arange(0, 24, 2)[:, None]
+    a[1, 0] *= 2.0 ** np.arange(0, 24, 2)
+    far = 2.0**-600 if a.real.dtype == np.float64 else 1.0
+    a[0, 2] *= far
+    a[1, 1] = random_matrix("geometric", 12, 12, cond=0.02 / u).numpy()
+    b = normal_batch(rng, dtype)[..., :2]
+    b[1, 2] = 0
+    F = lu_factor(a)
+    for _ in range(2):
+        x = silent(lambda: lu_solve(F, b, trans=trans))
+    assert x.dtype == dtype_of
+    for index in np.ndindex(2, 3):
+        turned = (a[index], a[index].T, a[index].conj().T)[trans]
+        single = silent(lambda index=index: lu_solve(lu_factor(a[index]), b[index], trans=trans))
+        scale = far if index == (0, 2) else 1.0
+        A, y, c = turned.astype(complex) / scale, x[index].astype(complex) * scale, b[index]
+        size = np.linalg.norm(A, np.inf) * np.abs(y).max(0) + np.abs(c).max(0)
+        assert (np.abs(c - A @ y).max(0) <= (solve_bound(F_OF[u], 12) + u) * size).all()
+        # Both have such backward errors, and 12 relates the norms.
+        limit = 24 * solve_bound(F_OF[u], 12) * np.linalg.cond(A) * np.linalg.norm(y)
+        assert np.linalg.norm(y - single * scale) <= limit
+    assert set(F._solvers.members) <= {(0, 2), (1, 1)}
+    assert np.array_equal(lu_solve(pickle.loads(pickle.dumps(F)), b, trans=trans), x)
+    without = lu_solve(lu_factor(a, keep_a=False), b, trans=trans)
+    assert np.linalg.norm(without[0, 0] - x[0, 0]) <= 1e4 * u * np.linalg.norm(x[0, 0])
+
+
+F_OF = {format.u: format for format in (FP32, FP64)}
+
+
+def test_members_are_made_when_requested(rng: np.random.Generator) -> None:
+    F = lu_factor(rng.standard_normal((2, 3, 4, 4)))
+    assert not F._solvers.members
+    one = F._member((1, 2))
+    assert one is F.members[5]
+    assert np.array_equal(one.L, F.L[1, 2])
+    assert one.pivots == F.pivots[1, 2].tolist()
+    assert one.growth == F.growth[1, 2]
+    assert one.logdet().value == F.logdet().value[1, 2]
+    assert len(F._solvers.members) == 6
+
+
 def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:
     A = np.stack([np.eye(3)] * 4)
     for bad, error, message in (
@@ -143,24 +193,39 @@ def test_what_is_wrong_with_one_of_a_batch_is_said_with_its_index() -> None:
         wrong[3, 1, 1] = bad
         with pytest.raises(error, match=message):
             factor(wrong)
-    F = factor(A)
+    F, by_lapack = factor(A), lu_factor(A)
     A[2, 0, 1] = 1
-    with pytest.raises(ValueError, match=r"A\[2\] of the batch: A was changed"):
-        lu_solve(F, np.ones(3))
+    for changed in (F, by_lapack):
+        with pytest.raises(ValueError, match=r"A\[2\] of the batch: A was changed"):
+            lu_solve(changed, np.ones(3))
     with pytest.raises(ValueError, match=r"A is \(4, 3, 3\), b is \(2, 3, 1\).*\(4, 3, k\)"):
         lu_solve(F, np.ones((2, 3, 1)))
     with pytest.raises(ValueError, match=r"only a one-dimensional b is a vector: pass b\[..., None\]"):
         lu_solve(F, np.ones((4, 3)))
 
 
-def test_a_warning_names_the_matrices_of_a_batch() -> None:
-    A = np.stack([np.eye(40), random_matrix("geometric", 40, 40, cond=1e17).numpy(), 2 * np.eye(40)])
-    F = factor(A, compute="fp64")
-    with pytest.warns(
-        AccuracyWarning, match=r"no digit of the solution is guaranteed for A\[1\]: A is singular"
-    ):
-        x = lu_solve(F, np.ones(40))
-    assert np.array_equal(x[2], np.full(40, 0.5))
+@pytest.mark.parametrize("engine", ["emulated", "cpu"])
+@pytest.mark.parametrize(("dtype", "cond"), [("fp64", 1e17), ("fp64", 1e16), ("fp32", 1e7)])
+def test_a_warning_names_the_matrices_of_a_batch(engine: str, dtype: str, cond: float) -> None:
+    A = np.stack([np.eye(40), random_matrix("geometric", 40, 40, cond=cond).numpy(), 2 * np.eye(40)])
+    A = A.astype({"fp64": np.float64, "fp32": np.float32}[dtype])
+    F = lu_factor(A, engine=engine, compute=dtype)
+    b = np.ones(40, A.dtype)
+    for _ in range(2):
+        with pytest.warns(
+            AccuracyWarning,
+            match=r"no digit of the solution is guaranteed for A\[1\]: A is singular",
+        ):
+            x = lu_solve(F, b)
+        assert np.array_equal(x[2], np.full(40, 0.5))
+
+
+def test_an_exact_solution_does_not_hide_a_condition_number() -> None:
+    A = np.array([[[1, 1], [1, 1 + 2.0**-22]], np.eye(2)], np.float32)
+    F = lu_factor(A)
+    with pytest.warns(AccuracyWarning, match=r"no digit of the solution is guaranteed for A\[0\]"):
+        x = lu_solve(F, A.sum(2, keepdims=True))
+    assert np.array_equal(x, np.ones((2, 2, 1)))
 
 
 @pytest.mark.gpu

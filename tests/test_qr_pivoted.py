@@ -251,6 +251,18 @@ def test_batches() -> None:
     assert (order[0, :1] == neula.qr(a[0, :1], pivoting=True).P).all()
 
 
+def test_a_batch_is_ordered_as_one_by_one() -> None:
+    """Whether R shows a small singular value, hides it, or has several: members do not change each other."""
+    a = np.stack([kahan(40), *normal(5 * 40, 40).reshape(5, 40, 40)])
+    a[1, :, 7] = a[1, :, 3] + a[1, :, 20]
+    a[2, :, 5] = 1e-15 * a[2, :, 6]
+    a[3] = a[3][:, :30] @ a[3][:30]
+    a[4] = a[0][:, ::-1]
+    _, r, order = neula.qr(a, pivoting=True)
+    assert [neula.qr(one, pivoting=True).P.tolist() for one in a] == order.tolist()
+    assert (np.linalg.norm(r, axis=-1)[1:3, -1] <= 40 * EPS * np.linalg.norm(a[1:3], axis=(1, 2))).all()
+
+
 def test_batch_with_nan_and_kahan() -> None:
     a = np.stack([kahan(40), np.full((40, 40), np.nan), normal(40, 40)])
     with pytest.warns(neula.AccuracyWarning, match="NaN"):

@@ -98,7 +98,7 @@ def squares(factors: Any) -> torch.Tensor:
 SQUARE: Function = lambda a: inverse(a[:3]) @ (a[:3, :1].sin() + 1)  # noqa: E731
 
 FUNCTIONS: dict[str, tuple[Function, Function]] = {
-    "matmul": (lambda a: neula.matmul(a.mT, a.sin(), alpha=2.0), lambda a: 2 * a.mT @ a.sin()),
+    "matmul": (lambda a: neula.matmul(a.mT, a.sin()), lambda a: a.mT @ a.sin()),
     "cholesky": (lambda a: neula.cholesky(definite(a), upper=True).L, cholesky),
     "solve": (lambda a: neula.solve(a[:3], a[:3, :1].sin() + 1).x, SQUARE),
     "solve pos": (
@@ -259,7 +259,6 @@ REFUSED: dict[str, tuple[Function, str]] = {
         "hides an operand of lstsq",
     ),
     "damp": (lambda a: neula.lstsq(A, B, damp=a[0, 0] ** 2).x, "damp"),
-    "alpha": (lambda a: neula.matmul(A.mT, A, alpha=a[0, 0]), "alpha"),
     "bounds": (lambda a: neula.lsq_linear(A, B, (a[0] - 9, 9.0)).x, "lower bound"),
 }
 

@@ -2,7 +2,7 @@ r"""Batches and gradients in PyTorch
 ================================
 
 Answers to torch tensors are torch tensors, on the same device; a leading dimension is a batch; and answers can be
-differentiated. Three examples use this.
+differentiated.
 """
 
 # %%
@@ -65,115 +65,6 @@ plt.title("Slopes from the fits, and the true derivative")
 plt.show()
 
 # %%
-# A gradient through a solver: learning a Gaussian process
-# --------------------------------------------------------
-#
-# A Gaussian process predicts from data and a *kernel*, the covariance of the values at two places. Its three
-# parameters (length, variance and noise) maximize the likelihood of the data:
-#
-# .. math::
-#
-#    -\log p = \tfrac12 b^T K^{-1} b + \tfrac12 \log\det K + \text{const}, \qquad \log\det K = 2 \sum_i \log L_{ii} .
-#
-# Both terms come from neula, a solution and a Cholesky factor, and torch differentiates through them.
-
-places = torch.rand(60, generator=generator) * 10
-values = (
-    torch.sin(places)
-    + 0.3 * places
-    + 0.15 * torch.randn(60, generator=generator)
-)
-values = values - values.mean()
-
-
-def kernel(p, q, log_length, log_size):
-    return (2 * log_size).exp() * torch.exp(
-        -((p[:, None] - q) ** 2) / (2 * (2 * log_length).exp())
-    )
-
-
-def covariance(parameters):
-    noise = (2 * parameters[2]).exp()
-    return kernel(places, places, *parameters[:2]) + noise * torch.eye(
-        len(places)
-    )
-
-
-def unlikelihood(parameters):
-    K = covariance(parameters)
-    alpha = neula.solve(K, values, assume_a="pos").x
-    L = neula.cholesky(K).L
-    return 0.5 * values @ alpha + L.diagonal().log().sum()
-
-
-# %%
-# Compare the gradient with a difference quotient:
-
-start = torch.tensor([-1.0, 0.0, -0.5], requires_grad=True)
-(gradient,) = torch.autograd.grad(unlikelihood(start), start)
-step = 1e-5 * torch.eye(3)
-with torch.no_grad():
-    quotient = torch.stack(
-        [
-            (unlikelihood(start + d) - unlikelihood(start - d)) / 2e-5
-            for d in step
-        ]
-    )
-print("gradient  ", gradient.numpy().round(5))
-print("difference", quotient.numpy().round(5))
-assert torch.allclose(gradient, quotient, rtol=1e-5)
-
-# %%
-parameters = start.detach().clone().requires_grad_()
-optimizer = torch.optim.LBFGS(
-    [parameters], max_iter=50, line_search_fn="strong_wolfe"
-)
-
-
-def closure():
-    optimizer.zero_grad()
-    loss = unlikelihood(parameters)
-    loss.backward()
-    return loss
-
-
-before = closure().item()
-optimizer.step(closure)
-length, size, noise = parameters.detach().exp().tolist()
-print(f"-log p from {before:.1f} to {unlikelihood(parameters).item():.1f}")
-print(
-    f"length {length:.2f}, size {size:.2f}, noise {noise:.2f} (0.15 was put in)"
-)
-assert 0.1 < noise < 0.2
-
-# %%
-# With these parameters the prediction between the points, and its standard deviation:
-
-with torch.no_grad():
-    grid = torch.linspace(-0.5, 10.5, 200)
-    cross = kernel(grid, places, *parameters[:2])
-    solved = neula.solve(
-        covariance(parameters),
-        torch.column_stack([values, cross.T]),
-        assume_a="pos",
-    ).x
-    mean = cross @ solved[:, 0]
-    deviation = (size**2 - (cross * solved[:, 1:].T).sum(1)).clamp_min(0).sqrt()
-plt.fill_between(
-    grid,
-    mean - 2 * deviation,
-    mean + 2 * deviation,
-    alpha=0.25,
-    label="two standard deviations",
-)
-plt.plot(grid, mean, label="prediction")
-plt.plot(places, values, ".", color="0.5", label="data")
-plt.xlabel("place")
-plt.legend()
-plt.title("Prediction, and two standard deviations")
-plt.show()
-
-# %%
 # A gradient through a batch: a hundred decays
 # --------------------------------------------
 #
@@ -225,5 +116,4 @@ plt.title("Lifetimes found against true lifetimes")
 plt.show()
 
 # %%
-# :doc:`Gradients </autograd>` has the formulas and says where there is no gradient, :doc:`Shapes </shapes>` how leading
-# dimensions are read.
+# More: :doc:`Gradients </autograd>`, :doc:`Shapes </shapes>`, :doc:`a Gaussian process <gaussian_process>`.

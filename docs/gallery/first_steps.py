@@ -61,14 +61,12 @@ plt.show()
 result
 
 # %%
-# The first line says whether the answer is accepted. *Certified to fp64 accuracy* means that neula computed the residual
-# of this ``x``, and found that the answer is as accurate as double precision allows. The lines below are the evidence.
+# The first line says whether the answer is accepted: neula computed the residual of this ``x``, and found that the answer is
+# as accurate as double precision (fp64) allows.
 #
 # - **method**: the algorithm of the answer. neula tries the fastest one first, and a more accurate one if the answer is not
-#   good enough. For a large matrix on a GPU the first one is in half precision; for a small problem on a CPU it is in
-#   double precision, because nothing is faster there.
-# - **backward error**: change A and b by this much, relative to their size, and ``x`` is *exactly* right. Here it is
-#   smaller than the rounding errors that A and b have had since they were stored.
+#   good enough.
+# - **backward error**: change A and b by this much, relative to their size, and ``x`` is *exactly* right.
 # - **condition number**: by how much such a change can be magnified on its way to the solution.
 # - **forward error**: a bound on the error of ``x`` itself.
 #
@@ -82,8 +80,8 @@ assert result.converged
 assert result.digits > 12
 
 # %%
-# This error is that of the arithmetic. The effect of the *noise* on the coefficients is separate: the first coefficient
-# is not exactly 12, and would not be with exact arithmetic. SciPy computes the same:
+# This error is that of the arithmetic. The effect of the *noise* is separate: the first coefficient is not exactly 12. SciPy
+# computes the same:
 
 by_scipy = scipy.linalg.lstsq(A, b)[0]
 for name, other in (("SciPy", by_scipy), ("the truth", truth)):
@@ -94,8 +92,7 @@ for name, other in (("SciPy", by_scipy), ("the truth", truth)):
 # An ill-conditioned problem
 # --------------------------
 #
-# Fit a polynomial to 100 points in [-1, 1]. Its coefficients can be those of the powers :math:`1, t, t^2, \dots` or those of
-# Chebyshev polynomials. In exact arithmetic both are the same curve. In floating point they are not: high powers are
+# Fit a polynomial to 100 points in [-1, 1], by powers :math:`1, t, t^2, \dots` or by Chebyshev polynomials. High powers are
 # nearly dependent, which the condition number shows.
 
 u = np.linspace(-1, 1, 100)
@@ -123,8 +120,7 @@ plt.title("Condition number against the degree")
 plt.show()
 
 # %%
-# How many digits of the coefficients are correct? neula's solution has about sixteen, so it can be
-# used to count the digits of other solutions:
+# neula's coefficients have about sixteen correct digits, so they can be used to count the digits of other solutions:
 
 print("degree   guaranteed    correct in NumPy (of the coefficients of powers)")
 for degree, fit in zip(degrees, fits["powers"], strict=True):
@@ -134,15 +130,13 @@ for degree, fit in zip(degrees, fits["powers"], strict=True):
     assert fit.digits > 15
 
 # %%
-# Small problems like these are *refined*: residuals are computed in twice the working precision, until x has
-# all the digits that fit into its type. For large problems that costs time, so you ask for it with
-# ``certify="forward"``.
+# Small problems like these are always refined to the last digit, large ones with ``certify="forward"``.
 #
 # No guaranteed digit
 # -------------------
 #
-# There is a limit. The Hilbert matrix of order 14 has a condition number near :math:`10^{18}`, more than double precision can
-# deal with. NumPy returns fourteen numbers, neula returns them with a warning.
+# The Hilbert matrix of order 14 has a condition number near :math:`10^{18}`, too much for double precision. NumPy returns
+# fourteen numbers, neula returns them with a warning.
 
 n = 14
 H = 1 / (np.arange(n)[:, None] + np.arange(n) + 1)
@@ -171,8 +165,7 @@ print(f"residual      {norm(M - Q @ R) / norm(M):.0e}")
 print(f"orthogonality {norm(Q.T @ Q - np.eye(300)) / norm(Q):.0e}")
 
 # %%
-# You may ask for less accuracy than the arrays could hold. On a GPU that is faster, and the certificate says whether the
-# accuracy was met:
+# You may ask for less accuracy, which is faster on a GPU:
 
 # Half precision, as a tensor core would compute it.
 rough = neula.qr(M, accuracy="fp16", engine="emulated")
@@ -191,6 +184,5 @@ for value, error in zip(s, low.errors, strict=True):
 # Next steps
 # ----------
 #
-# :doc:`How certificates work <how_certificates_work>` explains the evidence, by experiments.
-# :doc:`Coming from NumPy, SciPy, PyTorch </coming-from>` shows how an existing program changes, and
-# :doc:`Functions </api/functions>` has all parameters.
+# :doc:`How certificates work <how_certificates_work>` explains the evidence,
+# :doc:`Coming from NumPy, SciPy, PyTorch </coming-from>` shows how an existing program changes.

@@ -1,14 +1,14 @@
 r"""How certificates work
 =====================
 
-neula accepts an answer only after measuring that answer. This notebook computes the measurements for a problem with a known
+neula accepts an answer only after measuring it. This example computes the measurements for a problem with a known
 solution, and shows why one number is not enough. :doc:`Accuracy and certificates </accuracy-and-certificates>` has the definitions.
 
 A problem with a known solution
 -------------------------------
 
-To see the error of a solution one has to know the exact one. So take a matrix of integers, below :math:`2^{40}`, and a
-solution of small integers: then :math:`b = A x` is an integer below :math:`2^{53}`, computed and stored without any rounding.
+Take a matrix of integers below :math:`2^{40}` and a solution of small integers: then :math:`b = A x` is an integer below
+:math:`2^{53}`, stored without any rounding.
 """
 
 # %%
@@ -34,34 +34,23 @@ x = np.linalg.solve(A, b)
 # Backward error: for which problem is this right?
 # ------------------------------------------------
 #
-# The computed ``x`` is not the solution of :math:`A x = b`. But it is the solution of another problem,
-# :math:`(A + E)\,x = b + f`, and there is a formula for the smallest E and f that make it so (Rigal and Gaches 1967). With
-# :math:`r = b - A x` the relative size of the smallest change is
+# The computed ``x`` is the exact solution of another problem, :math:`(A + E)\,x = b + f`. The relative size of the smallest
+# E and f is, with :math:`r = b - A x` (Rigal and Gaches 1967),
 #
 # .. math::
 #
 #    \eta = \frac{\|r\|}{\|A\| \, \|x\| + \|b\|} .
 
+norm = np.linalg.norm
 r = b - A @ x
-size = np.linalg.norm(A, 2) * np.linalg.norm(x) + np.linalg.norm(b)
-eta = np.linalg.norm(r) / size
+size = norm(A, 2) * norm(x) + norm(b)
+eta = norm(r) / size
 print(f"backward error {eta:.1e}")
 
 # %%
-# These changes can be written down, so the formula can be checked. E has rank one:
-
-E = np.outer(r, x) / np.linalg.norm(x) * np.linalg.norm(A, 2) / size
-f = -r * np.linalg.norm(b) / size
-norm = np.linalg.norm
-print(f"size of E, relative to A: {norm(E, 2) / norm(A, 2):.1e}")
-print(f"size of f, relative to b: {norm(f) / norm(b):.1e}")
-print(f"what is left of r: {norm(r - E @ x + f) / norm(r):.1e}")
-
-# %%
-# The changes are of the size of rounding errors. Had A come from measurements with six digits, they
-# would be far beyond what is known of A. This is the sense in which LU with pivoting is *backward stable*, and it is what
-# neula means by accuracy: **the answer is exact for data that differ from yours by rounding errors of the format asked
-# for.** A few roundoffs are allowed, in another norm, the one of the largest row sum:
+# The change is of the size of rounding errors. This is the sense in which LU with pivoting is *backward stable*, and what
+# neula means by accuracy: **the answer is exact for data that differ from yours by rounding errors of the requested
+# format.** neula measures it in the norm of the largest row sum:
 
 result = neula.solve(A, b)
 r = b - A @ result.x
@@ -69,7 +58,7 @@ by_hand = abs(r).max() / (
     abs(A).sum(1).max() * abs(result.x).max() + abs(b).max()
 )
 print(f"backward error of neula's x, by hand {by_hand:.1e}")
-print(f"accepted is anything up to {result.tolerance:.1e}")
+print(f"accepted up to {result.tolerance:.1e}")
 assert result.converged
 assert by_hand < result.tolerance
 
@@ -77,8 +66,8 @@ assert by_hand < result.tolerance
 # An error that the residual does not see
 # ---------------------------------------
 #
-# Now perturb the exact solution, by one part in a hundred million, in two directions. One is random. The other is the singular
-# vector of the smallest singular value, the direction along which A hardly changes anything.
+# Now perturb the exact solution by one part in a hundred million, in two directions: a random one, and the singular vector
+# of the smallest singular value, along which A hardly changes anything.
 
 U, s, Vt = np.linalg.svd(A)
 directions = {
@@ -93,30 +82,27 @@ for name, direction in directions.items():
     print(f"{name:8}: error 1.0e-08, backward error {norm(r) / size:.1e}")
 
 # %%
-# Both are wrong by the same amount. The second has a backward error as small as that of a good algorithm, so the
-# residual does not show the error. The condition number does. An error in x may be larger than the backward error by
+# Both errors are equal, but the second has a backward error as small as that of a good algorithm: the residual does not show
+# it. The error of x may be larger than the backward error by the condition number
 #
 # .. math::
 #
 #    \kappa = \frac{\sigma_{\max}}{\sigma_{\min}} ,
 #
-# of A with its columns brought to length 1, so that units do not matter.
+# of A with columns of norm 1, so that units do not matter.
 
 columns = np.linalg.norm(A, axis=0)
 print(f"condition number {np.linalg.cond(A / columns):.1e}")
 print(f"neula's estimate {result.condition:.1e}")
 
 # %%
-# Forward error: a bound, from both
-# ---------------------------------
+# Forward error: a bound on the error
+# -----------------------------------
 #
-# Backward error and condition number together bound the error of x. That is the *formula*, and
-# it is pessimistic: it must hold for the worst right-hand side. The other way is to *measure*: compute the residual in
-# twice the working precision, solve for an update, and take the last update, which is not worth applying, for the error.
-# neula does the second for very small problems, and for others if you say ``certify="forward"``.
-#
-# Here are both compared with the true error, for least-squares problems of growing condition. A bound must never be below the
-# truth:
+# Backward error and condition number together bound the error of x. This *formula* holds for the worst right-hand side and is
+# pessimistic. The error can also be *measured*: compute the residual in twice the working precision and solve for one more
+# update; its size is the error. neula measures small problems, and others with ``certify="forward"``. Both bounds, compared
+# with the true error of least-squares problems:
 
 conditions = 10.0 ** np.arange(1, 11)
 measured = {"backward": [], "forward": []}
@@ -143,15 +129,15 @@ axes[1].legend(loc="upper left")
 plt.show()
 
 # %%
-# In the upper picture refinement stopped when the backward error was small, and the bound is by formula. In the lower one it
-# went on until the digits of x were right. These integers fit into double precision, so they come out without any error;
-# what is below :math:`10^{-18}` is drawn there. Everywhere the bound is above the truth, as the last line of the loop asserts.
+# Above, refinement stopped when the backward error was small, and the bound is by formula. Below, it continued until the
+# digits of x were right: these integers fit into double precision, so their error is zero. Errors below
+# :math:`10^{-18}` are drawn there.
 #
 # The chain
 # ---------
 #
-# How does a factorization in half precision end in an answer like these? By trying, measuring, and going on. The emulated
-# engine has the units of a GPU on any computer, so one can watch what happens as problems become harder:
+# How does a factorization in half precision lead to an answer like these? neula tries, measures, and continues with more
+# precision. The *emulated engine* computes as a GPU does, on any computer:
 
 for condition in (1e2, 1e4, 1e6):
     A = random_matrix("geometric", 1500, 150, cond=condition)
@@ -168,10 +154,9 @@ for condition in (1e2, 1e4, 1e6):
 # The certificate of a QR: four random vectors
 # --------------------------------------------
 #
-# For :math:`A = Q R` the measure is :math:`\|A - Q R\| / \|A\|`. Computing it takes as long as a factorization. So
-# it is *estimated*: four random vectors, the columns of G, are multiplied by A and by :math:`Q R`, and the difference is
-# compared. How far can that be off? Take an error matrix and try it five thousand times. The worst case is an error in one
-# single direction, the best case one that is distributed over all of them.
+# For :math:`A = Q R` the measure is :math:`\|A - Q R\| / \|A\|`, which would take as long as the factorization. So it is
+# *estimated* with four random vectors, the columns of G, multiplied by A and by :math:`Q R`. How far can that be off? The
+# worst case is an error in a single direction, the best case one that is distributed over all of them.
 
 rng = np.random.default_rng(2)
 ratios = {
@@ -202,8 +187,7 @@ plt.title("Estimate divided by truth")
 plt.show()
 
 # %%
-# So it is an estimate and not a bound: off by more than a factor of three in two cases of a hundred at
-# the worst, and usually within some percent. The estimate for a real factorization, compared with the truth:
+# It is off by more than a factor of three in two cases of a hundred at the worst. For a real factorization:
 
 A = random_matrix("geometric", 1000, 200, cond=100)
 factors = neula.qr(A, accuracy="fp16", engine="emulated")

@@ -1,9 +1,8 @@
 r"""Least squares of real data
 ==========================
 
-Three data sets that come with neula: a calibration, an ill-conditioned polynomial, and a
-surveying network. The first two are from NIST's Statistical Reference Datasets, with coefficients that were computed in
-arithmetic of many digits, so that every program can be compared with the truth.
+Three data sets that come with neula: a calibration, an ill-conditioned polynomial, and a surveying network. The first two are
+from NIST's Statistical Reference Datasets, whose coefficients were computed in arithmetic of many digits.
 """
 
 # %%
@@ -34,8 +33,7 @@ print(f"{'scatter':7} {spread:.10f}")
 print(f"{'NIST':7} {norris.residual_std:.10f}")
 
 # %%
-# Residuals are the first thing to look at. Here they scatter around zero, without a bend that
-# would ask for more than a line:
+# The residuals scatter around zero, without a bend that would ask for more than a line:
 
 plt.axhline(0, color="0.5", linewidth=1)
 plt.plot(norris.A[:, 1], norris.b - norris.A @ line.x, "o")
@@ -74,8 +72,8 @@ plt.title("Filip's points with two fits")
 plt.show()
 
 # %%
-# NumPy counts the smallest singular value as zero, because it does not scale the columns. It returns the solution of another
-# problem, which only the third of four return values shows. neula scales columns first.
+# NumPy does not scale the columns, and counts the smallest singular value as zero. It returns the solution of another problem,
+# which only the third of four return values shows.
 #
 # How many digits of neula's coefficients are correct? ``digits`` says all, a comparison with NIST's values says eight:
 
@@ -83,16 +81,14 @@ print(f"digits guaranteed {ours.digits:.1f}")
 print(f"digits of NIST's {log_relative_error(ours.x, filip.certified):.1f}")
 
 # %%
-# Both are right. NIST solved the problem of the *decimal* numbers in its file, with exact powers. The problem in
-# memory is another one: each power is rounded to a double, by a part in :math:`10^{16}`, and the condition
-# number makes eight digits of that. neula's solution is correct for the matrix that it was given; the digits were lost when the
-# data were rounded. ``condition`` times the error of your data bounds the resulting error of x.
+# Both are right. NIST solved the problem of the *decimal* numbers, with exact powers. In memory each power is rounded by a part
+# in :math:`10^{16}`, and the condition number makes eight digits of that. ``condition`` times the error of your data bounds the
+# resulting error of x.
 #
 # The eleven regressions of NIST
 # ------------------------------
 #
-# Digits for all of these data sets, with the normal equations as a third way. NIST's coefficients have 15 digits, so no
-# answer can show more.
+# With the normal equations as a third method. NIST's coefficients have 15 digits, so no answer can show more.
 
 ways = {
     "neula": lambda A, b: neula.lstsq(A, b).x,
@@ -148,9 +144,9 @@ print(
 )
 
 # %%
-# Now somebody misreads three instruments. Squares weigh large residuals heavily, so a few wrong observations pull
-# at everything. The remedy is to weigh down what does not fit, and to solve again until that settles (Huber's
-# estimate by *iteratively reweighted least squares*). ``weights=`` are factors of rows, so the square root of Huber's weights.
+# Now three instruments are misread. Squares weigh large residuals heavily, so a few wrong observations affect all unknowns. The
+# remedy is to weigh down what does not fit, and to solve again (Huber's estimate by *iteratively reweighted least squares*).
+# ``weights=`` are factors of rows, so the square root of Huber's weights.
 
 rng = np.random.default_rng(0)
 scatter = network.residual_norm / np.sqrt(A.shape[0] - A.shape[1])
@@ -196,8 +192,5 @@ print(f"reweighted       {misfit(x):.2f}")
 assert misfit(x) < misfit(plain.x)
 
 # %%
-# Ordinary noise alone gives 0.56, the square root of 320/1033: that is what 320 unknowns take up of it. With three
-# blunders the plain solution is twice as wrong; the reweighted one is nearly as good as if nothing had been misread.
-#
-# Each of the solutions above carries its certificate; the loop looked at none, because a solution that missed its accuracy would
-# have warned. :doc:`Refinement </refinement>` says how large problems like these are solved.
+# Noise alone gives 0.56, the square root of 320/1033. With three blunders the plain solution is twice as wrong; the reweighted
+# one is nearly as good as without them.

@@ -1,14 +1,14 @@
 r"""Mixed precision by hand
 =======================
 
-Matrix units multiply numbers of three digits, and neula's answers have sixteen. This notebook shows how, step
-by step, on the *emulated engine*, which computes on any computer what a tensor core would, only slowly.
+Tensor cores multiply numbers of three digits, and neula's answers have sixteen. This example shows how, on the *emulated
+engine*, which computes on any computer what a tensor core would.
 
 Numbers of three digits
 -----------------------
 
-Half precision (fp16) has 11 bits for the significand and 5 for the exponent. So numbers are rounded by up to one part in 2048, and
-nothing is above 65504.
+Half precision (fp16) has 11 bits for the significand and 5 for the exponent: numbers are rounded by up to one part in 2048,
+and nothing is above 65504.
 """
 
 # %%
@@ -26,8 +26,8 @@ print("unit roundoff", half.format.u)
 print(half.operand(torch.tensor([[1 / 3, 1000.6, 70000.0, 1e-8]])))
 
 # %%
-# The last two are out of range: one became infinite, the other zero. Columns that are multiplied by powers of two
-# stay clear of both ends, and nothing is rounded by that, as only exponents change. neula always does so first.
+# The last two are out of range: one became infinite, the other zero. So neula first multiplies columns by powers of two, which
+# rounds nothing.
 
 columns = torch.tensor([[1e6, 1e-9], [7e5, 3e-9]])
 scales = power_of_two_scales(columns.abs().amax(0))
@@ -37,11 +37,10 @@ print(half.operand(columns * scales) / scales)
 # Rounding in long sums
 # ---------------------
 #
-# A tensor core multiplies halves exactly and adds the products in single precision, some of them at a time. How they are
-# added decides the error of a long sum. Three ways, for dot products of positive numbers:
+# A tensor core multiplies halves exactly and adds some products at a time in single precision. Three ways to add:
 #
 # - to nearest: an ideal unit;
-# - truncated: what tensor cores do, eight products at a time on the Ampere generation;
+# - truncated: eight products at a time, as the Ampere generation does;
 # - rounded to half precision after every eight.
 
 ways = {
@@ -72,15 +71,13 @@ plt.title("Errors of dot products")
 plt.show()
 
 # %%
-# Truncation errors all have the same sign, so they add up; and yet the error stays below what rounding the operands to
-# halves costs anyway. In half precision it does not.
+# Truncation errors all have the same sign and add up, but stay below those of rounding the operands to half precision.
 #
 # A factorization of three digits
 # -------------------------------
 #
-# Recursive Gram-Schmidt splits the columns of A in two halves, factorizes the left one, projects it out of the
-# right one, and factorizes what is left. The projections are large products, made for a matrix unit. Here is a QR
-# with a condition number of 100:
+# Recursive Gram-Schmidt factorizes the left half of the columns, projects it out of the right half, and factorizes what is
+# left. The projections are large products. A QR with a condition number of 100:
 
 m, n = 1500, 200
 A = random_matrix("geometric", m, n, cond=100)
@@ -94,8 +91,8 @@ print(f"residual      {norm(A - Q @ R) / norm(A):.1e}")
 print(f"orthogonality {norm(Q.T @ Q - torch.eye(n)) / n**0.5:.1e}")
 
 # %%
-# The product :math:`Q R` is right to fp16, as good as its operands; the columns of Q are orthogonal to two digits only, which
-# gets worse with the condition number. A solution from these factors alone is not worth much:
+# The product :math:`Q R` is right to fp16, the columns of Q are orthogonal to two digits only. A solution from these factors
+# alone has few digits:
 
 exact = torch.linalg.lstsq(A, b).solution
 direct = torch.linalg.solve_triangular(R, (Q.T @ b)[:, None], upper=True)[:, 0]
@@ -105,13 +102,13 @@ print(f"error of R^-1 Q^T b: {norm(direct - exact) / norm(exact):.1e}")
 # R as a preconditioner
 # ---------------------
 #
-# R is wrong in the fourth digit, but the columns of :math:`A R^{-1}` are nearly orthonormal. So change variables, :math:`y = R\,x`, and solve
+# R is wrong in the fourth digit, but the columns of :math:`A R^{-1}` are nearly orthonormal. With :math:`y = R\,x`, solve
 #
 # .. math::
 #
 #    \min_y \| A R^{-1} y - b \| .
 #
-# With an exact R the matrix :math:`A R^{-1}` would be Q, all of whose singular values are 1. With this R they nearly are.
+# With an exact R all singular values of :math:`A R^{-1}` would be 1. With this R they nearly are.
 
 W = torch.linalg.solve_triangular(R, A, upper=True, left=False)
 for name, matrix in (("$A$", A), ("$A R^{-1}$", W)):
@@ -126,8 +123,7 @@ plt.title("Singular values with and without $R$")
 plt.show()
 
 # %%
-# On such a matrix, conjugate gradients converge in a few steps. This is CGLS in double precision, with R in the right
-# places:
+# Conjugate gradients then converge in a few steps. This is CGLS in double precision, preconditioned by R:
 
 
 def cgls(A, b, R, steps):
@@ -174,18 +170,17 @@ plt.title("Error of each iteration")
 plt.show()
 
 # %%
-# **The format decides how long it takes, not how good the answer gets.** The iterations run in double precision, with A itself, and
-# each costs only a few operations for each element of A. The factorization costs n of them, and is where a matrix unit is
+# **The format decides how long it takes, not how accurate the answer is.** The iterations run in double precision, with A
+# itself, and cost a few operations for each element of A. The factorization costs n of them, and is where tensor cores are
 # ten times as fast.
 #
-# Look at the curve of fp32 once more: after the error has reached its floor it rises again. CGLS updates its residual and
-# never computes it anew, so that rounding errors pile up.
+# The curve of fp32 rises again at the end: CGLS updates its residual and never computes it anew, so rounding errors accumulate.
 #
 # The calculation in neula
 # ------------------------
 #
-# Three things that the loop above leaves out. neula starts again with a true residual, before CGLS drifts off. It measures
-# when to stop, and whether the answer may be believed. And it takes a better R where this one is too coarse.
+# neula restarts with a true residual before CGLS drifts off, measures when to stop, and computes a better R if this one is too
+# inaccurate.
 
 result = neula.lstsq(A, b, engine="emulated")
 print(result)
@@ -193,5 +188,4 @@ assert result.converged
 assert error(result.x) < 1e-12
 
 # %%
-# :doc:`Refinement </refinement>` tells the rest of the story, :doc:`Engines </engines>` all that can be
-# emulated, and :doc:`Building blocks </api/algorithms>` has the parts that were used here.
+# More: :doc:`Refinement </refinement>`, :doc:`Engines </engines>`, :doc:`Building blocks </api/algorithms>`.

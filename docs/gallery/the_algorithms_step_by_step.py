@@ -1,9 +1,8 @@
 r"""The algorithms, step by step
 ============================
 
-This notebook follows five algorithms of the papers on matrices of twelve columns, small enough to see every step: recursive
-Gram-Schmidt QR, the tree of its panels, LU with two levels of panels, the corrected product, and the tree of Householder factorizations. The building blocks take
-``trace=``, which is called with each panel, product and block of R. ``Trace`` records them. On the command line,
+Five algorithms of the papers on matrices of twelve columns, small enough to see every step. The building blocks take
+``trace=``, which is called with each panel, product and block of R; ``Trace`` records them. On the command line,
 ``neula qr``, ``lu``, ``lstsq``, ``tsqr`` and ``matmul`` show the same with ``--trace``.
 """
 
@@ -39,7 +38,7 @@ Q, R = rgsqrf(A, half, cutoff=3, panel="caqr", trace=trace)
 print(trace.picture())
 
 # %%
-# The largest update has six columns on either side, half of the matrix. That is where most of the operations are:
+# Most of the operations are in the largest update, half of the matrix:
 
 products = [event for event in trace.only("product") if event.format == "fp16"]
 for event in products:
@@ -72,8 +71,8 @@ assert residual < FP16.u
 # Formula (8): the tree of a panel
 # --------------------------------
 #
-# A panel of 64 rows and 4 columns is cut into tiles of 8 rows, and each is factorized by Gram-Schmidt. The eight R, one upon the other,
-# are a matrix of 32 rows, which is cut into tiles again, until one tile is left. Then the factors Q are multiplied from the top down.
+# A panel of 64 rows and 4 columns is cut into tiles of 8 rows, each factorized by Gram-Schmidt. The eight factors R are stacked
+# to a matrix of 32 rows, which is cut into tiles again, until one is left. Then the factors Q are multiplied from the top down.
 
 panel = random_matrix("normal", 64, 4, dtype=torch.float32)
 tree = Trace()
@@ -106,8 +105,7 @@ for event in steps:
     print(f"{event.kind:8} {what} {event.format}")
 
 # %%
-# The product of six by six by six in the middle is the update of the second panel by the first one. Algorithm 3.1 updates every
-# block after every panel instead, and rounds it each time:
+# Algorithm 3.1 updates every block after every panel instead, and rounds it each time. Here the error is that of one rounding:
 
 L = packed.lu.float().tril(-1) + torch.eye(12)
 U = packed.lu.float().triu()
@@ -160,8 +158,8 @@ assert [event.kind for event in trace] == ["split"] * 2 + ["product"] * 3
 # TSQR: the tree of Householder factorizations
 # --------------------------------------------
 #
-# The slides factorize tiles of 256 rows, whose R, one upon the other, are factorized again, until one is left. Here tiles have
-# 24 rows, so that a matrix of 96 rows takes three levels. ``neula.tsqr(A, compute="fp16_slides")`` takes the values of the slides.
+# The slides factorize tiles of 256 rows; their factors R are stacked and factorized again, until one is left. Here tiles have
+# 24 rows, so that a matrix of 96 rows takes three levels.
 
 tall = random_matrix("uniform", 96, 12, dtype=torch.float32)
 levels = Trace()

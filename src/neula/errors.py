@@ -12,7 +12,8 @@ from typing import Any
 
 def unknown_name(what: str, given: object, known: Iterable[str]) -> ValueError:
     """Error for a name that is not in a table."""
-    return ValueError(f"unknown {what} {given!r}: choose one of {', '.join(map(repr, known))}")
+    names = list(map(repr, known))
+    return ValueError(f"unknown {what} {given!r}: choose {'one of ' * (len(names) > 1)}{', '.join(names)}")
 
 
 def check_name(what: str, given: object, known: Collection[str], *, optional: bool = False) -> None:

@@ -38,14 +38,6 @@ def test_applies_the_matrix(n: int, column_major: bool) -> None:
         assert torch.allclose(work, matrix @ x, rtol=0, atol=1e-14)
 
 
-def test_blocks_of_columns_make_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randn(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    butterfly = Butterfly.random(12, 3, CPU)
-    whole = butterfly.apply_(x.clone())
-    monkeypatch.setattr("neula.kernels.lu.butterfly._BLOCK", 24)
-    assert torch.equal(butterfly.apply_(x.clone()), whole)
-
-
 @pytest.mark.parametrize("n", [4, 100])
 def test_nearly_orthogonal(n: int) -> None:
     """Diagonals within ``exp(+-1/40)``: two levels leave the condition number below ``exp(1/10)``."""
@@ -98,11 +90,3 @@ def test_zero_pivots_disappear() -> None:
 
     assert minors(a)[:8] == [0.0] * 8
     assert min(minors(mixed)) > 1e-3
-
-
-def test_seeds_are_fixed_and_the_random_state_untouched() -> None:
-    before = torch.get_rng_state()
-    one, two = TwoSided.random(8, CPU), TwoSided.random(8, CPU)
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(one.left.diagonals, two.left.diagonals)
-    assert not torch.equal(one.left.diagonals, one.right.diagonals)

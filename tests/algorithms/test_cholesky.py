@@ -17,7 +17,6 @@ from neula.algorithms.elimination.cholesky import (
     FallingPivotsError,
     cholesky,
     library_cholesky,
-    recursion_pays,
     working_matrices,
 )
 from neula.algorithms.elimination.cholesky_factor import CholeskyFactor
@@ -27,7 +26,6 @@ from neula.engines.cuda import CudaEngine
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky import MAX_COLUMNS as LEAF
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
-from neula.kernels.products.gemm import multiply_kept
 from neula.kernels.products.kept import Kept
 
 ENGINES = [CpuEngine("cpu", "fp32"), CpuEngine("cpu", "fp64")] + [
@@ -61,16 +59,6 @@ def test_backward_error_of_the_factor(n: int, leaf: int, engine: Engine) -> None
     u, high = engine.format.u, torch.finfo(engine.storage).eps / 2
     size = a.abs() + lower.abs() @ lower.abs().T
     assert (error <= (2.1 * u + 10 * (n + 1) * high) * size).all()
-
-
-@pytest.mark.parametrize("name", ["fp16", "fp32"])
-def test_a_batch_is_factorized_as_its_members_are(name: str) -> None:
-    engine = EmulatedEngine(format=name)
-    a = torch.stack([definite(50, seed) for seed in range(3)])
-    together = factorized(a, engine, 16)
-    for i in range(3):
-        alone = factorized(a[i], engine, 16).lower[0].tril()
-        assert torch.allclose(together.lower[i].tril(), alone, rtol=0, atol=4 * engine.format.u)
 
 
 def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept:
@@ -168,25 +156,6 @@ def test_diagonal_blocks_by_a_kernel_are_rounded_once(
     assert (error <= u * exact.abs() + rounding * exact.amax()).all()
 
 
-def test_operands_in_parts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's corrected products take one matrix at a time, and each column is split once."""
-    engine = EmulatedEngine(format="fp32")
-    monkeypatch.setattr(engine, "kept", room)
-    monkeypatch.setattr(EmulatedEngine, "tuning", replace(engine.tuning, corrected_from=32))
-    calls: list[tuple[int, ...]] = []
-
-    def multiply(c: torch.Tensor, x: Kept, y: Kept, **scalars: float) -> torch.Tensor:
-        calls.append((*c.shape, x.parts.shape[2]))
-        return multiply_kept(c, x, y, **scalars)
-
-    monkeypatch.setattr("neula.algorithms.elimination.cholesky.multiply_kept", multiply)
-    a = torch.stack([definite(100, seed) for seed in range(2)])
-    lower = factorized(a, engine, 8, block=32).lower.double().tril()
-    assert calls == 2 * [(68, 32, 32)] + 2 * [(36, 32, 64)]
-    # As accurate as products in float32, but for parts of 22 bits.
-    assert (a - lower @ lower.mT).abs().max() <= 100 * 2.0**-24 * a.max()
-
-
 @pytest.mark.parametrize("name", ["fp16", "fp32"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_blocks_of_columns_are_what_recursion_makes(name: str, count: int) -> None:
@@ -268,12 +237,6 @@ def test_pivots_that_do_not_fall_any_further_are_no_reason_to_give_up() -> None:
     assert found.order.tolist() == [0]
 
 
-def test_nan_is_no_positive_pivot() -> None:
-    a = definite(40)
-    a[30, 7] = math.nan
-    assert factorized(a, EmulatedEngine(format="fp32"), 8).order.tolist() == [31]
-
-
 def test_rounding_alone_does_not_cost_definiteness() -> None:
     """Smallest eigenvalue u/4: rounding L in products can push it below zero, and the shift brings it
     back.
@@ -284,20 +247,6 @@ def test_rounding_alone_does_not_cost_definiteness() -> None:
     a = torch.block_diag(*[torch.eye(2, dtype=torch.float64) + off for _ in range(n // 2)])
     assert torch.linalg.eigvalsh(a).min() > 0
     assert factorized(a, engine, 1, shift=SHIFT).order.tolist() == [0]
-
-
-def test_reads_the_lower_triangle_only() -> None:
-    a, engine = definite(40), EmulatedEngine(format="fp16")
-    garbage = a.tril() + torch.full_like(a, math.nan).triu(1)
-    expected, found = (factorized(x, engine, 16).lower.tril() for x in (a, garbage))
-    assert torch.equal(expected, found)
-
-
-def test_where_the_library_is_as_good() -> None:
-    assert not recursion_pays(10_000, CpuEngine("cpu", "fp32"))
-    assert not recursion_pays(10_000, EmulatedEngine(format="fp64"))
-    assert recursion_pays(10, EmulatedEngine(format="fp32"))
-    assert recursion_pays(10, EmulatedEngine(format="fp16"))
 
 
 @pytest.mark.gpu

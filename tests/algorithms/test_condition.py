@@ -9,9 +9,6 @@ from neula.algorithms.spectra.condition import (
     expected_decay,
     extreme_singular_values,
     largest_singular_value,
-    solve_normal,
-    solve_r,
-    solve_rt,
 )
 from neula.algorithms.triangular.triangular import BlockTriangular
 from neula.io.matrices import SPECTRA, random_matrix
@@ -84,43 +81,8 @@ def test_a_step_in_the_diagonal_does_not_go_on() -> None:
     assert expected_decay(diagonal, 1200) == 40
 
 
-@pytest.mark.parametrize("scale", [1e-60, 1e-30, 1e30, 1e60])
-def test_in_any_unit(scale: float) -> None:
-    r = triangular("arithmetic", 40)
-    assert largest_singular_value(r * scale) == pytest.approx(largest_singular_value(r) * scale, rel=1e-10)
-    assert smallest_singular_value(r * scale) == pytest.approx(smallest_singular_value(r) * scale, rel=1e-10)
-
-
 def test_exactly_singular() -> None:
     r = triangular("normal", 20)
     r[7, 7] = 0
     assert smallest_singular_value(r) == 0.0
     assert largest_singular_value(r) > 0
-
-
-def test_nan_stays_nan() -> None:
-    r = triangular("normal", 20)
-    r[3, 5] = math.nan
-    assert not math.isfinite(largest_singular_value(r))
-    assert not smallest_singular_value(r) > 0
-
-
-def test_float32_and_views() -> None:
-    r = triangular("arithmetic", 40, 100.0)
-    store = torch.zeros(80, 80)
-    store[::2, ::2] = r.float()
-    view = store[::2, ::2]
-    copy = view.contiguous()
-    assert largest_singular_value(view) == pytest.approx(largest_singular_value(copy), rel=1e-4)
-    assert smallest_singular_value(view) == pytest.approx(smallest_singular_value(copy), rel=1e-4)
-
-
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (33, 1), (33, 5)])
-def test_triangular_solves(n: int, k: int) -> None:
-    """Backward stable: ``(R + E) x = b`` with ``|E| <= n u |R|`` (Higham, theorem 8.5)."""
-    r, b = triangular("arithmetic", n, 10.0), random_matrix("normal", n, k, seed=9)
-    for x, matrix in ((solve_r(r, b), r), (solve_rt(r, b), r.T)):
-        assert ((matrix @ x - b).abs() <= 2 * (n + 1) * U64 * (matrix.abs() @ x.abs())).all()
-    y = solve_normal(r, b)
-    exact = torch.linalg.solve(r.T @ r, b)
-    assert torch.linalg.matrix_norm(y - exact) <= 4 * n * U64 * 10.0**2 * torch.linalg.matrix_norm(exact)

@@ -102,15 +102,6 @@ def test_one_scale_may_be_out_of_range_if_the_product_is_not():
         assert errors(corrected_product(b.T, a.T, engine), b.T, a.T).max() <= bound(4)
 
 
-def test_zero_rows_and_columns_stay_zero():
-    a, b = uniform(5, 6, 6), uniform(6, 4, 7)
-    a[2], b[:, 1] = 0, 0
-    c = corrected_product(a, b, EmulatedEngine())
-    assert not c[2].any()
-    assert not c[:, 1].any()
-    assert errors(c[:2], a[:2], b)[:, ::2].max() <= bound(6)
-
-
 # ---------------------------------------------------------------- products
 
 
@@ -133,13 +124,6 @@ def test_much_worse_without_correction(format):
     assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300)
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_sixteen_decades(format):
-    a, b = wide(30, 300, 12), wide(300, 30, 13)
-    engine = EmulatedEngine("cpu", format)
-    assert errors(corrected_product(a, b, engine), a, b).max() <= bound(300, engine)
-
-
 def test_long_sums_on_a_unit_that_truncates():
     """Errors of one sign add up; in short runs they have no time to."""
     k = 8192
@@ -159,17 +143,6 @@ def test_tiny_elements_beside_a_large_one(format):
     c = corrected_product(a, torch.eye(5), EmulatedEngine(format=format))
     absolute = 2.0**-50 if format is FP16 else 0.0
     assert ((c.double() - a.double()).abs() <= 2 * U * a.double() + absolute).all()
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-@pytest.mark.parametrize("format", FORMATS)
-def test_what_is_not_finite_stays_in_its_row(format, bad):
-    a, b = uniform(6, 9, 18), uniform(9, 4, 19)
-    a[3, 2] = bad
-    c = corrected_product(a, b, EmulatedEngine(format=format))
-    assert not c[3].isfinite().any()
-    rest = [0, 1, 2, 4, 5]
-    assert errors(c[rest], a[rest], b).max() <= bound(9)
 
 
 # ---------------------------------------------------------------- batches of small products

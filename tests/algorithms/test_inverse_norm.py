@@ -57,13 +57,6 @@ def test_within_a_factor_of_three(kind: str, n: int) -> None:
     checked(a, weights(n, 1), weights(n, 2))
 
 
-@pytest.mark.parametrize("n", [5, EXPLICIT + 1])
-def test_a_batch(n: int) -> None:
-    a = torch.stack([random_matrix("geometric", n, n, cond=c, seed=3) for c in (1.0, 1e2, 1e6)])
-    left, right = (torch.stack([weights(n, seed + i) for i in range(3)]) for seed in (1, 7))
-    checked(a, left, right)
-
-
 @pytest.mark.parametrize("n", [30, 100])
 def test_graded_matrices(n: int) -> None:
     """Rows over ten decades, and weights that take them out again."""

@@ -9,15 +9,14 @@ import torch
 
 from memory_of_gpu import peak_beside
 from neula.algorithms.elimination import calu, lu, lu_panels
-from neula.algorithms.elimination.calu import by_pivoted_blocks, height
+from neula.algorithms.elimination.calu import by_pivoted_blocks
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
-from neula.algorithms.triangular import inverted, substitution
+from neula.algorithms.triangular import substitution
 from neula.algorithms.triangular.substitution import WIDTH, Substitution
 from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bound
 from neula.engines import BF16, FP16, FP32, FP64, UNITS, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
-from neula.kernels.few_vectors import thin
 from neula.kernels.lu import tournament
 from neula.kernels.lu.lu_block import kernels_take
 
@@ -274,21 +273,6 @@ def test_inverted_diagonal_blocks(
     assert (x - exact).norm() <= n * torch.finfo(dtype).eps * condition * exact.norm()
 
 
-def test_diagonal_blocks_are_inverted_once(bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    n = 3 * WIDTH
-    factors = lu_factorize(hpl_ai_matrix(n).float(), bf16_cpu)
-    calls: list[torch.Size] = []
-    invert = inverted.triangular_inverses
-    monkeypatch.setattr(inverted, "triangular_inverses", lambda lu: [calls.append(lu.shape), invert(lu)][1])
-    b, solver = torch.ones(n, 1), Substitution(factors, torch.float32)
-    first = solver.solve(b)
-    assert calls == [(3, WIDTH, WIDTH)]
-    assert torch.equal(solver.solve(b), first)
-    assert len(calls) == 1
-    # What a solve needs beside them: some rows of a block column in float32.
-    assert peak_bytes(lambda: solver.solve(b)) <= 4 * thin._CHUNK["cpu"] + 100 * n
-
-
 # ---------------------------------------------------------------- real half precision
 
 
@@ -347,16 +331,6 @@ def test_matrices_are_bordered_to_whole_blocks(
     assert excess(a, factors, theorem("5.2/5.1", n, 64, 32, FP16.u), FP16.u) <= 1
 
 
-def test_the_border_of_a_singular_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A zero column has a zero pivot, and nothing refers to rows that A does not have."""
-    monkeypatch.setattr(lu, "_in_whole_blocks", lambda *_: True)
-    a = random_matrix("normal", 70, 70)
-    a[:, [3, 68]] = 0.0
-    factors = lu_factorize(a, Half("cpu"), panel=64, inner_panel=32, pivoting=True)
-    assert (factors.lu.diagonal() == 0).any()
-    assert int(factors.permutation.max()) < 70
-
-
 @pytest.mark.parametrize(("n", "r"), [(1, 4), (5, 4), (97, 64), (150, 32), (300, 128)])
 def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pivots by several rounds, rows above that do not play, and the same theorem."""
@@ -379,14 +353,6 @@ def test_tournament_pivoting(n: int, r: int, monkeypatch: pytest.MonkeyPatch) ->
     assert float(upper.abs().max() / a.abs().max()) <= 2 + 2 * n ** (2 / 3)
 
 
-def test_panels_of_few_heights() -> None:
-    """At least as high as they are, at most half as high again, and two heights to an octave."""
-    heights = {m: height(m, 3000) for m in range(1, 3001)}
-    assert all(m <= h <= max(1.5 * m, m + 1) for m, h in heights.items())
-    assert len(set(heights.values())) <= 24
-    assert heights[3000] == 3000
-
-
 @pytest.mark.parametrize("zero", [0, 40, 99])
 def test_singular_matrices_show_with_tournaments(zero: int) -> None:
     """The pivot that vanishes is on the diagonal, and everything before it is finite."""
@@ -396,14 +362,6 @@ def test_singular_matrices_show_with_tournaments(zero: int) -> None:
     by_pivoted_blocks(matrix, Half("cpu"), 64)
     assert matrix[zero, zero] == 0
     assert matrix[:, :zero].isfinite().all()
-
-
-@pytest.mark.parametrize("variant", ["4.1", "5.2/5.1"])
-def test_the_emulation_rounds_like_fp16_storage(variant: str) -> None:
-    """Only the order of the float32 sums differs, which changes the rounding of a few elements."""
-    a = hpl_ai_matrix(150)
-    emulated, real = (factorize(a, engine, variant, 32, 8).lu.float() for engine in (volta(), Half("cpu")))
-    assert float((emulated != real).double().mean()) <= 0.01
 
 
 @EACH

@@ -13,16 +13,6 @@ from neula.kernels.qr.householder import MAX_HEIGHT, WIDTH
 
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 U16, U32, U64 = 2.0**-11, 2.0**-24, 2.0**-53
-U = {torch.float32: U32, torch.float64: U64}
-
-# One tile; a last tile that is a single row, or shorter than n; trees of two, three and five levels.
-SHAPES = [
-    (1, 1, None),
-    (257, 3, None),
-    (300, 130, None),
-    (700, 33, 66),
-    (131, 5, 10),
-]
 
 
 def matrices(kind: str, m: int, n: int, batch: int = 2, **options) -> torch.Tensor:
@@ -64,48 +54,6 @@ def check_triangular(r: torch.Tensor) -> None:
 
 
 # ---------------------------------------------------------------- the tree
-
-
-@DEVICES
-@pytest.mark.parametrize(("m", "n", "tile_rows"), SHAPES)
-@pytest.mark.parametrize("dtype", U, ids=str)
-def test_every_shape(m: int, n: int, tile_rows: int | None, dtype: torch.dtype, device: str) -> None:
-    a = matrices("uniform", m, n, dtype=dtype, device=device)
-    before = a.clone()
-    q, r = tsqr(a, torch.matmul, tile_rows=tile_rows)
-    assert (q.shape, r.shape, q.dtype, r.dtype) == ((2, m, n), (2, n, n), dtype, dtype)
-    check_triangular(r)
-    # Of the norm of the identity, which is sqrt(n) in Frobenius' norm.
-    residual, orthogonality = errors(a, q, r)
-    assert residual <= bound(m, n, tile_rows, u=U[dtype])
-    assert orthogonality <= math.sqrt(n) * bound(m, n, tile_rows, u=U[dtype])
-    assert torch.equal(a, before)
-
-
-@DEVICES
-@pytest.mark.parametrize("product", ["fp16_cor", "tf32_cor", "fp16", "tf32"])
-def test_named_products(product: str, device: str) -> None:
-    """By kernels where there is a GPU, and there with a unit that truncates after 16 products."""
-    a = matrices("uniform", 1500, 70, dtype=torch.float32, device=device)
-    one = 8 * U32 + 2 * MAX_HEIGHT / 16 * U32 if product.endswith("cor") else 2 * U16
-    q, r = tsqr(a, product)
-    check_triangular(r)
-    residual, orthogonality = errors(a, q, r)
-    assert residual <= bound(1500, 70, None, one)
-    assert orthogonality <= math.sqrt(70) * bound(1500, 70, None, one)
-
-
-def test_linearly_dependent_and_zero_columns() -> None:
-    a = matrices("uniform", 300, 20, batch=3, dtype=torch.float32)
-    a[0, :, [0, 5, 19]] = 0
-    a[0, :, 9] = a[0, :, 2]
-    a[1] = 0
-    a[2, 3:] = 0  # all but the first tile is zero
-    q, r = tsqr(a, torch.matmul, tile_rows=40)
-    check_triangular(r)
-    assert max(errors(a, q, r)) <= math.sqrt(20) * bound(300, 20, 40)
-    assert not r[0][:, [0, 5, 19]].any()
-    assert not r[1].any()
 
 
 def test_tiles_that_do_not_shrink() -> None:

@@ -272,14 +272,6 @@ def test_scaled_columns_of_any_size(name: str) -> None:
     assert not torch.isfinite(ALGORITHMS[name](normal(300, 64) * 1e5, engine, 32).r).all()
 
 
-@EACH
-def test_truncating_tensor_cores(name: str) -> None:
-    """Each step adds what the unit's sums of 512 products may lose."""
-    engine = emulated("fp16", unit="h100")
-    lost = 2 * 5 * engine.unit.sum_error(512, engine.block)
-    check(name, spectrum("geometric", 512, 160, 1e4).float(), engine, 32, lost)
-
-
 def test_panels() -> None:
     """One reflector or one a panel; with two panels the same R, and with a single one that of the library."""
     a, engine = normal(300, 100), emulated("fp16")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import mpmath
 import numpy as np
 import pytest
@@ -69,6 +72,16 @@ def test_only_one_triangle_is_read() -> None:
     # The library that factorizes may be another the second time: its errors are rounding errors.
     assert np.allclose(neula.cholesky(spoilt).L, lower, rtol=0, atol=1e-14)
     assert np.allclose(neula.cholesky(spoilt.conj().T, upper=True).U, upper, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, torch.from_numpy], ids=["numpy", "torch"])
+@pytest.mark.parametrize("shape", [(3, 3), (2, 3, 3), (260, 260)], ids=str)
+def test_upper_factors_of_repeated_calls(shape: tuple[int, ...], wrap: Callable[[Any], Any]) -> None:
+    """Later calls return arrays in memory as well, no lazily conjugated views."""
+    a = np.broadcast_to(definite(shape[-1]), shape).copy()
+    for _ in range(3):
+        u = np.asarray(neula.cholesky(wrap(a), upper=True).U)
+        assert np.abs(u.conj().swapaxes(-1, -2) @ u - a).max() <= shape[-1] * 2.0**-52 * np.abs(a).max()
 
 
 def test_batches_scales_and_jitter() -> None:
@@ -160,11 +173,15 @@ def test_lu_of_batches_and_mixed_right_hand_sides() -> None:
 
 
 def methods(a: np.ndarray, h: np.ndarray) -> list[tuple[np.ndarray, object]]:
+    spoilt = np.tril(h) + np.triu(np.full_like(h, np.nan), 1)
+    if np.iscomplexobj(h):
+        spoilt += 3j * np.eye(len(h))  # as LAPACK, neula reads the real part of the diagonal
     return [
         (a, neula.lu_factor(a)),
         (a, neula.lu_factor(a, engine="emulated")),
         (h, neula.cholesky(h)),
         (h, neula.cholesky(h, upper=True)),
+        (h, neula.cholesky(spoilt)),
     ]
 
 

@@ -515,7 +515,7 @@ def test_noise_is_the_spread_of_one_product_during_the_run(tmp_path: Path) -> No
         run(tmp_path, "table", replace(PAPER, figures=(replace(TABLE, claims=claims),)), redraw=True)
         assert f"| timed: True | 1 to 2 | 1.01 | {verdict} | 1.01 |" in page(tmp_path)
         assert "| timed: False | 1 to 2 | 1.01 | holds | 1.01 |" in page(tmp_path)
-        assert f"off by a factor of {noise or 1.1:.2f}" in page(tmp_path)
+        assert f"vary by a factor of {noise or 1.1:.2f}" in page(tmp_path)
 
 
 @pytest.mark.parametrize("rows", [[], [{"n": 1}], [{"n": 1, "error": "much"}], [{"n": 1, "error": None}]])

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import neula
+from least_squares_options import options_of
+from neula.engines import CpuEngine
 from neula.pipeline import chain
+from neula.problems.least_squares.problem import LeastSquaresJudge, LeastSquaresSolutions
 
 FIELDS = (
     "converged",
@@ -84,3 +87,14 @@ def test_copies_have_what_nobody_has_read(again: Callable[[Any], Any]) -> None:
     other = again(result)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(result, name), getattr(other, name), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("worse", "settled"),
+    [({}, True), ({"zero": 1.0}, False), ({"doubtful": 1.0}, False), ({"forward_error": np.nan}, False)],
+)
+def test_what_the_worst_numbers_settle(worse: dict[str, float], settled: bool) -> None:
+    """Of a solution that is zero the gradient is looked at first: it may be one that has underflowed."""
+    judge = LeastSquaresJudge.for_shape(9, 3, options_of(CpuEngine("cpu"), rcond=1e-13), together=True)
+    numbers = dict.fromkeys(LeastSquaresSolutions.names, 0.0) | worse
+    assert judge.settled(list(numbers.values())) == settled

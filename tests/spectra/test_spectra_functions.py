@@ -341,7 +341,7 @@ WRONG: list[tuple[Any, type[Exception], str]] = [
     (lambda: neula.eigh(A, certify="proof"), ValueError, "unknown certify 'proof'"),
     (lambda: neula.svd(A, certify="proof"), ValueError, "unknown certify 'proof'"),
     (lambda: neula.eigh(A, accuracy="fp65"), ValueError, "fp65"),
-    (lambda: neula.eigh(A, accuracy=1e-18), ValueError, "accuracy 1e-18 is finer than what is certified"),
+    (lambda: neula.eigh(A, accuracy=1e-18), ValueError, "accuracy 1e-18 is finer than can be certified"),
     (lambda: neula.svd(A.astype("float32"), accuracy="fp64"), ValueError, "finer than the dtype"),
     (lambda: neula.eigh(A, engine="abacus"), ValueError, "abacus"),
     (lambda: neula.fractional_matrix_power(A, math.inf), ValueError, "p must be a finite number"),

@@ -92,29 +92,29 @@ def norms_of(
 class Scaling:
     """One of the scalings ``R A C`` of A in which errors are measured, R and C being diagonal."""
 
-    norm: torch.Tensor  # shape (): ||R A C|| in the infinity norm
-    # rows, columns, shape (n,): their diagonals; None for the identity.
+    norm: torch.Tensor  # shape (), of a batch (P, 1): ||R A C|| in the infinity norm
+    # rows, columns, shape (n,) or (P, n): their diagonals; None for the identity.
     rows: torch.Tensor | None = None
     columns: torch.Tensor | None = None
 
     def backward_error(self, b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        """``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (k,)."""
+        """``||r|| / (||A|| ||x|| + ||b||)`` (Rigal and Gaches, 1967), shape (..., k)."""
         return over(self._image_norm(residual), self.norm * self._solution_norm(x) + self._image_norm(b))
 
     def condition_at_least(self, b: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """``||A|| ||x|| / ||b||``, which the condition number exceeds if ``A x = b``, shape (k,)."""
+        """``||A|| ||x|| / ||b||``, which the condition number exceeds if ``A x = b``, shape (..., k)."""
         return over(self.norm * self._solution_norm(x), self._image_norm(b))
 
     def _image_norm(self, b: torch.Tensor) -> torch.Tensor:
-        return (b if self.rows is None else b * self.rows[:, None]).abs().amax(0)
+        return (b if self.rows is None else b * self.rows[..., None]).abs().amax(-2)
 
     def _solution_norm(self, x: torch.Tensor) -> torch.Tensor:
-        return (x if self.columns is None else x / self.columns[:, None]).abs().amax(0)
+        return (x if self.columns is None else x / self.columns[..., None]).abs().amax(-2)
 
 
 def backward_error(
     scalings: Sequence[Scaling], b: torch.Tensor, x: torch.Tensor, residual: torch.Tensor
 ) -> torch.Tensor:
-    """The largest backward error over all scalings, shape (k,); infinite where x is not finite."""
+    """The largest backward error over all scalings, shape (..., k); infinite where x is not finite."""
     errors = torch.stack([scaling.backward_error(b, x, residual) for scaling in scalings])
     return errors.amax(0).nan_to_num(math.inf, math.inf)

@@ -69,14 +69,14 @@ def _name_of(accuracy: object) -> str:
 def _within(error: float, kept: Format, bound: Callable[[Format], float]) -> Format:
     """The cheapest format with which backward errors are at most a number."""
     if not 0 < error < 1:
-        raise ValueError(f"accuracy {error} is a backward error: pass a number between 0 and 1, or a format")
+        raise ValueError(f"accuracy {error}: pass a backward error between 0 and 1, or the name of a format")
     for target in sorted(FORMATS.values(), key=lambda target: -target.u):
         if target.u >= kept.u and bound(target) <= error:
             return target
     wider = "" if kept is FP64 else ", or pass A in a wider dtype"
     raise ValueError(
-        f"accuracy {error} is finer than what is certified for a matrix of this shape in {kept.name}, "
-        f"{bound(kept):.1e}: ask for that, or leave accuracy out{wider}"
+        f"accuracy {error} is finer than can be certified for a matrix of this shape in {kept.name}, "
+        f"{bound(kept):.1e}: pass that, or leave accuracy out{wider}"
     )
 
 

@@ -74,6 +74,7 @@ class QRCertificate(QRErrors[float]):
 
     @property
     def in_words(self) -> str:
+        """The measured errors and their bounds, in one line."""
         return str(self)
 
     def __str__(self) -> str:

@@ -182,17 +182,18 @@ def _solution(problem: gravity.GravityProblem, ours: _Measurement) -> Table:
     result = ours.answer
     gigabytes = problem.A.nbytes / 1e9
     grid = Table.grid(padding=(0, 2))
-    grid.title, grid.title_justify = "Gravity field by neula.lstsq", "left"
+    grid.title = "The Earth's gravity field from a simulated satellite mission, by neula.lstsq"
+    grid.title_justify = "left"
     rows = {
         "matrix": f"{_shape(problem.A)} float64, {gigabytes:.2f} GB, {_machine(problem.A.device)}",
         "engine": result.engine,
-        "arithmetic": result.factorization,
-        "chain": "\n".join(
+        "method": result.factorization,
+        "tried": "\n".join(
             f"{'accepted' if attempt.accepted else 'rejected'}: {attempt.method} ({attempt.reason})"
             for attempt in result.attempts
         ),
         "iterations": str(result.iterations),
-        "certificate": f"backward error {result.backward_error:.1e}, asked for {result.tolerance:.1e}: "
+        "certificate": f"backward error {result.backward_error:.1e} (tolerance {result.tolerance:.1e}): "
         + ("certified" if result.converged else "NOT certified"),
         "geoid": f"rms {gravity.geoid_rms(problem.truth):.1f} m, "
         f"recovered to {100 * gravity.geoid_rms(ours.x.cpu() - problem.truth.cpu()):.1f} cm",

@@ -71,7 +71,7 @@ def roles_of(
     label = _response(left, response, columns, formula, sigma)
     observed = Formula.parse(f"Q({label!r})" if label in columns else label)
     if not observed.names or not set(observed.names) <= set(columns):
-        raise ValueError(f"{label!r} is not made of columns: there are {listed(columns)}")
+        raise ValueError(f"the response {label!r} is no column: there are {listed(columns)}")
     parameters = tuple(name for name in formula.names if name not in columns)
     _check_spelling(parameters, columns, p0)
     if not parameters:
@@ -100,7 +100,7 @@ def _check_spelling(parameters: tuple[str, ...], columns: Sequence[str], p0: str
         if near and name not in started:
             raise ValueError(
                 f"no column is named {name!r}: did you mean {lower[near[0]]!r}? If it is a parameter, say "
-                f'where it begins: --p0 "{name}=1"'
+                f'its starting value: --p0 "{name}=1"'
             )
 
 

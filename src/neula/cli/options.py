@@ -47,7 +47,9 @@ def _file_option(name: str, what: str) -> Any:
 
 QFileOption = Annotated[str | None, _file_option("--q", "for Q alone")]
 RFileOption = Annotated[str | None, _file_option("--r", "for R alone")]
-WeightsOption = Annotated[str | None, _file_option("--weights", "of one weight per row")]
+WeightsOption = Annotated[
+    str | None, _file_option("--weights", "of one weight per row, a factor: 1 / standard deviation")
+]
 SigmaOption = Annotated[str | None, _file_option("--sigma", "of one standard deviation of b per row")]
 AbsoluteSigmaOption = Annotated[
     bool,
@@ -104,7 +106,10 @@ AccuracyOption = Annotated[
 ]
 CertifyOption = Annotated[
     Certify,
-    option("Error to refine to the accuracy: the backward error, or the forward error of x.", "--certify"),
+    option(
+        "Refine until the backward error has the accuracy, or the forward error: all digits of x.",
+        "--certify",
+    ),
 ]
 RcondOption = Annotated[
     float | None, option("Singular values below rcond times the largest count as zero.", "--rcond")
@@ -112,7 +117,13 @@ RcondOption = Annotated[
 ValuesOnlyOption = Annotated[
     bool, option("Compute no vectors, in less time; bounds are then a priori.", "--values-only")
 ]
-EngineOption = Annotated[EngineName, option("Engine that multiplies matrices.", "--engine")]
+EngineOption = Annotated[
+    EngineName,
+    option(
+        "Where to compute: cpu, cuda (an NVIDIA GPU), or emulated (tensor cores on a CPU); auto is cpu.",
+        "--engine",
+    ),
+]
 ModeOption = Annotated[Mode, option("Compute Q and R, or R alone.")]
 DecimalOption = Annotated[Decimal, file_option("Decimal separator of text files.", "--decimal")]
 HeaderOption = Annotated[

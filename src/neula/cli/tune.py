@@ -16,7 +16,7 @@ import torch
 from rich.table import Table
 
 import neula
-from neula.cli.sweep import definite, normal
+from neula.cli.bench import definite, normal
 from neula.engines import Engine, select_engine, tuned
 from neula.papers.measuring import interleaved_seconds
 from neula.pipeline.progress import Progress

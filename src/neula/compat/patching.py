@@ -1,4 +1,4 @@
-"""Drop-ins in the place of the functions of NumPy, SciPy and PyTorch, for a whole program.
+"""Replace functions of NumPy, SciPy and PyTorch by drop-in functions in a whole program.
 
 A switch takes the place of ``numpy.linalg.lstsq``: it calls the drop-in in threads that are patched, and
 NumPy's function in others. So a module that is imported inside keeps nothing of neula afterwards, other

@@ -18,7 +18,7 @@ from neula.engines.tuning import Tuning
 
 
 class CpuEngine(Engine):
-    """Real speed on a laptop or a server without a GPU.
+    """Matrix products on a CPU: by oneDNN in fp32, by torch in other formats.
 
     fp16 is missing on purpose: libraries emulate it on CPUs, hundreds of times slower than fp32.
     bf16 is there where a unit multiplies it (see :func:`why_no_bf16`).

@@ -50,7 +50,7 @@ SPARE = 24
 
 
 class CudaEngine(Engine):
-    """cuBLAS products of half-precision operands, in place on column-major storage; nothing synchronizes."""
+    """Matrix products of cuBLAS on an NVIDIA GPU, in place on column-major storage, without synchronizing."""
 
     name = "cuda"
     rounds_once = True

@@ -12,7 +12,6 @@ block exactly before they round it: where the unit cuts off is 13 bits further r
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Self
 
 import torch
@@ -22,7 +21,7 @@ from neula.engines.formats import FP16, FP32, FP64, Format, round_to
 from neula.engines.shipped import EMULATED
 from neula.engines.units import UNITS, Unit
 from neula.errors import check_name, unknown_name
-from neula.kernels.products.block_fma import block_fma_product, narrowed_sums
+from neula.kernels.products.block_fma import block_fma_product
 
 ACCUMULATIONS = ("fp32", "fp16")
 DEFAULT_UNIT = UNITS["a100"]
@@ -30,7 +29,7 @@ DEFAULT_UNIT = UNITS["a100"]
 
 # item: L block FMA
 class EmulatedEngine(Engine):
-    """Reproduces the numerics of tensor cores; every numerical test runs on it.
+    """Matrix products as tensor cores compute them, emulated on any machine.
 
     ``format``: low format, ``"fp16"`` by default. ``unit``: whose sums: ``"v100"``, ``"a100"``, ``"h100"``,
     or ``"ideal"``, which rounds to nearest. ``block``: products that are added at a time instead of the
@@ -112,8 +111,11 @@ class EmulatedEngine(Engine):
     def _narrowed(
         self, start: torch.Tensor, a: torch.Tensor, b: torch.Tensor, target: Format
     ) -> torch.Tensor:
-        """``C + A B``, rounded to a format after each block of products."""
-        return narrowed_sums(start, a, b, self.block, target.dtype, partial(round_to, target=target))
+        """``C + A B``, rounded to a format after each block of products, whose sums err by ``2^-53``."""
+        total, a, b = start.double(), a.double(), b.double()
+        for x, y in zip(a.split(self.block, -1), b.split(self.block, -2), strict=True):
+            total = round_to(total + x @ y, target)
+        return total
 
     def __str__(self) -> str:
         sums = "" if self.accumulate == "fp32" else f", {self.accumulate} sums"

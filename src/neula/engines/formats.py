@@ -108,7 +108,7 @@ def format_named(name: str) -> Format:
 
 
 def format_of(dtype: torch.dtype) -> Format:
-    """The format whose numbers ``dtype`` stores, or the parts of complex ones."""
+    """The format of the numbers of a dtype; of a complex dtype, of its parts."""
     return _OF_DTYPE[dtype]
 
 

@@ -41,7 +41,7 @@ class CorrectedTuning:
 
 @dataclass(frozen=True, init=False, eq=False)
 class Tuning:
-    """The numbers of one machine by name: as attributes those that many algorithms share.
+    """Thresholds of speed of one machine by name; those that many algorithms share are attributes.
 
     They are made of all ``numbers`` and other values of some, as ``dataclasses.replace`` passes them.
     """

@@ -1,4 +1,4 @@
-"""Matrices that are read in blocks of rows, as often as is wanted, and never lie in memory as a whole.
+"""Matrices that are read in blocks of rows, several times, and are never in memory as a whole.
 
 A source has a shape, a dtype, and ``blocks(rows)``: its rows in order, about so many at a time. Memory maps,
 datasets of h5py, arrays of Zarr and Dask, and columns of Parquet files become one by :func:`row_blocks`; an

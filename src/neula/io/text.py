@@ -259,7 +259,7 @@ def _fault(file: InputFile, layout: TextLayout, wanted: Sequence[int], missing: 
                 what = f"is {field!r}, which is no number" if field else "is empty"
                 return f"line {number}, {column} {what} ({advice(missing)})"
             if field not in MISSING and not layout.is_number(field):
-                why = hint(field) or " (choose columns by their names, behind a colon)" * bool(named)
+                why = hint(field) or " (choose columns of numbers, as in file.csv:x1,x2)" * bool(named)
                 return f"line {number}, {column}: {shorten(field)!r} is not a number{why}"
     return None
 

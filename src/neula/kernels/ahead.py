@@ -30,17 +30,6 @@ CAPABILITIES: tuple[Capability, ...] = ((8, 0), (9, 0), (10, 0))
 LIST = Path(__file__).with_name("ahead.json")
 
 
-def recorded() -> dict[str, list[Any]]:
-    """Kernels that this process has compiled, in the form of ``ahead.json``."""
-    return {
-        "triton": [
-            [module, name, [_written(x) for x in variant], dict(options)]
-            for module, name, variant, options in triton_source.asked
-        ],
-        "cuda": [list(source) for source in cuda_source.asked_for],
-    }
-
-
 def text(found: dict[str, list[Any]]) -> str:
     """Text of ``ahead.json``, with a line for each kernel."""
     parts = [
@@ -81,10 +70,6 @@ def nvrtc() -> Any:
         for file in (file for place in places for file in Path(place).rglob(name)):
             found = ctypes.CDLL(str(file))
     return found
-
-
-def _written(x: object) -> object:
-    return {"dtype": str(x).removeprefix("torch.")} if isinstance(x, torch.dtype) else x
 
 
 def _read(x: Any) -> Any:

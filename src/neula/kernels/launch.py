@@ -18,14 +18,6 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-@lru_cache(maxsize=16)
-def shared_memory(device: torch.device) -> int:
-    """Bytes that a thread block of a GPU has at most; on a CPU, where tests run, a fixed number."""
-    if device.type != "cuda":
-        return 120 << 10
-    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
-
-
 def ceil_div(total: int, each: int) -> int:
     """Thread blocks for so much, each with so much."""
     return -(-total // each)

@@ -16,9 +16,6 @@ else:
 
 MARKERS = "osD^vP*X"
 
-FASTER, SLOWER = "#2f81f7", "#db6d28"
-"""Colours for ratios above and below 1, visible to the colour-blind, on white and on black."""
-
 
 def new_canvas(width: float, height: float) -> Canvas:
     """A canvas of so many inches; an ImportError says how to get matplotlib."""
@@ -87,18 +84,6 @@ def grouped_bars(
         if name in labels:
             axes.bar_label(bars, labels[name], fontsize=8, rotation=90, padding=2)
     axes.set_xticks(range(len(groups)), groups, rotation=25, ha="right")
-
-
-def speedup_bars(axes: Axes, labels: Sequence[str], ratios: Sequence[float], ink: str = "black") -> None:
-    """How many times as fast: bars from zero on a linear axis, whose lengths are what they say."""
-    places = range(len(ratios))
-    axes.bar(places, ratios, 0.75, color=[FASTER if ratio >= 1 else SLOWER for ratio in ratios])
-    axes.axhline(1.0, color=ink, linewidth=0.8, linestyle="--")
-    for place, ratio in zip(places, ratios, strict=True):
-        above = (place, max(ratio, 1.0))
-        axes.annotate(f"{ratio:.2g}", above, (0, 2), textcoords="offset points", ha="center", fontsize=8)
-    axes.set_xticks(places, labels, rotation=45, ha="right", rotation_mode="anchor", fontsize=7.5)
-    axes.margins(y=0.08)
 
 
 def log_log(axes: Axes, xlabel: str, ylabel: str, title: str = "") -> None:

@@ -385,11 +385,9 @@ def _page(paper: Paper, out: Path) -> str:
     ]
     head = [
         f"# {paper.title}",
-        f"{paper.source}. A claim is an interval. It *holds* if our numbers lie in it, and *in part* if at "
-        "least half of them do, or if a weaker claim is true (faster, but not as much). Times are compared "
-        "as ratios, since the paper's machine was another one. `(neula)` marks statements that are not in "
-        "the paper.",
-        f"{usual} NAME is that of the data of a section.",
+        f"{paper.source}. A claim *holds* if our numbers lie in its interval, and holds *in part* if half of "
+        "them do, or if a weaker claim is true. `(neula)` marks claims that are not in the paper.",
+        f"{usual} NAME is that of a data file.",
     ]
     return "\n\n".join([*head, *sections]) + "\n"
 
@@ -429,7 +427,7 @@ def _noise_note(figure: Figure, data: ExperimentData) -> list[str]:
     measured = (
         "measured during the run" if "noise" in data.about else "assumed, since the run has not measured it"
     )
-    return [f"times may be off by a factor of {_noise(data):.2f} ({measured})"]
+    return [f"times vary by a factor of {_noise(data):.2f} ({measured})"]
 
 
 def _cells(rows: Measurements) -> list[list[str]]:

@@ -91,6 +91,7 @@ def _in_gib(size: int) -> str:
 
 P = TypeVar("P", bound=ProblemBatch)
 V = TypeVar("V", bound=Values)
+Result = TypeVar("Result")  # of a public function
 
 Settled = Callable[[Any], bool]  # whether nothing is left to do, from the largest of each number
 MANY = 2048  # problems of which a GPU reads the worst alone if all are accepted: it solves them sooner
@@ -398,11 +399,11 @@ def first_answer(links: Sequence[Link[P, V]], problems: P) -> Answer[V] | None:
     return answer
 
 
-def finish(result: Any) -> Any:
-    """Wait for the result of a call with ``wait=False``, and run the other links where it was rejected.
+def finish(result: Result) -> Result:
+    """Wait for the result of a call with ``wait=False``, and make further attempts where it was rejected.
 
-    The measured errors are read, and the problems whose answer is rejected go to the next link. A and b are
-    read again: they must still hold the data of the first link, or of the last replay of your graph.
+    The measured errors are read, and problems whose answer is rejected are solved by further attempts. A and
+    b are read again: they must still hold the data of the call, or of the last replay of your CUDA graph.
 
     Parameters
     ----------
@@ -432,7 +433,8 @@ def finish(result: Any) -> Any:
     >>> neula.finish(result).converged
     True
     """
-    return result if getattr(result, "_pending", None) is None else result._pending()
+    pending = getattr(result, "_pending", None)
+    return result if pending is None else pending()
 
 
 C = TypeVar("C")

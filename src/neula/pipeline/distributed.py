@@ -24,7 +24,7 @@ from neula.pipeline.result import AccuracyError
 
 
 class RowSharded(Spread):
-    """A matrix, or a vector, some rows of which are here and the others with other processes.
+    """A matrix or vector whose rows are distributed over processes; this object has the rows of one.
 
     Made by :func:`rows`. The functions of neula that take one give tall results (Q, U) back as one.
 
@@ -113,7 +113,7 @@ class ColumnSharded(Spread):
 
 
 def rows(local: Any, group: Any = None) -> RowSharded:
-    """The distributed matrix whose rows these are on this process; processes follow in the order of ranks.
+    """Distribute a matrix over processes: each passes its rows, which follow in the order of ranks.
 
     To be called by all processes of the group. Nothing is copied, and only the numbers of rows are sent.
 

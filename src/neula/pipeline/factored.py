@@ -22,6 +22,7 @@ from neula.certificates.orthogonality import DIRECTIONS, directions, margin
 from neula.certificates.residuals import quotient
 from neula.engines import FP64
 from neula.engines.formats import in_double
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
 from neula.kernels.magnitudes import largest_magnitude, two_norms
 from neula.kernels.phases import phases
 from neula.kernels.precision import plain_arithmetic
@@ -93,8 +94,7 @@ class FactoredMatrix:
     @classmethod
     def definite(cls, a: Tensor, lower: Tensor) -> Self:
         """Factors of ``A = L L^H``, shape (P, n, n), of which the lower triangle is read."""
-        a = in_double(a.to(lower.device))
-        a = a.tril() + a.tril(-1).mH
+        a = hermitian_from_lower(in_double(a.to(lower.device)))
         diagonal = a.diagonal(dim1=-2, dim2=-1).real
         rows = torch.ldexp(torch.ones_like(diagonal), -(torch.frexp(diagonal)[1] // 2))[..., None]
         left = _times(in_double(lower), rows)

@@ -13,6 +13,7 @@ import torch
 
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.krylov.iterative_refinement import KeptMatrix
+from neula.algorithms.krylov.kept_batch import KeptBatch
 from neula.certificates.bounds import solve_bound
 from neula.certificates.forward_error import SURE, digits_of, measured_error
 from neula.certificates.residuals import quotient
@@ -208,7 +209,12 @@ class LUMethods(KnownFactors):
     packed: PackedLU
     mixed: bool  # whether they are those of A mixed by butterflies
     nothing: Taken  # an empty array like A
-    kept: tuple[KeptMatrix, ...]  # which tell whether A was changed
+    kept: KeptMatrix | KeptBatch  # which tells whether A was changed
+
+    def member(self, index: tuple[int, ...]) -> LUMethods:
+        assert isinstance(self.kept, KeptBatch)
+        packed, kept = self.packed.member(index), self.kept.member(index)
+        return replace(self, matrix=self.matrix[index], packed=packed, kept=kept)
 
     @property
     def like(self) -> Taken:
@@ -232,8 +238,7 @@ class LUMethods(KnownFactors):
         return attach_lu(torch.take_along_dim(self.given.graph.to(lower), order, -2), lower, upper)
 
     def factorized(self, a: Tensor) -> FactoredMatrix:
-        for one in self.kept:
-            one.products()  # A is what it was
+        self.kept.check()
         lu, n = flattened(self.packed.lu), a.shape[-1]
         if self.mixed or lu.dtype.to_real() not in (torch.float32, torch.float64):
             start = FactoredMatrix.general(a.to(lu.device), a, a, "unit")

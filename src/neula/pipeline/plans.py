@@ -329,7 +329,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
         with MemoryGuard(device).attempt(self.link.label):
             found = self.begin(problems)
-        if found is None or found.doubt or not isinstance(found.measured, torch.Tensor):
+        if found is None or found.doubt or found.measured is None:
             return found
         # Launched before the look.
         give = given.give
@@ -347,7 +347,8 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
                 return give(layout.of_columns(known).contiguous())
             return give(layout.of_members(~known if name == "accepted" else known).contiguous())
 
-        fields = {"x": x, "iterations": found.iterations} | self.fields(given, shapes, found, of)
+        fields = {"x": x, "iterations": found.iterations, "history": found.history}
+        fields |= self.fields(given, shapes, found, of)
         fields |= {name: of[name][1] for name in ("backward_error", "forward_error")}
         fields["condition"] = max(1.0, of["condition"][1])
         acceptance = found.label, lambda: self.reason(said, of)
@@ -357,7 +358,9 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:
     """The smallest and the largest of each number that was measured, NaN where one is; the host waits."""
     measured = found.measured
-    assert isinstance(measured, torch.Tensor)
+    assert measured is not None
+    if isinstance(measured, np.ndarray):
+        return measured.min(1).tolist(), measured.max(1).tolist()
     if measured.shape[1] > 1:
         smallest, largest = torch.stack(measured.aminmax(dim=1)).tolist()
         return smallest, largest

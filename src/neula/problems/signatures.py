@@ -23,6 +23,9 @@ Kind = TypeVar("Kind", "np.ndarray[Any, Any]", Tensor)
 ArrayLike: TypeAlias = Any
 """NumPy array, torch tensor, any array with DLPack, data frame or list; checked when it is passed."""
 
+TableLike: TypeAlias = Any
+"""Table of pandas, Polars or Arrow, or a dictionary of columns."""
+
 BoundsLike: TypeAlias = Any
 """A pair of lower and upper bounds, array_like, or scipy.optimize.Bounds."""
 
@@ -196,7 +199,4 @@ class LUSolveKeywords(TypedDict, total=False):
 
 class MatmulKeywords(TypedDict, total=False):
     compute: str | None
-    alpha: float
-    beta: float
-    out: Any
     engine: EngineName | Engine

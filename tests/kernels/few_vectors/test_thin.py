@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.devices import KERNEL, normal
 
-from neula.kernels.few_vectors.thin import thin_product
+from neula.kernels.few_vectors.thin import _product_of_parts, thin_product
 
 Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -63,6 +63,20 @@ def test_nan_comes_out(multiply: Multiply) -> None:
     a, x = normal(40, 30, dtype=torch.float32), normal(30, 4, dtype=torch.float64)
     a[17, 29] = torch.nan
     assert multiply(a, x).isnan().any(1).nonzero().tolist() == [[17]]
+
+
+@pytest.mark.parametrize("product", [thin_product, _product_of_parts], ids=["product", "parts"])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("vectors", [1, 4, 7])
+def test_complex_matrices(product: Multiply, dtype: torch.dtype, vectors: int) -> None:
+    a, x = normal(40, 30, dtype=dtype), normal(30, vectors, dtype=torch.complex128)
+    expected = a.to(torch.complex128) @ x
+    for view in (a, a.mT.contiguous().mT):
+        assert torch.allclose(product(view, x), expected, rtol=0, atol=1e-12)
+        assert torch.allclose(thin_product(view.conj(), x.conj()), expected.conj(), rtol=0, atol=1e-12)
+    assert torch.allclose(
+        thin_product(a[::2, ::3], x[::3]), a[::2, ::3].to(x.dtype) @ x[::3], rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.gpu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import partial
 from types import ModuleType
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 from tests.devices import DEVICE, KERNEL
 
 from neula.engines import UNITS, EmulatedEngine
-from neula.engines.formats import round_to
 from neula.kernels.core import core
 from neula.kernels.products import block_fma
 from neula.kernels.products.block_fma import block_fma_product
@@ -116,24 +114,6 @@ def test_truncated_by_the_kernel(kernels: ModuleType, format: str, unit: str, ba
     found = kernels.truncated_sums_triton(*given)
     assert torch.equal(found, block_fma.truncated_sums.reference(*given))
     assert found.abs().max() > 0
-
-
-@pytest.mark.filterwarnings("ignore:overflow encountered")
-@FORMAT
-@pytest.mark.parametrize("block", [1, 4, 100])
-def test_narrowed_by_the_kernel(kernels: ModuleType, format: str, block: int) -> None:
-    """The same numbers; C has subnormal ones, ones about to overflow, and infinite ones."""
-    engine = EmulatedEngine("cpu", format)
-    a, b = operands(engine, 33, 9, 65, seed=6)
-    c = engine.operand(torch.randn(33, 65, generator=torch.Generator().manual_seed(7)))
-    c[0], c[1, 0], c[2] = engine.format.largest, math.inf, 2.0**-16
-    a[1:3] *= 2.0**-14 if format == "fp16" else 1.0
-    given = (x.to(DEVICE) for x in (c, engine.operand(a), b))
-    narrow = partial(round_to, target=engine.format)
-    given = *given, block, engine.format.dtype, narrow
-    found = kernels.narrowed_sums_triton(*given)
-    assert torch.equal(found, block_fma.narrowed_sums.reference(*given))
-    assert bool(found[1, 0].isinf())
 
 
 @pytest.mark.gpu

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -394,17 +395,15 @@ def _rows(problems: Reduced, width: int) -> int:
 def _own_sets(problems: Reduced, free: torch.Tensor, rows: torch.Tensor) -> Iterator[FreeBatch]:
     """Problems with sets of their own, those with the fewest free variables first."""
     counts, order = free[rows].sum(1).sort()
-    rows, widths = rows[order], counts.tolist()
-    start = sum(width == 0 for width in widths)
+    rows, widths = rows[order], counts.cpu().numpy()
+    start = int(np.searchsorted(widths, 0, "right"))
     while start < len(widths):
-        stop = start + 1
         # Not wider than a quarter more than the narrowest: the rest is filled up.
-        while stop < len(widths) and widths[stop] <= 1.25 * widths[start] + 8:
-            if (stop + 1 - start) * widths[stop] ** 2 > problems.chunk:
-                break
-            stop += 1
+        some = widths[start : np.searchsorted(widths, 1.25 * widths[start] + 8, "right")]
+        elements = np.arange(1, len(some) + 1) * some**2
+        stop = start + max(1, int(np.searchsorted(elements, problems.chunk, "right")))
         part = rows[start:stop]
-        yield FreeBatch(part, _indices(free[part], widths[stop - 1]))
+        yield FreeBatch(part, _indices(free[part], int(widths[stop - 1])))
         start = stop
 
 

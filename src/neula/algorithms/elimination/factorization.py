@@ -213,8 +213,8 @@ def inverted_lu(lu: torch.Tensor, pivots: torch.Tensor, tuning: Tuning) -> Inver
     width = tuning[InvertedTuning].width(lu.shape[-1])
     if width == 0 or lu.numel() == 0:
         return None
-    order = [Interchanges(each - 1).permutation() for each in pivots.cpu().reshape(-1, pivots.shape[-1])]
-    return InvertedLU.from_factors(lu, torch.stack(order).reshape(pivots.shape).to(lu.device), width)
+    order = Interchanges(pivots.cpu() - 1).permutation()
+    return InvertedLU.from_factors(lu, order.to(lu.device), width)
 
 
 def growth_of(lu: torch.Tensor, largest: torch.Tensor, engine: Engine) -> float:

@@ -10,9 +10,8 @@ arithmetic of the panels (:mod:`neula.algorithms.elimination.lu_panels`).
 from __future__ import annotations
 
 import itertools
-import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -108,7 +107,7 @@ class PackedLU:
     # factors.
     permutation: torch.Tensor
     storage: Format  # format of the elements of lu
-    # The same permutation of a single matrix as interchanges, where it was found so.
+    # The same permutation as interchanges, where it was found so.
     interchanges: Interchanges | None = None
 
     @cached_property
@@ -120,6 +119,11 @@ class PackedLU:
         for index in product(*map(range, pivots.shape[:-1])):
             pivots[index] = Interchanges.leading_to(pivots[index]).pivots
         return pivots
+
+    def member(self, index: tuple[int, ...]) -> PackedLU:
+        """The factors of one matrix of a batch, in the same memory."""
+        rows = None if self.interchanges is None else Interchanges(self.interchanges.pivots[index])
+        return PackedLU(self.lu[index], self.permutation[index], self.storage, rows)
 
     def lower(self) -> torch.Tensor:
         """L, with its diagonal."""
@@ -206,7 +210,7 @@ def lu_factorize(
     in_place = overwrite and a.dtype == dtype and a.T.is_contiguous()
     if pivoting and is_lapacks(engine, kept, panel, inner_panel, on_columns):
         whole = a if in_place else engine.empty(n, n, dtype=dtype).copy_(a)
-        return by_library(whole[None], [float(largest_of(whole))], kept)[0]
+        return by_library(whole, largest_of(whole), kept)
     r, s = panel_widths(variant, engine, panel, inner_panel, pivoting)
     if isinstance(s, int) and variant == "5.2/5.1" and low and _in_whole_blocks(engine, r, s, pivoting):
         matrix = a if in_place and n % WHOLE == 0 else bordered(a, engine)
@@ -263,25 +267,25 @@ def is_lapacks(engine: Engine, kept: Format, *asked: Any) -> bool:
     return whole and all(each is None for each in asked)
 
 
-def by_library(matrices: torch.Tensor, largest: Sequence[float], kept: Format) -> list[PackedLU]:
-    """LU of a batch by the library, in place, for variants that use one precision only; singular matrices are
-    allowed.
+def by_library(matrices: torch.Tensor, largest: torch.Tensor, kept: Format) -> PackedLU:
+    """LU of a matrix or a batch by the library, in place, for variants that use one precision only; singular
+    matrices are allowed.
 
-    ``matrices``, shape (batch, n, n), column-major; ``largest``: their largest magnitudes.
+    ``matrices``, shape (..., n, n), column-major; ``largest``, shape (...): their largest magnitudes.
     """
-    powers = [-math.frexp(each)[1] for each in largest]
-    powers = [min(p, kept.max_exponent - 1) if p > SMALL * kept.max_exponent else 0 for p in powers]
+    powers = -torch.frexp(largest.double())[1]
+    powers.masked_fill_(powers <= SMALL * kept.max_exponent, 0)
     scales = None
-    if any(powers):  # pivots whose reciprocals overflow leave no digit
-        scales = matrices.real.new_tensor([2.0**p for p in powers])[:, None, None]
+    if bool(powers.any()):  # pivots whose reciprocals overflow leave no digit
+        ones = matrices.real.new_ones(powers.shape)
+        scales = ones.ldexp(powers.clamp_max(kept.max_exponent - 1).to(ones.device))[..., None, None]
         matrices.mul_(scales)
     pivots, info = (torch.empty(0, dtype=torch.int32, device=matrices.device) for _ in range(2))
     torch.linalg.lu_factor_ex(matrices, out=(matrices, pivots, info))
     if scales is not None:
         matrices.copy_(matrices.tril(-1).add_(matrices.triu().div_(scales)))
-    interchanges = [Interchanges(each) for each in pivots.cpu().long().sub_(1)]
-    orders = torch.stack([each.permutation() for each in interchanges]).to(matrices.device)
-    return [PackedLU(*each[:2], kept, each[2]) for each in zip(matrices, orders, interchanges, strict=True)]
+    interchanges = Interchanges(pivots.cpu().long().sub_(1))
+    return PackedLU(matrices, interchanges.permutation().to(matrices.device), kept, interchanges)
 
 
 def lu_in_place(a: torch.Tensor, pivots: torch.Tensor) -> bool:

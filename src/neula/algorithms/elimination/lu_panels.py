@@ -26,7 +26,7 @@ MOVED_ELEMENTS = 1 << 20
 class Interchanges:
     """Rows that were interchanged, as LAPACK records them."""
 
-    # Shape (n,): int64, on the CPU: row i was interchanged with row pivots[i], in this order.
+    # Shape (..., n): int64, on the CPU: row i was interchanged with row pivots[i], in this order.
     pivots: torch.Tensor
 
     @classmethod
@@ -46,12 +46,25 @@ class Interchanges:
         return cls(torch.tensor(pivots, dtype=torch.int64, device="cpu"))
 
     def permutation(self) -> torch.Tensor:
-        """Original places of the rows in their new order, shape (n,), on the CPU."""
+        """Original places of the rows in their new order, shape (..., n), on the CPU."""
+        if self.pivots.ndim > 1:
+            return self._permutations()
         rows, pivots = list(range(len(self.pivots))), self.pivots.tolist()
         if pivots != rows:  # else there is nothing to go through, which would take as long as a solve
             for i, pivot in enumerate(pivots):
                 rows[i], rows[pivot] = rows[pivot], rows[i]
         return torch.from_numpy(np.array(rows, np.int64))  # torch.tensor takes longer for lists
+
+    def _permutations(self) -> torch.Tensor:
+        """Those of a batch, a row of all matrices at a time."""
+        n = self.pivots.shape[-1]
+        pivots = self.pivots.reshape(-1, n).T.numpy()
+        rows, members = np.repeat(np.arange(n)[:, None], pivots.shape[1], 1), np.arange(pivots.shape[1])
+        for i, pivot in enumerate(pivots):
+            moved = rows[pivot, members]
+            rows[pivot, members] = rows[i]
+            rows[i] = moved
+        return torch.from_numpy(rows.T.copy()).reshape(self.pivots.shape)
 
     def apply(self, matrix: torch.Tensor, start: int, pivots: list[int], done: slice) -> None:
         """Record the pivots of rows ``start, start + 1, ...``, rows of the matrix, and interchange its rows.

@@ -35,7 +35,7 @@ from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.backward_error import Measures, Scaling, backward_error
 from neula.certificates.residuals import SLOW, STAGNATION, goes_on, improves
 from neula.engines import FP64, Engine
-from neula.engines.formats import double_of, in_double, matching_dtype
+from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian
 from neula.kernels.few_vectors.symmetric_product import symmetric_product
 from neula.kernels.few_vectors.thin import thin_product
@@ -341,15 +341,6 @@ class KeptMatrix:
         return cls(a, engine, scale, ScaledOperator(here, scale) @ v)
 
     @classmethod
-    def from_matrices(cls, a: torch.Tensor, largest: Sequence[float], engine: Engine) -> list[KeptMatrix]:
-        """Remember the matrices of a batch, shape (batch, n, n), likewise."""
-        if any(abs(math.frexp(each)[1]) >= FAR for each in largest):
-            return [cls.from_matrix(each, top, engine) for each, top in zip(a, largest, strict=True)]
-        v = direction(a.shape[-1], engine.device).to(double_of(a.dtype))
-        images = in_double(a.to(engine.device)) @ v
-        return [cls(each, engine, 1.0, image) for each, image in zip(a, images, strict=True)]
-
-    @classmethod
     def from_adjoint(cls, of: KeptMatrix) -> KeptMatrix:
         """The conjugate transpose of a matrix that is kept."""
         found = replace(of, a=of.a.mH, adjoint=not of.adjoint)
@@ -369,6 +360,10 @@ class KeptMatrix:
         scaled = here if self.scale == 1.0 else here * self.scale
         return torch.linalg.vector_norm(scaled, 1, dim=1, dtype=double_of(scaled.dtype))
 
+    def check(self) -> None:
+        """Raise a ValueError if A is not what it was."""
+        self.products()
+
     def products(self) -> ScaledOperator:
         """``scale A`` on the device of the engine, if A is what it was, else a ValueError."""
         products = self._products()
@@ -385,23 +380,8 @@ class KeptMatrix:
         return ScaledOperator(self.a.to(self.engine.device), self.scale)
 
     def _check(self, image: torch.Tensor) -> None:
-        """Whether a product with v is that of the matrix that was factorized.
-
-        It may differ from the first one by the rounding errors of both: twice
-        ``n u |A| |v|`` (Higham, "Accuracy and Stability of Numerical Algorithms", section 3.1), and by as
-        much for the sums in the bound. A smaller change passes; refinement goes for A as it is now.
-        """
-        if torch.equal(image, self.image):
-            return
-        n, change = len(self.a), (image - self.image).abs()[:, 0]
-        # Products that underflow have an absolute error.
-        allowed = 4 * n * FP64.u * self.row_norms + n * torch.finfo(torch.float64).tiny
-        # Written so that NaN and Inf are changes.
-        if not bool((change < allowed).all()):
-            raise ValueError(
-                "A was changed since it was factorized, so that its factors cannot refine: factorize "
-                "it again, or a copy (lu_factor(A.copy())), or pass refine=False"
-            )
+        if not torch.equal(image, self.image) and not bool(is_same(image, self.image, self.row_norms)):
+            raise ValueError(CHANGED)
 
     def conditioned(self, factors: Factorization) -> Conditioning:
         """Scalings of A and sensitivity of solutions, measured with its factors the first time."""
@@ -422,6 +402,24 @@ class KeptMatrix:
         scaled = (torch.ones_like(rows), of_columns), (rows, columns)
         norms = (Equilibration(r * self.scale, c, trivial=False).norm(a.a) for r, c in scaled)
         return [plain, *(Scaling(norm, *scales) for norm, scales in zip(norms, scaled, strict=True))]
+
+
+CHANGED = (
+    "A was changed since it was factorized, so that its factors cannot refine: factorize "
+    "it again, or a copy (lu_factor(A.copy())), or pass refine=False"
+)
+
+
+def is_same(image: torch.Tensor, before: torch.Tensor, row_norms: torch.Tensor) -> torch.Tensor:
+    """Whether products with v, shape (..., n, 1), are those of what was factorized, shape (...).
+
+    They may differ from the first ones by the rounding errors of both: twice ``n u |A| |v|`` (Higham,
+    "Accuracy and Stability of Numerical Algorithms", section 3.1), and by as much for the sums in the bound.
+    A smaller change passes; refinement goes for A as it is now.
+    """
+    n, change = image.shape[-2], (image - before).abs()[..., 0]
+    # Products that underflow have an absolute error. Written so that NaN and Inf are changes.
+    return (change < 4 * n * FP64.u * row_norms + n * torch.finfo(torch.float64).tiny).all(-1)
 
 
 @dataclass(frozen=True)
@@ -555,7 +553,7 @@ def _conditioning(kept: KeptMatrix, a: ScaledOperator, factors: Factorization) -
         )
         z = solved.x / sizes
         z = z if scaling.columns is None else z / scaling.columns[:, None]
-        condition = float(scaling.norm) * sampled_inverse_norm(z)
+        condition = float(scaling.norm * sampled_inverse_norm(z))
         # It is not a number where refinement failed from the start, and all of Z is zero.
         condition = condition if condition > 1 else 1.0
         error = float(solved.backward_error.amax())

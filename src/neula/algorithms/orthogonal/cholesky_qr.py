@@ -285,6 +285,8 @@ def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def factor_or_nan(gram: torch.Tensor) -> torch.Tensor:
     """R of :func:`upper_cholesky`, NaN where a matrix is not numerically positive definite."""
     r, info = upper_cholesky(gram)
+    if gram.is_cpu and not info.any():  # which nothing waits for, and a copy takes longer
+        return r
     return r.masked_fill((info > 0)[..., None, None], torch.nan)
 
 

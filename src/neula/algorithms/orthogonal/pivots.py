@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from neula.algorithms.elimination.calu import eliminate_rows
@@ -258,12 +259,18 @@ def lapack_factors(a: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.T
     """
     tall = a.shape[1] > a.shape[2]
     outer, given = torch.linalg.qr(a) if tall else (None, a)
-    found = [scipy_linalg.qr(x.numpy(), mode="economic", pivoting=True, check_finite=False) for x in given]
-    q, r, order = (
-        torch.stack([torch.from_numpy(x) for x in factors]) for factors in zip(*found, strict=True)
-    )
-    q = q if outer is None else outer @ q
-    return *with_nonnegative_diagonal(q, r), order.long()
+    packed = given.mT.clone(memory_format=torch.contiguous_format)  # which geqp3 overwrites
+    members = packed.numpy()
+    geqp3 = scipy_linalg.get_lapack_funcs("geqp3", dtype=members.dtype)
+    size = int(geqp3(members[0].T, lwork=-1)[3][0].real)
+    found = [geqp3(x.T, lwork=size, overwrite_a=True)[1:3] for x in members]
+    order, tau = (torch.from_numpy(np.array(x)) for x in zip(*found, strict=True))
+    packed, k = packed.mT, tau.shape[1]
+    if outer is None:
+        q = torch.linalg.householder_product(packed[..., :k], tau)
+    else:
+        q = torch.ormqr(packed, tau, outer, left=False)
+    return *with_nonnegative_diagonal(q, packed[:, :k].triu()), order.long() - 1
 
 
 GRAM_ROUNDING = 4.0

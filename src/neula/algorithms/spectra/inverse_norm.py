@@ -160,28 +160,28 @@ class SharedSolves:
             self._waiting = None
 
 
-def sampled_inverse_norm(z: torch.Tensor) -> float:
+def sampled_inverse_norm(z: torch.Tensor) -> torch.Tensor:
     """Estimate ``||A^-1||_2`` from ``Z = A^-1 G`` for Gaussian vectors G, without anything transposed.
 
     For independent Gaussian g and h, and ``B = A^-T A^-1``, the mean of ``(g^T B h)^2`` is ``||B||_F^2``
     (Kong and Valiant, "Spectrum estimation from samples", Ann. Statist. 45, 2017). The fourth root of it is
     the norm where one singular value dominates, and at most ``n^(1/4)`` times the norm where none does.
 
-    ``z``, shape (n, k): two columns at least.
+    ``z``, shape (..., n, k): two columns at least. Returns shape (...).
 
     Examples
     --------
     >>> g = torch.randn(50, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     >>> scales = torch.ones(50, 1, dtype=torch.float64)
     >>> scales[0] = 1e6
-    >>> 1e6 / 3 < sampled_inverse_norm(scales * g) < 3e6
+    >>> 1e6 / 3 < float(sampled_inverse_norm(scales * g)) < 3e6
     True
     """
-    size = z.abs().amax()
-    z = z / size
+    size, k = z.abs().amax((-2, -1)), z.shape[-1]
+    z = z / size[..., None, None]
     gram = z.mH @ z
-    pairs = torch.triu_indices(len(gram), len(gram), offset=1, device=z.device)
-    return float(size * gram[pairs[0], pairs[1]].abs().square().mean().sqrt().sqrt())
+    pairs = torch.triu_indices(k, k, offset=1, device=z.device)
+    return size * gram[..., pairs[0], pairs[1]].abs().square().mean(-1).sqrt().sqrt()
 
 
 def norm_of(

@@ -19,7 +19,7 @@ def fit(
         opt.argument(
             "FORMULA",
             'The model, as "a*exp(-b*x)+c" or "y = a*exp(-b*x)+c". Names that are no columns are '
-            "parameters; other names are quoted, as `1st floor`.",
+            "parameters; quote names with spaces, as `1st floor`.",
         ),
     ],
     p0: Annotated[

@@ -67,14 +67,17 @@ def lstsq(
     constraints: Annotated[
         str | None, opt.option("Files of C and d: solve for Cx = d.", metavar="C,d")
     ] = None,
-    report: Annotated[Path | None, opt.option("A page (.html) about the solution.", metavar="FILE")] = None,
+    report: Annotated[
+        Path | None,
+        opt.option("File for a page (.html) with coefficients, residuals and spectrum.", metavar="FILE"),
+    ] = None,
     stream: opt.StreamOption = False,
     memory: opt.MemoryOption = None,
     trace: opt.TraceOption = False,
 ) -> Ending:
     """Solve the least-squares problem min ||Ax - b||; with m < n, the minimum-norm solution.
 
-    Columns of tables go by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
+    Columns of tables are chosen by their names: neula lstsq table.csv:x1,x2 table.csv:y --intercept
 
     An A in a .npy, Parquet or HDF5 file that does not fit into memory is read in blocks, two or three times.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 
@@ -12,7 +12,17 @@ from neula.cli import options as opt
 from neula.cli import show
 from neula.cli.run import running
 
-BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "svd", "gemm", "sweep"])
+if TYPE_CHECKING:
+    import torch
+
+BenchmarkName = StrEnum("BenchmarkName", ["qr", "lstsq", "solve", "svd", "sweep"])
+
+
+def _device(cpu: bool) -> torch.device:
+    """The GPU, or the CPU if there is none or by request."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
 
 
 def info(as_json: opt.JsonOption = False) -> None:
@@ -38,15 +48,13 @@ def tune(
     The thresholds are stored in the cache folder, and hold for this device, driver and number of threads, and
     these versions of torch and neula. They do not affect accuracy.
     """
-    import torch
-
     from neula.cli import tune as tuning
     from neula.engines import tuned
 
     with running("tune") as run:
         if reset and shown:
             raise ValueError("--reset and --show exclude each other: give one of them")
-        device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")
+        device = _device(cpu)
         machine = tuned.machine_of(device)
         if reset:
             run.say(
@@ -69,7 +77,9 @@ def tune(
 
 def demo(
     out: Annotated[Path, opt.option("Directory for the pictures.")] = Path("demo-output"),
-    degree: Annotated[int, opt.option("Degree of the gravity field.")] = 40,
+    degree: Annotated[
+        int, opt.option("Highest degree L of the gravity field: (L + 1)^2 - 4 unknowns.", min=2)
+    ] = 40,
 ) -> None:
     """Solve real data and a simulated satellite mission, compared with SciPy and PyTorch."""
     from neula.cli.demo import run_demo
@@ -98,7 +108,8 @@ def data(
 
 def bench(
     problems: Annotated[
-        list[BenchmarkName] | None, opt.argument("[qr|lstsq|svd|gemm|sweep]...", "All but sweep by default.")
+        list[BenchmarkName] | None,
+        opt.argument("[qr|lstsq|solve|svd|sweep]...", "By default all: sweep."),
     ] = None,
     out: Annotated[Path | None, opt.option("Directory for the results as JSON and CSV.")] = None,
     draw: Annotated[
@@ -108,28 +119,26 @@ def bench(
         Path | None, opt.option("Directory of results to show and draw: nothing is measured.")
     ] = None,
     cpu: Annotated[bool, opt.option("Measure the CPU even if there is a GPU.", "--cpu")] = False,
-    quick: Annotated[bool, opt.option("With sweep: fewer cases, in less than a minute.", "--quick")] = False,
+    quick: Annotated[bool, opt.option("Fewer cases, in less than a minute.", "--quick")] = False,
     condition: Annotated[
         float | None,
-        opt.option("With sweep: condition number of all matrices; random normal ones by default."),
+        opt.option("Condition number of all matrices; random normal ones by default."),
     ] = None,
     special: Annotated[
         bool,
         opt.option(
-            "With sweep: least squares with few rows, dependent columns, damping and weights, and "
-            "definite systems.",
+            "Least squares with few rows, dependent columns, damping and weights, and definite systems.",
             "--special",
         ),
     ] = False,
     as_json: opt.JsonOption = False,
 ) -> None:
-    """Compare neula with the direct solvers of PyTorch: time, rate and accuracy on this machine.
+    """Compare neula with PyTorch and SciPy on this machine: time and accuracy.
 
-    Without a GPU the shapes are small. sweep measures sizes from 10 x 3 on, compared with the fastest call of
-    PyTorch and SciPy for each.
+    Sizes from 10 x 3 to 100000 x 100, and larger ones on a GPU, compared with the fastest call that is as
+    accurate.
     """
     from neula.cli import bench as benchmarks
-    from neula.cli.sweep import WORST
     from neula.papers.data import WIDE
 
     with running("bench", as_json) as run:
@@ -139,20 +148,19 @@ def bench(
             )
         if draw is not None:
             benchmarks.check_picture(draw)
-        asked = {"--quick": quick, "--condition": condition is not None, "--special": special}
-        for option, given in asked.items():
-            if given and BenchmarkName.sweep not in (problems or ()):
-                raise ValueError(f"{option} is for sweep: name it, or leave it out")
         if condition is not None and special:
             raise ValueError("--special problems have their own matrices: leave out --condition")
-        if condition is not None and not 1 <= condition <= WORST:
-            raise ValueError(f"--condition must be from 1 to {WORST:g}, got {condition:g}")
-        names = [problem.value for problem in problems or map(BenchmarkName, benchmarks.PROBLEMS)]
+        if condition is not None and not 1 <= condition <= benchmarks.WORST:
+            raise ValueError(f"--condition must be from 1 to {benchmarks.WORST:g}, got {condition:g}")
         if data:
             results = benchmarks.read(data)
         else:
-            of_sweep = {"quick": quick, "condition": condition, "special": special}
-            results = benchmarks.run_all(names, run, cpu=cpu, **of_sweep)
+            run.progress("measuring", 0.0)
+            names = [problem.value for problem in problems or [BenchmarkName.sweep]]
+            kinds: dict[str, Any] = {"quick": quick, "condition": condition, "special": special}
+            results = [
+                benchmarks.run(_device(cpu), lambda row: run.say(benchmarks.line(row)), names=names, **kinds)
+            ]
         paths = [str(benchmarks.write(result, out)) for result in results] if out else []
         if draw is not None:
             draw.parent.mkdir(parents=True, exist_ok=True)

@@ -169,7 +169,7 @@ class _Predictions(RegressorMixin, BaseEstimator):
 
 @with_accuracy
 class RidgeCV(Linear, linear_model.RidgeCV):
-    """Ridge regression with the penalty chosen by leaving one out, by :func:`neula.ridge_path`.
+    """Ridge regression with the penalty chosen by leave-one-out errors, by :func:`neula.ridge_path`.
 
     On a CPU it is computed by eigenvectors of ``A^T A`` if that guarantees at least half of the digits.
 

@@ -6,15 +6,13 @@ exactly, and truncates the sum to the 24 bits of fp32. The exponent of a product
 factors: products are not normalized before they are aligned.
 
 On a CPU the compiled core computes these sums, on a GPU a Triton kernel, which goes through the products that
-are added at a time twice: for the largest exponent, then for the sum. The versions in plain torch, which move
-every product through memory, are their references.
+are added at a time twice: for the largest exponent, then for the sum. The version in plain torch, which moves
+every product through memory, is their reference.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -103,7 +101,6 @@ def _compiled(a: torch.Tensor, b: torch.Tensor, block: int, ulp: float, min_expo
 def _tried(device: torch.device) -> None:
     ones = torch.ones(1, 2, 2, dtype=torch.float32, device=device)
     truncated_sums.kernel(ones, ones, 2, 2.0**-24, -14)
-    narrowed_sums.kernel(ones, ones, ones, 2, torch.float16, _no_rounding)
 
 
 @kernel("truncated_sums_triton", trial=_tried)
@@ -133,60 +130,20 @@ def _some_rows(
     return total
 
 
-@kernel("narrowed_sums_triton", trial=_tried)
-def narrowed_sums(
-    start: torch.Tensor,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    block: int,
-    dtype: torch.dtype,
-    narrow: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """``C + A B`` in float64, rounded to nearest after each block of products, which are added exactly up to
-    2^-53.
-
-    C, in any dtype, has numbers of the narrow format. ``dtype`` is the narrowest type that holds the format,
-    for the kernel: float16, bfloat16, or float32 for TF32. ``narrow`` rounds a float64 tensor to it.
-    """
-    total, a, b = start.double(), a.double(), b.double()
-    for first in range(0, a.shape[-1], block):
-        run = slice(first, first + block)
-        total = narrow(total + a[..., run] @ b[..., run, :])
-    return total
-
-
-def _no_rounding(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
 ROWS, COLUMNS, WARPS = 32, 64, 4
 """Tile of a thread block: 16 elements a thread, whose sums take 100 of its registers."""
 
-DROPPED = {torch.float16: 0, torch.bfloat16: 16, torch.float32: 13}
-"""Bits of fp32 that rounding to a format drops; fp16, which has fewer exponents, is a conversion."""
-
 
 def truncated_sums_triton(a, b, block, ulp, min_exponent):
-    start = a.new_zeros((*a.shape[:-1], b.shape[-1]), dtype=torch.float64)
-    return _launch(_truncated, start, a, b, block, ulp, 2.0**min_exponent, SMALLEST[a.dtype])
-
-
-def narrowed_sums_triton(start, a, b, block, dtype, narrow):
-    return _launch(_narrowed, start.to(torch.float64, copy=True), a, b, block, DROPPED[dtype])
-
-
-def _launch(
-    run: Any, c: torch.Tensor, a: torch.Tensor, b: torch.Tensor, block: int, *options: float
-) -> torch.Tensor:
-    """Run a kernel on each matrix of a batch; C in float64 is overwritten."""
-    (*_, m, n), k = c.shape, a.shape[-1]
-    if not c.numel() * k:
-        return c
-    total = c.contiguous()
-    many, x, y = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (total, a, b))
-    grid = (ceil_div(m, ROWS), ceil_div(n, COLUMNS), len(many))
-    strides = (*x.stride(), *y.stride())
-    run[grid](x, y, many, m, n, k, block, *strides, *options, ROWS, COLUMNS, num_warps=WARPS)
+    (*batch, m, k), n = a.shape, b.shape[-1]
+    total = a.new_zeros((*batch, m, n), dtype=torch.float64)
+    if total.numel() * k:
+        x, y = (tensor.reshape(-1, *tensor.shape[-2:]) for tensor in (a, b))
+        _truncated[(ceil_div(m, ROWS), ceil_div(n, COLUMNS), len(x))](
+            *(x, y, total, m, n, k, block, *x.stride(), *y.stride()),
+            *(ulp, 2.0**min_exponent, SMALLEST[a.dtype], ROWS, COLUMNS),
+            num_warps=WARPS,
+        )
     return total
 
 
@@ -241,43 +198,3 @@ def _truncated(
         total = (total.to(tl.int64, bitcast=True) & -536870912).to(tl.float64, bitcast=True)
     place = c + (batch * m + i[:, None]) * n + j[None, :]
     tl.store(place, total, mask=(i < m)[:, None] & (j < n)[None, :])
-
-
-@jit(do_not_specialize=["m", "n", "k", "block"])
-def _narrowed(
-    a, b, c, m, n, k, block,
-    a_batch, a_row, a_column, b_batch, b_row, b_column, DROPPED: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Add the products of a block to the sum in double precision, and round it to the format."""
-    i = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
-    j = (tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)).to(tl.int64)
-    batch = tl.program_id(2).to(tl.int64)
-    left, right = a + batch * a_batch + i * a_row, b + batch * b_batch + j * b_column
-    place = c + (batch * m + i[:, None]) * n + j[None, :]
-    inside = (i < m)[:, None] & (j < n)[None, :]
-    total = tl.load(place, mask=inside, other=0.0)
-    for first in range(0, k, block):
-        part = tl.zeros((ROWS, COLUMNS), tl.float64)
-        for term in range(first, tl.minimum(first + block, k)):
-            x = tl.load(left + term * a_column, mask=i < m, other=0.0).to(tl.float64)
-            y = tl.load(right + term * b_row, mask=j < n, other=0.0).to(tl.float64)
-            part += x[:, None] * y[None, :]
-        total = _rounded(total + part, DROPPED)
-    tl.store(place, total, mask=inside)
-
-
-@jit
-def _rounded(x, DROPPED: tl.constexpr):
-    """To nearest, by way of fp32 rounded to odd: :func:`neula.engines.formats.round_to`."""
-    nearest = x.to(tl.float32)
-    bits = nearest.to(tl.int32, bitcast=True) - (tl.abs(nearest.to(tl.float64)) > tl.abs(x)).to(tl.int32)
-    bits = bits | (bits.to(tl.float32, bitcast=True).to(tl.float64) != x).to(tl.int32)
-    odd = bits.to(tl.float32, bitcast=True)
-    if DROPPED == 0:
-        rounded = odd.to(tl.float16).to(tl.float32)
-    else:
-        half = (1 << (DROPPED - 1)) - 1 + ((bits >> DROPPED) & 1)
-        rounded = ((bits + half) & -(1 << DROPPED)).to(tl.float32, bitcast=True)
-    # Infinite numbers and NaN stay what they are.
-    return tl.where(tl.abs(nearest) < float("inf"), rounded.to(tl.float64), nearest.to(tl.float64))

@@ -17,7 +17,7 @@ NAMED = 5  # matrices of a batch, columns, or keys, that a message names; it cou
 
 @dataclass(frozen=True)
 class Attempt(Deferring):
-    """One attempt of the chain: its method, and whether its measured errors were accepted.
+    """One attempt at an answer: its method, and whether its measured errors were accepted.
 
     Attributes
     ----------

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from neula.pipeline.result import shown
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from neula.algorithms.elimination.butterfly import TwoSided
     from neula.algorithms.elimination.lu import PackedLU
     from neula.algorithms.krylov.iterative_refinement import KeptMatrix
+    from neula.algorithms.krylov.kept_batch import BatchSolver, KeptBatch
     from neula.algorithms.triangular.substitution import Substitution
 from dataclasses import replace
 
@@ -241,6 +243,9 @@ class KeptSolvers:
     better: LUFactors[Any] | None = None  # in double precision, where the factors are too coarse
     adjoint: LUFactors[Any] | None = None  # as those of the conjugate transpose, once it was solved with
     none_better: bool = False  # whether the factors are as good as they can be
+    members: dict[tuple[int, ...], LUFactors[Any]] = field(default_factory=dict)  # of a batch, as requested
+    # Solvers for a whole batch, and for the conjugate transposes, if the factors are LAPACK's.
+    together: dict[bool, BatchSolver] = field(default_factory=dict)
     # Solves and measures in microseconds, if the factors are LAPACK's: returns None for what it rejects.
     measured: Callable[[Any], Any | None] | None = None
 
@@ -266,11 +271,8 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
         That of A.
     transform : TwoSided or None
         How A was mixed, with ``pivot="rbt"``.
-    kept : KeptMatrix or None
-        A itself, by reference, for :func:`neula.lu_solve` to refine with; None after ``keep_a=False``, and of
-        a batch, whose members have theirs.
-    members : tuple of LUFactors, or None
-        The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix.
+    kept : KeptMatrix, KeptBatch or None
+        A itself, by reference, for :func:`neula.lu_solve` to refine with; None after ``keep_a=False``.
     seconds : float
         Time of the factorization.
     """
@@ -285,12 +287,12 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
     storage: str
     engine: str
     dtype: Any
-    _measure_growth: Callable[[], Any]
+    _largest: Tensor  # magnitudes in what was factorized, shape (...)
+    _measure_growth: Callable[[Tensor, Tensor], Any]
     # Turns a tensor into an array of the library and on the device of A, in its dtype or another.
     _give_back: Callable[..., Any]
     transform: TwoSided | None = None
-    kept: KeptMatrix | None = None
-    members: tuple[LUFactors[Any], ...] | None = None
+    kept: KeptMatrix | KeptBatch | None = None
     seconds: float = math.nan
     # State that neula.lu_solve keeps between solves.
     _solvers: KeptSolvers = field(default_factory=KeptSolvers)
@@ -303,7 +305,7 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
         It says how much elimination magnified rounding errors; beyond the inverse of the unit roundoff of the
         format the factors hold nothing else. A float, of a batch an array of them.
         """
-        return self._measure_growth()
+        return self._measure_growth(self.packed.lu, self._largest)
 
     @property
     def L(self) -> ArrayT:
@@ -355,12 +357,35 @@ class LUFactors(Factored[ArrayT], shown.Shown, Generic[ArrayT]):
     @property
     def keeps_a(self) -> bool:
         """Whether A is at hand to refine solutions with."""
-        if self.members is None:
-            return self.kept is not None
-        return all(member.keeps_a for member in self.members)
+        return self.kept is not None
+
+    @property
+    def members(self) -> tuple[LUFactors[Any], ...] | None:
+        """The factors of each matrix of a batch, in the memory of ``packed``; None for a single matrix."""
+        batch = self.shape[:-2]
+        return tuple(map(self._member, product(*map(range, batch)))) if batch else None
+
+    def _member(self, index: tuple[int, ...]) -> LUFactors[Any]:
+        """The factors of one matrix of a batch, made once; of a single matrix for ``()`` these."""
+        known = self._solvers.members
+        if not index or index in known:
+            return known.get(index, self)
+        methods = None if self._factors is None else self._factors.member(index)
+        packed, kept = (methods.packed, methods.kept) if methods else (self.packed.member(index), None)
+        return known.setdefault(
+            index,
+            replace(
+                self,
+                packed=packed,
+                kept=kept,
+                _largest=self._largest[index],
+                _factors=methods,
+                _solvers=KeptSolvers(),
+            ),
+        )
 
     def _integers(self, numbers: Tensor) -> Any:
-        return numbers.tolist() if self.members is None else self._give_back(numbers, numbers.dtype)
+        return numbers.tolist() if numbers.ndim == 1 else self._give_back(numbers, numbers.dtype)
 
     def _headline(self) -> str:
         return f"LU factors of {self.shape} {str(self.dtype).rpartition('.')[2]}"

@@ -97,20 +97,23 @@ def _wrong(gradient: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
 
 def _residuals(problems: BoundedProblems, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Norms of residuals, gradients ``A^T r`` and norms of b, by products with A itself, some at a time."""
-    whole, owner = problems.whole, problems.reduced.owner
-    count, m, _ = whole.a.shape
-    norm, b_norm, gradient = x.new_empty(len(x)), x.new_empty(len(x)), torch.empty_like(x)
-    k = whole.b.shape[2]
+    whole, norm = problems.whole, torch.linalg.vector_norm
+    (count, m, _), k = whole.a.shape, whole.b.shape[2]
     size = max(1, 8 * whole.options.engine.tuning.chunk_elements // max(1, m))
-    for place in range(count):
-        mine = (owner == place).nonzero()[:, 0] if count > 1 else torch.arange(len(x), device=x.device)
-        for rows in mine.split(size):
-            b = whole.b[place, :, problems.places[rows] - place * k]
-            r = torch.addmm(b, whole.a[place], x[rows].T, alpha=-1.0)
-            norm[rows] = torch.linalg.vector_norm(r, dim=0)
-            b_norm[rows] = torch.linalg.vector_norm(b, dim=0)
-            gradient[rows] = r.T @ whole.a[place]
-    return norm, gradient, b_norm
+    found = []
+    for places, owner, part in zip(
+        *(y.split(size) for y in (problems.places, problems.reduced.owner, x)), strict=True
+    ):
+        # Right-hand sides of a matrix, which are next to each other, are columns of one product.
+        present, member, each = owner.unique_consecutive(return_inverse=True, return_counts=True)
+        place = member, torch.arange(len(member), device=x.device) - (each.cumsum(0) - each)[member]
+        a = whole.a if len(present) == count else whole.a[present]
+        b, y = (x.new_zeros(len(present), int(each.max()), rows) for rows in a.shape[1:])
+        b[place], y[place] = whole.b.mT[owner, places - owner * k], part
+        r = torch.baddbmm(b.mT, a, y.mT, alpha=-1.0)
+        found.append((norm(r, dim=1)[place], (r.mT @ a)[place], norm(b, dim=2)[place]))
+    residual, gradient, b_norm = (torch.cat(parts) for parts in zip(*found, strict=True))
+    return residual, gradient, b_norm
 
 
 @dataclass

@@ -133,7 +133,7 @@ class LaunchedCholeskyPlan:
         residuals = found.values.residual.reshape(a.shape[:-2])
         lower = attached(found.values.lower.reshape(a.shape))
         reason = of_batch(f"residual {residual:.1e} (bound {judge.bound:.1e})", 0, len(matrices), "matrices")
-        factor = given.give(lower.mH if upper else lower)
+        factor = given.give((lower.mH if upper else lower).resolve_conj())
         known = factor, residual, given.give(residuals), lambda: given.give(judge.accept(residuals))
         return _accepted(given, options, found.label, lambda: reason, *known, judge.bound, upper)
 

@@ -107,7 +107,7 @@ def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
         return v.sqrt()
     if v.shape != (m, m):
         raise ValueError(
-            f"covariance must have shape ({m}, {m}) or ({m},), as A has rows, got {tuple(v.shape)}"
+            f"covariance must have shape ({m}, {m}) or ({m},), for {m} rows of A, got {tuple(v.shape)}"
         )
     difference, largest = (x.abs().max() if m else x.abs().sum() for x in (v - v.mH, v))
     if bool(difference > 1e-6 * largest):
@@ -127,7 +127,7 @@ def _factor_of(v: torch.Tensor, m: int) -> torch.Tensor:
 def _checked_factor(lower: torch.Tensor, m: int) -> torch.Tensor:
     if lower.shape != (m, m):
         raise ValueError(
-            f"covariance_factor must have shape ({m}, {m}), as A has rows, got {tuple(lower.shape)}"
+            f"covariance_factor must have shape ({m}, {m}), for {m} rows of A, got {tuple(lower.shape)}"
         )
     if bool(lower.triu(1).any()):
         raise ValueError("covariance_factor must be lower triangular: pass the transpose of an upper one")

@@ -308,7 +308,7 @@ class LeastSquares:
         return Call(operands, over(self._engine, dtype), dtype, target, strict)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to an ``.npz`` file, completely or not at all.
+        """Write the fit to an ``.npz`` file, completely or not at all.
 
         Raises
         ------

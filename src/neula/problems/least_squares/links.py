@@ -44,7 +44,7 @@ from neula.pipeline.chain import (
     ruled,
 )
 from neula.pipeline.progress import stage
-from neula.problems.least_squares import by_core
+from neula.problems.least_squares import by_core, square
 from neula.problems.least_squares.problem import (
     NO_GAP,
     LeastSquaresAnswer,
@@ -290,6 +290,10 @@ _small = _when("small; on a CPU all that are not wide", lambda case: case.small)
 _large = _when("large", lambda case: not case.small)
 
 _in_core = _when("on a CPU, up to 2^18 elements and 256 columns or rows", lambda case: case.core)
+_is_system = _when(
+    "square, on a CPU, larger than that, up to 32 right-hand sides",
+    lambda case: not case.core and square.suits(case.m, case.n, case.options),
+)
 
 _svd_is_fast = _when(
     "an SVD takes no time: open problems more often lack full rank than nearly lack it",
@@ -363,6 +367,11 @@ def _of_r(method: str, words: str) -> Rule[LeastSquaresCase, Sequence[str]]:
 
 
 _of_gram = _formats("fp16_cor; fp16 over processes", lambda case: [case.gram])
+
+_of_lu = _formats(
+    "fp64; from order 400 on after fp32, for accuracies up to fp32",
+    lambda case: square.as_system(case.options).library_formats(case.n),
+)
 
 _named_format = _formats("fp32, or ``compute``", lambda case: [case.options.compute or "fp32"])
 
@@ -456,8 +465,14 @@ def _unrefined(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresL
 _by_complete_orthogonal = labelled(by_complete_orthogonal, improves=True)
 _SMALL = _together, _small
 
+
+def _by_lu(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
+    return _link(square.by_lu, label, format=format)
+
+
 TABLE: Table[LeastSquaresCase] = (
     Row("cholesky {}", _core, (_together, _in_core), "seminormal", place=CORE),
+    Row("lu {}", _by_lu, (_together, _is_system), arithmetics=_of_lu, place=CORE),
     Row("cholesky {}", _by_gram, (_has_gram,), "seminormal", _of_gram),
     Row(
         "cholesky {}",

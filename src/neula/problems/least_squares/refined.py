@@ -276,7 +276,8 @@ def refined_with(
     if not preconditioner.stable:
         probed = _probe(problem, r, columns, largest, target, inner, iterations)
     if not probed.error <= PROBE_ERROR:
-        doubt = f"a known solution comes back with error {probed.error:.1e}: R is poor, or A not of full rank"
+        known = f"a problem with known solution is solved with error {probed.error:.1e}"
+        doubt = f"{known}: R is too inaccurate, or A lacks full rank"
         if options.algorithm is None:
             raise Declined(doubt)
     scale = Scale(columns, largest, probed.smallest if probed.smallest > 0 else 1.0)

@@ -561,7 +561,7 @@ class RegressionFit(LinearFit):
     def _of_groups(self, q: torch.Tensor, left: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         """Products of sums over groups, with the correction for few of them, shape (P, K, q, q)."""
         if len(groups) != self._data:
-            raise ValueError(f"groups must have shape ({self._data},), as A has rows, got ({len(groups)},)")
+            raise ValueError(f"groups must have shape ({self._data},), one a row, got ({len(groups)},)")
         count = int(groups.max()) + 1
         correction = count / (count - 1) * (self._data - 1) / self._free[:, None, None, None]
         sums = torch.stack([q * one.conj()[..., None] for one in left.unbind(2)], 1)

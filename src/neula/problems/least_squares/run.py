@@ -134,7 +134,7 @@ class LeastSquaresPlan:
 
 
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
-    """A plan for problems whose first link launches its work."""
+    """A plan for problems whose first link launches its work, and for batches of the core."""
 
     result = LstsqResult
     judge: LeastSquaresJudge
@@ -182,21 +182,16 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
 def plan_for(
     shapes: BatchedProblem, options: LeastSquaresOptions, fit_of: FitOf
 ) -> LeastSquaresPlan | LaunchedLeastSquaresPlan | None:
-    """One problem on the host that the core takes, or problems whose first link launches its work."""
+    """Problems on the host that the core takes, or others whose first link launches its work."""
     a, b = shapes.a, shapes.b
     (m, n), k = a.shape[-2:], b.shape[-1]
-    here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b)) and not shapes.batch
+    here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b))
     special = options.weights is not None or options.progress is not None
-    if (
-        here
-        and not special
-        and takes(m, n, options)
-        and (k := b.shape[-1]) > 0
-        and takes_right(k, m, n, options)
-    ):
+    in_core = here and not special and takes(m, n, options) and k > 0 and takes_right(k, m, n, options)
+    if in_core and not shapes.batch:
         return LeastSquaresPlan(m, n, k, options, fit_of)
     launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
-    if not launches or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
+    if not (launches or in_core) or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
         return None
     if not (links := chain_together(len(shapes.matrices), m, n, options)):
         return None

@@ -198,7 +198,7 @@ def svd_lowrank(
         return _of_nothing(call, options)
     with plain_arithmetic(a.device), call.computing():
         together = a.ndim > 2 and algorithm is None and not options.engine.over_rows.spread
-        small = min(shape) <= options.tuning[SVDTuning].together
+        small = min(shape) <= options.tuning[SVDTuning].triplets_together
         found = _together(call, options) if together and small else _one_by_one(flattened(a), a, options)
     if bool((found.s > torch.finfo(a.dtype).max).any()):
         raise OverflowError(f"the singular values do not fit {a.dtype}: scale A down")
@@ -255,7 +255,7 @@ def _together(call: Call, options: SVDOptions) -> _Triplets:
     residual = residual / weights.amin(1) if k else residual
     u, v = (found.v, found.u) if m < n else (found.u, found.v)
     return _Triplets(
-        *(x[..., :k] for x in (u, found.values, v)),
+        *(u[:, :, :k], found.values[:, :k], v[:, :, :k]),
         errors=found.errors(torch.float64).errors[:, :k],
         relative_error=worst(left),
         numbers=torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy(),

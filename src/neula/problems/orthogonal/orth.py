@@ -201,9 +201,9 @@ def _of_full_rank(call: Call, result: PolarResult) -> Any:
     columns = call.first.tensor.shape[-1]
     if result.converged and result.rank < columns:
         call.report_missed(
-            "the columns do not have full rank",
-            f"{result.rank} or fewer of {columns} are independent to {result.accuracy} accuracy, and "
-            "what the basis spans beyond the range are rounding errors",
+            "the columns lack full rank",
+            f"the rank is at most {result.rank}, not {columns}, to {result.accuracy} accuracy; the "
+            "other basis vectors are rounding errors",
             result,
             (torch.as_tensor(result.ranks, device="cpu") < columns).nonzero().tolist(),
         )
@@ -226,9 +226,9 @@ def _check_full_rank(factors: QRFactors, call: Call, result: QRResult) -> torch.
         return ranks
     rank = int(ranks.cpu()[deficient].min())
     call.report_missed(
-        "the columns do not have full rank",
-        f"{rank} or fewer of {min(m, n)} are independent to {result.accuracy} accuracy, and what the basis "
-        "spans beyond the range are rounding errors; pass rcond= for a basis of the range alone",
+        "the columns lack full rank",
+        f"the rank is at most {rank}, not {min(m, n)}, to {result.accuracy} accuracy; the other basis "
+        "vectors are rounding errors; pass rcond= for a basis of the range only",
         result,
         deficient.reshape(batch).nonzero().tolist(),
     )

@@ -235,12 +235,14 @@ def _strong_orders(factors: QRFactors, matrices: torch.Tensor, options: QROption
     tolerance = _tolerance(matrices, options)
     smallest = partial(_smallest, options=options)
     doubtful = usable & (numerical_ranks(r, tolerance, exact=False, smallest=smallest(r[:, :, :k])) < k)
+    places = doubtful.nonzero()[:, 0]
+    if not len(places):
+        return None
     order = torch.arange(n, device=r.device).repeat(len(r), 1)
-    changed = False
-    for place in doubtful.nonzero()[:, 0].tolist():
-        size = tolerance * float(largest_singular_values(r[place, None]))
-        if _shows_the_last(r[place], size, smallest):
-            continue
+    changed, some = False, r[places]
+    sizes = tolerance * largest_singular_values(some)
+    hidden = ~_show_the_last(some, sizes, smallest)
+    for place, size in zip(places[hidden].tolist(), sizes[hidden].tolist(), strict=True):
         found = strong_order(in_double(r[place]), size)
         if found is not None:
             order[place], changed = found, True
@@ -254,17 +256,18 @@ def _smallest(r: torch.Tensor, options: QROptions) -> torch.Tensor:
     return options.engine.replay(lambda x: (estimate(x),), (r,), ("smallest singular values", width))[0]
 
 
-def _shows_the_last(r: torch.Tensor, size: float, smallest: Callable[[torch.Tensor], torch.Tensor]) -> bool:
-    """Whether only the last singular value of an R of shape (k, n) is at most of some size, and R shows that.
+def _show_the_last(
+    r: torch.Tensor, sizes: torch.Tensor, smallest: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Of which R, shape (batch, k, n), only the last singular value is at most of some size, and R shows it.
 
     A random square matrix is hardly ever further from full rank. No singular value of a leading block exceeds
     that of R with the same number, and that with number ``k + 1`` does not exceed the norm of what is left
     after k pivots.
     """
-    k = len(r) - 1
+    k = r.shape[1] - 1
     if k == 0:
-        return False
-    least = torch.cat([smallest(r[None, :j, :j]) for j in (k, k + 1)])
-    left = torch.stack([two_norms(r[j:, j:].triu()) for j in (k - 1, k)])
-    shown = left <= SHOWN * r.shape[1] ** 0.5 * least
-    return bool(shown.all() & (least[0] > size))
+        return torch.zeros_like(sizes, dtype=torch.bool)
+    least = torch.stack([smallest(r[:, :j, :j]) for j in (k, k + 1)])
+    left = torch.stack([two_norms(r[:, j:, j:].triu(), 1, 2) for j in (k - 1, k)])
+    return (left <= SHOWN * r.shape[2] ** 0.5 * least).all(0) & (least[0] > sizes)

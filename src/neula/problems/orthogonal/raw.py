@@ -76,8 +76,8 @@ def _by_library(storage: Format) -> RawLink:
             h = h.to(raw_dtype(a.dtype))
             h = h.tril(-1) + (h / scales[:, None].to(h.dtype)).triu()  # R in the units of A
         h, tau = (x.to(raw_dtype(a.dtype)) for x in (h, tau))
-        images = matrices.options.engine.replay(householder_images, (h, tau, scales), (label,))
-        return _answer(matrices, label, h, tau, scales, *images)
+        (measures,) = matrices.options.engine.replay(_measured, (a, h, tau, scales), (label,))
+        return _answer(matrices, label, h, tau, measures)
 
     return Link(label, answer)
 
@@ -96,7 +96,8 @@ def _reconstructed(matrices: QRMatrices, before: Solution | None) -> Solution:
     parts = zip(*(x.chunk(_parts(inputs, options.engine.replayed_bytes)) for x in inputs), strict=True)
     found = [options.engine.replay(made, part, key) for part in parts]
     h, tau, *rest = map(torch.cat, zip(*found, strict=True)) if len(found) > 1 else found[0]
-    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, inputs[2], *rest)
+    measures = householder_measures(a, inputs[2], *rest)
+    return _answer(matrices, f"{label} + {RECONSTRUCTED}", h, tau, measures)
 
 
 def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
@@ -110,16 +111,15 @@ def _parts(inputs: Sequence[torch.Tensor], largest: int) -> int:
     return next(fitting, 1)
 
 
+def _measured(
+    a: torch.Tensor, h: torch.Tensor, tau: torch.Tensor, scales: torch.Tensor
+) -> tuple[torch.Tensor]:
+    return (householder_measures(a, scales, *householder_images(h, tau, scales)),)
+
+
 def _answer(
-    matrices: QRMatrices,
-    label: str,
-    h: torch.Tensor,
-    tau: torch.Tensor,
-    scales: torch.Tensor,
-    images: torch.Tensor,
-    losses: torch.Tensor,
+    matrices: QRMatrices, label: str, h: torch.Tensor, tau: torch.Tensor, measures: torch.Tensor
 ) -> Solution:
-    measures = householder_measures(matrices.a, scales, images, losses)
     return answered(HouseholderForm(h, tau, measures.T), label, matrices.options.progress)
 
 

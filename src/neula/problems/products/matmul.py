@@ -15,15 +15,15 @@ from neula.engines import FP16_COR, FP32, FP64, TF32, Engine, format_of
 from neula.engines.complex import three_products
 from neula.engines.formats import round_to
 from neula.engines.tuning import CorrectedTuning
-from neula.errors import check_name, number
-from neula.kernels.products.gemm import combine, corrected_gemm
+from neula.errors import check_name
+from neula.kernels.products.gemm import corrected_gemm
 from neula.kernels.products.parts import SCHEMES, UNCORRECTED
 from neula.pipeline import derivatives
 from neula.pipeline.call import Call
 from neula.pipeline.distributed import ColumnSharded, OverProcesses
 from neula.pipeline.gradients import attach_product
-from neula.pipeline.inputs import Spread, Taken, is_spread, refuse_gradient, take
-from neula.pipeline.operators import Operator, engine_for, refuse_variable, with_operator
+from neula.pipeline.inputs import Spread, is_spread
+from neula.pipeline.operators import Operator, engine_for, with_operator
 from neula.pipeline.shapes import broadcast_batch
 from neula.problems.operators.arguments import Shapes, are_simple, common_dtype
 from neula.problems.signatures import Array, ArrayLike, Kind, MatmulKeywords
@@ -39,7 +39,7 @@ def _multiply(**options: Any) -> Any:
 
 
 MATMUL = Operator(
-    'matmul(Tensor A, Tensor B, str? compute=None, float alpha=1.0, str engine="auto") -> Tensor',
+    'matmul(Tensor A, Tensor B, str? compute=None, str engine="auto") -> Tensor',
     derivatives.ProductFunction,
     lambda A, B, **options: (matmul(A, B, **options),),
     _shapes_of_product,
@@ -47,12 +47,9 @@ MATMUL = Operator(
 )
 
 
-def traced_matmul(
-    A: Any, B: Any, *, beta: float = 0.0, out: Any = None, **options: Any
-) -> torch.Tensor | None:
-    if out is not None or beta != 0.0 or not are_simple(A, B, **options):
+def traced_matmul(A: Any, B: Any, **options: Any) -> torch.Tensor | None:
+    if not are_simple(A, B, **options):
         return None
-    refuse_variable(options.get("alpha", 1.0), "alpha")
     rows, columns = A.ndim == 1, B.ndim == 1
     left, right = A.unsqueeze(0) if rows else A, B.unsqueeze(1) if columns else B
     (product,) = MATMUL.by_name(left, right, **options)
@@ -60,12 +57,8 @@ def traced_matmul(
     return product.squeeze(-1) if columns else product
 
 
-def multiply_over_processes(
-    A: Any, B: Any, *, compute: str | None, alpha: float, beta: float, out: Any, engine: str | Engine
-) -> Any:
+def multiply_over_processes(A: Any, B: Any, *, compute: str | None, engine: str | Engine) -> Any:
     """:func:`neula.matmul` of an A whose columns are spread like the rows of B."""
-    if out is not None or beta != 0.0:
-        raise ValueError("out= and beta= are for whole matrices: leave them out over processes")
     is_transposed = isinstance(A, ColumnSharded) or (
         isinstance(A, torch.Tensor) and not isinstance(A, Spread) and _is_sharded_by_columns(A)
     )
@@ -74,7 +67,7 @@ def multiply_over_processes(
             "over processes matmul takes A^T B of tall matrices: pass A.T, the transpose of a matrix whose "
             "rows are distributed. For A B with a B that every process has, multiply the rows of each"
         )
-    return _transposed_product(A.T, B, compute=compute, alpha=alpha, engine=engine)
+    return _transposed_product(A.T, B, compute=compute, engine=engine)
 
 
 def _is_sharded_by_columns(a: torch.Tensor) -> bool:
@@ -85,7 +78,7 @@ def _is_sharded_by_columns(a: torch.Tensor) -> bool:
 @OverProcesses(
     lambda product, tall, replicated: replicated(product), operands=("A", "B"), wide=lambda asked: True
 )
-def _transposed_product(A: Any, B: Any, *, compute: str | None, alpha: float, engine: Any) -> torch.Tensor:
+def _transposed_product(A: Any, B: Any, *, compute: str | None, engine: Any) -> torch.Tensor:
     """Products of the rows here, in the dtype of the sums, added up and rounded once."""
     dtype = torch.promote_types(A.dtype, B.dtype)
     if compute is None and dtype.itemsize == 2:
@@ -93,7 +86,7 @@ def _transposed_product(A: Any, B: Any, *, compute: str | None, alpha: float, en
         compute = own if own in engine.formats else "fp32"
     wide = torch.promote_types(dtype, torch.float32)
     here = (x.to(wide if x.is_complex() else wide.to_real()) for x in (A.T, B))
-    part = matmul(*here, compute=compute, alpha=alpha, engine=engine.alone)
+    part = matmul(*here, compute=compute, engine=engine.alone)
     total = engine.over_rows.agree(engine.over_rows.total(part))
     product = total.to(dtype)
     if bool((product.isinf() & total.isfinite()).any()):
@@ -109,47 +102,27 @@ MODES = (*PLAIN, *SCHEMES)
 class Product:
     mode: str  # one of MODES
     engine: Engine
-    alpha: float = 1.0
-    beta: float = 0.0
 
-    def write(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        """``out = alpha A B + beta out``; the operands may overlap it."""
-        separate = out.device == a.device and not _overlap(out, (a, b))
-        if separate and out.dtype.itemsize >= 4:
-            self.batched(a, b, out.shape, out)
-            return
-        total = replace(self, beta=0.0).batched(a, b, out.shape).to(out.device)
-        total = total if self.beta == 0.0 else total + self.beta * out.to(total.dtype)
-        out.copy_(Taken(out, lambda x: x, out).give_back(total))
-
-    def batched(
-        self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int], out: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def batched(self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """Products of a batch: one if all share B, small ones together, others one after the other."""
-        # Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``. ``out`` is
-        # written, and read where beta is not zero.
-        *batch, _, n = shape
+        # Shapes: a (..., m, k), b (..., k, n); leading dimensions broadcast to those of ``shape``.
+        batch = tuple(shape[:-2])
         if 0 in (*shape, a.shape[-1]):
-            product = a.new_zeros(tuple(shape), dtype=torch.promote_types(a.dtype, b.dtype))
-            return product if out is None else combine(product, self.alpha, self.beta, out)
+            return a.new_zeros(tuple(shape), dtype=torch.promote_types(a.dtype, b.dtype))
         if a.is_complex() != b.is_complex():
-            return combine(self._of_real_by_complex(a, b, shape), self.alpha, self.beta, out)
-        if b.ndim == 2 and (out is None or out.is_contiguous()):
-            rows = None if out is None else out.view(-1, n)
-            return self.single(a.reshape(-1, a.shape[-1]), b, rows).reshape(tuple(shape))
-        if out is None and self._takes_together(a, b, tuple(batch)):
+            return self._of_real_by_complex(a, b, shape)
+        if b.ndim == 2:
+            return self.single(a.reshape(-1, a.shape[-1]), b).reshape(tuple(shape))
+        if self._takes_together(a, b, batch):
             product = self.engine.using(self.mode).bmm(a.flatten(0, -3), b.flatten(0, -3))
-            return combine(product, self.alpha, self.beta, out).reshape(tuple(shape))
-        a, b = a.expand(*batch, *a.shape[-2:]), b.expand(*batch, *b.shape[-2:])
-        products = [
-            self.single(a[index], b[index], None if out is None else out[index])
-            for index in itertools.product(*map(range, batch))
-        ]
-        return out if out is not None else torch.stack(products).reshape(tuple(shape))
+            return product.reshape(tuple(shape))
+        a, b = (x.expand(*batch, *x.shape[-2:]) for x in (a, b))
+        products = [self.single(a[index], b[index]) for index in itertools.product(*map(range, batch))]
+        return torch.stack(products).reshape(tuple(shape))
 
     def _of_real_by_complex(self, a: torch.Tensor, b: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
         """``A B`` as a real product: the parts of a complex B are columns, those of a complex A are rows."""
-        real, (*batch, m, n) = replace(self, engine=self.engine.real, alpha=1.0, beta=0.0), shape
+        real, (*batch, m, n) = replace(self, engine=self.engine.real), shape
         if b.is_complex():
             pairs = torch.view_as_real(b).flatten(-2)
             parts = real.batched(a, pairs, (*batch, m, 2 * n)).unflatten(-1, (n, 2))
@@ -164,41 +137,34 @@ class Product:
         repeated = a.shape[:-2] != batch or b.shape[:-2] != batch
         if not small or repeated or self.mode not in PLAIN:
             return False
-        engine = self.engine.using(self.mode)
-        return _is_operand(a, engine) and (self.alpha == 1.0 or self.mode not in engine.narrow_products)
+        return _is_operand(a, self.engine.using(self.mode))
 
-    def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None) -> torch.Tensor:
+    def single(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None = None) -> torch.Tensor:
         """Product of two matrices of one dtype, float32 or wider, written into ``c`` if given."""
-        alpha, beta, mode = self.alpha, self.beta, self.mode
+        mode = self.mode
         if a.is_complex() and mode != "fp64" and (mode, a.dtype) != ("fp32", torch.complex64):
-            c = a.new_empty(len(a), b.shape[1]) if c is None else c
-            real = replace(self, engine=self.engine.real, alpha=1.0, beta=0.0)
+            real, product = replace(self, engine=self.engine.real), a.new_empty(len(a), b.shape[1])
             # Transposed: in columns, as engines do, and not in rows.
-            return three_products(lambda x, y, z: real.single(y.mT, x.mT, z.mT), a, b, c, alpha, beta)
+            return three_products(lambda x, y, z: real.single(y.mT, x.mT, z.mT), a, b, product)
         double, half = a.dtype == torch.float64, a.dtype.itemsize == 2
         scheme = SCHEMES.get(mode) or (UNCORRECTED if mode == "fp16" and not half else None)
         if scheme is not None and self.engine.tuning.corrected:
             if not double:
-                return corrected_gemm(a.float(), b.float(), scheme, alpha=alpha, beta=beta, c=c)
+                return corrected_gemm(a.float(), b.float(), scheme, c=c)
             (a, rows), (b, columns) = balanced(a, scheme.top), balanced(b.mT, scheme.top)
             product = unbalanced(corrected_gemm(a, b.mT, scheme).double(), rows, columns)
-            return combine(product, alpha, beta, c)
+            return product if c is None else c.copy_(product)
         engine = self.engine.using(mode.removesuffix("_cor"))
         narrow = engine.format.name in engine.narrow_products
-        if narrow and not (a.dtype == engine.format.dtype and c is None and alpha == 1.0):
+        if narrow and not (a.dtype == engine.format.dtype and c is None):
             format, engine = engine.format, self.engine.using(FP32)
             a, b = (round_to(x.to(engine.storage), format) for x in (a, b))
-        if (
-            scheme is None
-            and a.dtype == engine.storage
-            and c is not None
-            and (c.is_contiguous() or c.mT.is_contiguous())
-        ):
+        if c is not None and scheme is None and a.dtype == engine.storage and c.is_contiguous():
             # The transposed product, since engines write column-major matrices.
-            engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT, alpha, beta)
-            return c
+            return engine.gemm(engine.operand(b.mT), engine.operand(a.mT), c.mT).mT
         product = _by_engine(a, b, engine, mode in SCHEMES)
-        return combine(product.double() if double else product, alpha, beta, c)
+        product = product.double() if double else product
+        return product if c is None else c.copy_(product)
 
 
 def _is_operand(a: torch.Tensor, engine: Engine) -> bool:
@@ -221,11 +187,6 @@ def _by_engine(a: torch.Tensor, b: torch.Tensor, engine: Engine, corrected: bool
     return engine.gemm(engine.operand(b.mT), engine.operand(a.mT)).mT
 
 
-def _overlap(out: torch.Tensor, operands: Sequence[torch.Tensor]) -> bool:
-    memory = out.untyped_storage().data_ptr()
-    return any(x.untyped_storage().data_ptr() == memory for x in operands)
-
-
 @overload
 def matmul(A: Kind, B: Any, **keywords: Unpack[MatmulKeywords]) -> Kind: ...
 @overload
@@ -236,12 +197,9 @@ def matmul(
     B: ArrayLike,
     *,
     compute: str | None = None,
-    alpha: float = 1.0,
-    beta: float = 0.0,
-    out: ArrayLike | None = None,
     engine: str | Engine = "auto",
 ) -> Array:
-    """Matrix product ``alpha A B + beta out`` in a given arithmetic.
+    """Matrix product ``A B`` in a given arithmetic.
 
     ``fp16_cor`` multiplies float32 matrices on half-precision tensor cores as accurately as in float32: each
     operand is split into two fp16 numbers, and three of the partial products are added (Ootomo and Yokota,
@@ -270,10 +228,6 @@ def matmul(
         of the input's dtype: for float32 and complex64 ``fp16_cor`` for large products on a GPU and ``fp32``
         elsewhere, ``fp64`` for float64 and complex128, and for half-precision input its own format, or fp32
         where the engine does not have it.
-    alpha, beta : float
-    out : torch.Tensor or numpy.ndarray, of the shape of the result, optional
-        Written in place, in the dtype of the result; it may overlap the operands. It is read only if
-        ``beta`` is not zero.
     engine : {"auto", "cpu", "cuda", "emulated"} or Engine
         The engine that multiplies matrices. ``"auto"`` chooses it by the device of A. The CPU engine has no
         corrected formats, which gain nothing there; ``"emulated"`` has all of them.
@@ -281,15 +235,13 @@ def matmul(
     Returns
     -------
     array, shape (*batch, m, n), without m or n where A or B is a vector
-        ``out``, or a new array of the library and on the device of A, in the common dtype of A and B. The
-        product of two vectors is a number: a scalar of NumPy, or a tensor without dimensions. Nothing is
-        conjugated.
+        Of the library and on the device of A, in the common dtype of A and B. The product of two vectors is a
+        number: a scalar of NumPy, or a tensor without dimensions. Nothing is conjugated.
 
     Raises
     ------
     ValueError
-        If shapes do not fit, for a mode that is unknown or that the engine does not have, if ``beta`` is
-        given without ``out``, ``out`` cannot hold the result, or an operand of ``out`` requires a gradient.
+        If shapes do not fit, and for a mode that is unknown or that the engine does not have.
     TypeError
         For sparse input.
     OverflowError
@@ -351,44 +303,28 @@ def matmul(
     (True, True)
     """
     if is_spread(A) or is_spread(B):
-        return multiply_over_processes(A, B, compute=compute, alpha=alpha, beta=beta, out=out, engine=engine)
+        return multiply_over_processes(A, B, compute=compute, engine=engine)
     call = Call.begin({"A": A, "B": B}, engine=engine, gradients=True)
-    alpha, beta = (_factor(x, name) for x, name in ((alpha, "alpha"), (beta, "beta")))
     a, b = call.tensors
     left, right = _as_matrices(a, b)
     shape = _product_shape(left, right, a.shape, b.shape)
     given = (*shape[:-2], *shape[-2:-1] * (a.ndim > 1), *shape[-1:] * (b.ndim > 1))
     dtype, chosen = call.dtype, call.engine
     mode = _check_mode(compute, chosen) if compute is not None else _cheapest(dtype, chosen, left, shape)
-    if out is None and beta != 0.0:
-        raise ValueError(f"beta={beta} scales out, and there is none: pass out=C, or leave beta out")
-    if out is not None and call.differentiable:
-        raise ValueError(
-            "an operand requires a gradient, and out= has none: leave it out, or pass detached operands"
-        )
-    target = None if out is None else _check_out(out, given, dtype).view(shape)
     # A real operand of a complex one stays real.
     left, right = (call.here(x).to(dtype if x.is_complex() else dtype.to_real()) for x in (left, right))
     with call.computing():
-        if target is not None:
-            Product(mode, chosen, alpha, beta).write(left, right, target)
-            return out
-        product = Product(mode, chosen, alpha).batched(left, right, shape)
+        product = Product(mode, chosen).batched(left, right, shape)
     if not call.differentiable:
         product = call.give_back(product.reshape(given), dtype)
         return product[()] if isinstance(product, np.ndarray) and product.ndim == 0 else product
 
     def again(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return matmul(a, b, compute=mode, alpha=alpha, engine=engine_for(chosen, a, b))
+        return matmul(a, b, compute=mode, engine=engine_for(chosen, a, b))
 
     product = call.give_back(product, dtype)
     graphs = (taken.graph for taken in call.operands.values())
     return attach_product(*_as_matrices(*graphs), product, again).reshape(given)
-
-
-def _factor(x: Any, name: str) -> float:
-    refuse_gradient(x, name)
-    return number(name, x, "a real number", lambda x: True)
 
 
 def _as_matrices(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -401,7 +337,7 @@ def _product_shape(a: torch.Tensor, b: torch.Tensor, *given: torch.Size) -> tupl
         if len(shape) == 0:
             raise ValueError(
                 f"{name} must be a vector, a matrix or a batch of matrices, got a number (shape ()): "
-                f"multiply by it, {'B' if name == 'A' else 'A'} * {name}, or pass it as alpha="
+                f"multiply by it, {'B' if name == 'A' else 'A'} * {name}"
             )
     shapes = f"(shapes {tuple(given[0])} and {tuple(given[1])})"
     if a.shape[-1] != b.shape[-2]:
@@ -450,27 +386,3 @@ def _cheapest(dtype: torch.dtype, engine: Engine, a: torch.Tensor, shape: Sequen
     tuning, (m, n, k) = engine.tuning[CorrectedTuning], (shape[-2], shape[-1], a.shape[-1])
     large = m * n * k >= tuning.corrected_product and m * n >= tuning.corrected_width * (m + n)
     return FP16_COR if large and engine.tuning.corrected else "fp32"
-
-
-def _check_out(out: Any, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """The memory of ``out`` as a tensor."""
-    if isinstance(out, np.ndarray) and type(out) is np.ndarray:
-        if not out.flags.writeable or any(stride < 0 for stride in out.strides) or not out.dtype.isnative:
-            raise ValueError(
-                "out must be writable, in native byte order and without negative strides: pass a copy"
-            )
-    elif not isinstance(out, torch.Tensor):
-        raise TypeError(f"out is a {type(out).__name__}: pass a torch tensor or a NumPy array")
-    if tuple(out.shape) != shape:
-        raise ValueError(f"out has shape {tuple(out.shape)}, and the product {shape}: pass one of that shape")
-    if isinstance(out, torch.Tensor) and (out.is_conj() or out.is_neg()):
-        raise ValueError("out is a lazily conjugated view: pass out.resolve_conj().resolve_neg()")
-    target = take(out, "out", or_complex=True).tensor
-    # A conversion by ``take`` copies.
-    kept = out.dtype == target.dtype if isinstance(out, torch.Tensor) else out.dtype.kind in "fc"
-    if target.dtype != dtype or not kept:
-        raise ValueError(f"out has dtype {out.dtype}, and the product {dtype}: pass one of that dtype")
-    steps = zip(target.stride(), target.shape, strict=True)
-    if target.numel() > 0 and any(step == 0 < size - 1 for step, size in steps):
-        raise ValueError("out is expanded, several elements share memory: pass out.clone()")
-    return target

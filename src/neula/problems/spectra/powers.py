@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -290,7 +289,7 @@ def _collect(
     _refuse_negative(found, power, batch)
     w = w.clamp_min(0.0)
     with call.computing():
-        x = _power(in_double(run.found.s), found.exponents.tolist(), v, power)
+        x = _power(in_double(run.found.s), found.exponents, v, power)
         if bool((~x.isfinite().flatten(1).all(1) & found.usable).any()):
             raise OverflowError(f"A**{power:g} does not fit torch.float64: scale A")
         a = hermitian_from_lower(in_double(lower))
@@ -355,15 +354,18 @@ def _refuse_negative(found: Decomposed, power: float, batch: tuple[int, ...]) ->
     raise np.linalg.LinAlgError(f"{which} is not {wanted}: its smallest eigenvalue is {given:.3g}{hint}")
 
 
-def _power(s: torch.Tensor, exponents: Sequence[int], v: torch.Tensor, power: float) -> torch.Tensor:
+def _power(s: torch.Tensor, exponents: torch.Tensor, v: torch.Tensor, power: float) -> torch.Tensor:
     """``V diag(w^p) V^H``, Hermitian, of eigenvalues ``w = s 2^exponents``, by powers of s, near 1."""
     s = s.clamp_min(0.0)
-    parts = [_in_two(power, exponent) for exponent in exponents]
-    whole, factors = ([part[i] for part in parts] for i in range(2))
-    factor = torch.tensor(factors, dtype=torch.float64, device=s.device)
+    different, place = exponents.unique(return_inverse=True)
+    parts = [_in_two(power, exponent) for exponent in different.tolist()]
+    whole, factor = (
+        torch.tensor([part[i] for part in parts], dtype=dtype, device=s.device)[place]
+        for i, dtype in enumerate((torch.int64, torch.float64))
+    )
     powers = (s**power if power else torch.ones_like(s)) * factor[:, None]
     x = exact_matmul(v * powers[:, None, :], v.mH)
-    return shift((x + x.mH) / 2, torch.tensor(whole, dtype=torch.int64, device=s.device)[:, None, None])
+    return shift((x + x.mH) / 2, whole[:, None, None])
 
 
 def _in_two(power: float, exponent: int) -> tuple[int, float]:

@@ -60,17 +60,19 @@ class SystemsCase(Case):
     def launched(self) -> bool:
         """Whether all that is done first is launched as a whole, with factors that need no pivots."""
         orders = self.tuning[QueuedTuning]
-        most = orders.queued_definite if self.options.positive else orders.queued
+        most = self._with_kernels(orders.queued_definite) if self.options.positive else orders.queued
         return not self.asks and self.n <= most
 
     @cached_property
     def begun(self) -> bool:
         """Whether there are links for all systems together: where cheaper factors are no faster."""
         orders = self.tuning[DirectTuning]
-        order = orders.direct_definite if self.options.positive else orders.direct
-        # Kernels that make double precision cheap for larger definite matrices are for real numbers.
-        order = min(order, orders.direct) if self.is_complex else order
+        order = self._with_kernels(orders.direct_definite) if self.options.positive else orders.direct
         return self.launched or (not self.asks and self.n < order)
+
+    def _with_kernels(self, order: float) -> float:
+        """An order of definite matrices up to which kernels for real numbers make double precision cheap."""
+        return min(order, self.tuning[DirectTuning].direct) if self.is_complex else order
 
     @property
     def is_complex(self) -> bool:
@@ -115,7 +117,8 @@ _definite = _when("positive definite", lambda case: case.options.positive)
 _general = _when("general", lambda case: not case.options.positive)
 
 _launched = _when(
-    "on a GPU that is fast in fp64, up to order 18000 (definite: 17000)", lambda case: case.launched
+    "on a GPU that is fast in fp64, up to order 18000 (definite: 17000, complex 6144)",
+    lambda case: case.launched,
 )
 
 _normal = _when("batches, and one system up to order 256", lambda case: case.normal)
@@ -202,9 +205,7 @@ _definite_formats = _formats(
 
 @ruled("fp64; on a CPU from order 400 on after fp32, for accuracies up to fp32")
 def _library(case: SystemsCase) -> Sequence[str]:
-    options, tuning = case.options, case.tuning
-    enough = options.target is not FP64 and case.n >= tuning[DirectTuning].direct_single
-    return ["fp32", "fp64"] if enough and not case.launched else ["fp64"]
+    return [FP64.name] if case.launched else case.options.library_formats(case.n)
 
 
 def _steps(case: SystemsCase, label: str, name: str) -> TogetherLink:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import cmath
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, NoReturn, Unpack, overload
+from typing import Any, NamedTuple, NoReturn, Self, Unpack, overload
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from neula.algorithms.elimination.lu import (
 )
 from neula.algorithms.elimination.lu_panels import Interchanges
 from neula.algorithms.krylov.iterative_refinement import KeptMatrix
+from neula.algorithms.krylov.kept_batch import KeptBatch
 from neula.engines import FP16, Engine, Format, format_named, format_of
 from neula.engines.formats import matching_dtype
 from neula.errors import check_name
@@ -153,7 +155,7 @@ class LUPlan:
             return None
         kept = KeptMatrix.from_matrix(a, top, engine) if keep_a else None
         lu, pivots, info = torch.linalg.lu_factor_ex(a)
-        if int(info) or not bool(lu.sum().isfinite()):  # of finite numbers, unless it overflows
+        if int(info) or not cmath.isfinite(lu.sum().item()):  # of finite numbers, unless it overflows
             return None
         wrap = torch.Tensor.numpy if given.wrap is not torch.from_numpy else itself
         return _factors(lu, pivots.long().sub_(1), largest, self.options, kept, wrap, given.begun)
@@ -195,9 +197,10 @@ def _factors(
         storage=storage.name,
         engine=str(engine),
         dtype=lu.dtype,
-        _measure_growth=partial(growth_of, lu, largest, engine),
+        _largest=largest,
+        _measure_growth=partial(_growth, engine, like.give_back),
         _give_back=like.give_back,
-        _factors=None if kept is None else LUMethods(kept.a, packed, False, like, (kept,)),
+        _factors=None if kept is None else LUMethods(kept.a, packed, False, like, kept),
         kept=kept,
         seconds=perf_counter() - begun,
     )
@@ -361,23 +364,26 @@ def lu_factor(
     direct = pivot == "partial" and is_lapacks(chosen, kept, panel, inner_panel, progress)
     if not direct:
         r, s = panel_widths(variant, chosen, panel, inner_panel, pivot == "partial")
-    indices = list(np.ndindex(*batch))
     transform = TwoSided.random(n, chosen.device) if pivot == "rbt" else None
     how: Any = {"variant": variant, "panel": panel, "inner_panel": inner_panel, "pivot": pivot}
     how |= {"engine": chosen, "storage": kept, "transform": transform, "keep_a": keep_a}
-    found = []
     with call.computing():
         if direct and batch and a.numel():
-            found = _factorize_together(a, indices, chosen, kept, keep_a=keep_a)
+            found = _factorize_together(a, chosen, kept, keep_a=keep_a)
         else:
-            for i, index in enumerate(indices):
+            members, count = [], math.prod(batch)
+            for i, index in enumerate(np.ndindex(*batch)):
                 with naming(index):
-                    found.append(_factorize(a[index], _part_of(progress, i, len(indices), n), **how))
+                    members.append(_factorize(a[index], _part_of(progress, i, count, n), **how))
+            found = _Factorized.stacked(members, a, chosen, kept, keep_a=keep_a) if batch else members[0]
     # Factors that do not keep A must not keep it alive.
     nothing = a.new_empty(0)
     like = replace(call.first, tensor=nothing, graph=nothing)
-    make = partial(
-        LUFactors,
+    methods = None
+    if found.kept is not None:
+        methods = LUMethods(graph, found.packed, transform is not None, like, found.kept)
+    return LUFactors(
+        packed=found.packed,
         variant="lapack" if direct else variant,
         panel=r,
         inner_panel=s,
@@ -385,44 +391,50 @@ def lu_factor(
         storage=kept.name,
         engine=str(chosen),
         dtype=a.dtype,
+        _largest=found.largest,
+        _measure_growth=partial(_growth, chosen, like.give_back),
         _give_back=like.give_back,
         transform=transform,
+        kept=found.kept,
         seconds=call.seconds,
+        _factors=methods,
     )
 
-    def methods(packed: PackedLU, index: tuple[int, ...], *of: _Factorized) -> LUMethods | None:
-        kept = tuple(each.matrix for each in of if each.matrix is not None)
-        return LUMethods(graph[index], packed, transform is not None, like, kept) if keep_a else None
 
-    def one(packed: PackedLU, index: tuple[int, ...], of: _Factorized) -> LUFactors:
-        growth = partial(growth_of, packed.lu, of.largest, chosen)
-        return make(
-            packed=packed, kept=of.matrix, _measure_growth=growth, _factors=methods(packed, index, of)
-        )
-
-    if not batch:
-        return one(found[0].packed, (), found[0])
-    packed = stacked([each.packed for each in found], batch, n, kept, a.to(chosen.device))
-    members = tuple(
-        one(PackedLU(packed.lu[index], packed.permutation[index], kept), index, each)
-        for index, each in zip(indices, found, strict=True)
-    )
-    growths = partial(_growths, members, batch, like.give_back)
-    return make(packed=packed, members=members, _measure_growth=growths, _factors=methods(packed, (), *found))
-
-
-def _growths(members: tuple[LUFactors, ...], batch: tuple[int, ...], give_back: Callable[..., Any]) -> Any:
-    each = torch.tensor([member.growth for member in members], dtype=torch.float64, device="cpu")
-    return give_back(each.reshape(batch), torch.float64)
+def _growth(engine: Engine, give_back: Callable[..., Any], lu: torch.Tensor, largest: torch.Tensor) -> Any:
+    """Growth of a matrix, or of each matrix of a batch as an array like A."""
+    if lu.ndim == 2:
+        return growth_of(lu, largest, engine)
+    found = torch.ones_like(largest)
+    if lu.numel():
+        found = torch.where(largest > 0, largest_magnitude(lu.triu(), (-2, -1)) / largest, 1.0)
+    return give_back(found.double(), torch.float64)
 
 
 @dataclass(frozen=True)
 class _Factorized:
-    """Factors of one matrix, the largest magnitude in what was factorized, and the matrix to keep."""
+    """Factors of a matrix or a batch, largest magnitudes in what was factorized, and the matrices to keep."""
 
     packed: PackedLU
     largest: torch.Tensor
-    matrix: KeptMatrix | None
+    kept: KeptMatrix | KeptBatch | None
+
+    @classmethod
+    def stacked(
+        cls, members: Sequence[Any], a: torch.Tensor, engine: Engine, storage: Format, *, keep_a: bool
+    ) -> Self:
+        """Factors of the matrices of a batch in one piece of memory, each column-major as it was."""
+        kept = KeptBatch.stacked([each.kept for each in members], a, engine) if keep_a else None
+        if not members:
+            like = a.to(engine.device, matching_dtype(storage.dtype, a.dtype))
+            packed = PackedLU(like, like.new_empty(a.shape[:-1], dtype=torch.int64), storage)
+            return cls(packed, like.real.new_empty(a.shape[:-2]), kept)
+        lu = torch.stack([each.packed.lu.T for each in members]).unflatten(0, a.shape[:-2]).mT
+        permutation, largest = (
+            torch.stack(x).unflatten(0, a.shape[:-2])
+            for x in zip(*((each.packed.permutation, each.largest) for each in members), strict=True)
+        )
+        return cls(PackedLU(lu, permutation, storage), largest, kept)
 
 
 def _factorize(
@@ -455,29 +467,26 @@ def _factorize(
     return _Factorized(packed, largest, kept)
 
 
-def _factorize_together(
-    a: torch.Tensor, indices: Sequence[tuple[int, ...]], engine: Engine, storage: Format, *, keep_a: bool
-) -> list[_Factorized]:
+def _factorize_together(a: torch.Tensor, engine: Engine, storage: Format, *, keep_a: bool) -> _Factorized:
     """The matrices of a batch by the library, in its own launches for all of them."""
-    given = a.flatten(0, -3)
-    here = given.to(engine.device)
-    largest = largest_magnitude(here, (1, 2))
-    tops = largest.tolist()
-    for index, each, top in zip(indices, here, tops, strict=True):
-        if not top < storage.largest:
-            with naming(index):
-                check_finite(each, largest_of(each), "A")
-                check_range(each, top, storage)
-    kept = KeptMatrix.from_matrices(given, tops, engine) if keep_a else [None] * len(given)
+    here = a.to(engine.device)
+    largest = largest_magnitude(here, (-2, -1))
+    tops = largest.cpu()
+    for index in (~(tops < storage.largest)).nonzero().tolist():
+        with naming(index):
+            each = here[tuple(index)]
+            check_finite(each, largest_of(each), "A")
+            check_range(each, tops[tuple(index)].item(), storage)
+    kept = KeptBatch.from_matrices(a, tops, engine) if keep_a else None
     work = here.mT.to(
         matching_dtype(storage.dtype, a.dtype), copy=True, memory_format=torch.contiguous_format
     )
     packed = by_library(work.mT, tops, storage)
-    usable = work.diagonal(0, 1, 2).all(1) & (largest_magnitude(work, (1, 2)) < torch.inf)
-    for place in (~usable).nonzero().flatten().tolist():
-        with naming(indices[place]):
-            check_factors(packed[place], engine, "partial")
-    return [_Factorized(*each) for each in zip(packed, largest, kept, strict=True)]
+    usable = work.diagonal(0, -2, -1).all(-1) & (largest_magnitude(work, (-2, -1)) < torch.inf)
+    for index in (~usable).nonzero().tolist():
+        with naming(index):
+            check_factors(packed.member(tuple(index)), engine, "partial")
+    return _Factorized(packed, largest, kept)
 
 
 def _part_of(progress: Progress | None, i: int, count: int, n: int) -> Callable[[int], None] | None:
@@ -496,17 +505,3 @@ def naming(index: Sequence[int]) -> Iterator[None]:
         if not index:
             raise
         raise type(error)(f"A[{', '.join(map(str, index))}] of the batch: {error}") from None
-
-
-def stacked(
-    factors: Sequence[PackedLU], batch: Sequence[int], n: int, storage: Format, like: torch.Tensor
-) -> PackedLU:
-    """Factors of the matrices of a batch in one piece of memory, each column-major as it was."""
-    # ``batch``: leading dimensions. ``n``, ``storage`` and ``like``: order of the matrices, format of the
-    # factors, and a tensor where they are, also for a batch of none.
-    if not factors:
-        none = torch.empty(*batch, n, n, dtype=matching_dtype(storage.dtype, like.dtype), device=like.device)
-        return PackedLU(none, none.new_empty(*batch, n, dtype=torch.int64), storage)
-    lu = torch.stack([packed.lu.T for packed in factors]).unflatten(0, tuple(batch)).mT
-    permutation = torch.stack([packed.permutation for packed in factors]).unflatten(0, tuple(batch))
-    return PackedLU(lu, permutation, storage)

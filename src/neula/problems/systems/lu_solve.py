@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self, Unpack, overload
@@ -13,6 +14,7 @@ import torch
 from neula.algorithms.elimination.lu import PackedLU
 from neula.algorithms.elimination.lu_panels import Interchanges
 from neula.algorithms.krylov.iterative_refinement import FAR, KeptMatrix, RefinedSolution, refined_solution
+from neula.algorithms.krylov.kept_batch import BatchSolver, KeptBatch
 from neula.algorithms.scaling import binary_exponents
 from neula.algorithms.triangular.substitution import Substitution
 from neula.certificates.bounds import solve_bound
@@ -25,7 +27,7 @@ from neula.kernels import scipy_linalg
 from neula.kernels.shift import shift
 from neula.kernels.small_problems.refining import over
 from neula.pipeline.call import Call
-from neula.pipeline.inputs import check_finite, is_variable
+from neula.pipeline.inputs import check_finite, flattened, is_variable
 from neula.pipeline.operators import eager
 from neula.pipeline.plans import host_arrays
 from neula.pipeline.result import LUFactors
@@ -34,6 +36,7 @@ from neula.pipeline.shapes import broadcast_system
 from neula.pipeline.solutions import complex_columns, real_columns
 from neula.problems.signatures import Array, ArrayLike, Kind, LUSolveKeywords
 from neula.problems.systems.lu import naming
+from neula.problems.systems.together import library_solvers
 
 RefinedSolutions = dict[tuple[int, ...], RefinedSolution]
 """Refined solutions by the index of the matrix in the batch."""
@@ -115,9 +118,10 @@ def lu_solve(
     factors, ``1024 n`` to ``4096 n`` numbers in each precision used.
 
     The backward error is ``||b - A x|| / (||A|| ||x|| + ||b||)`` in the infinity norm, as in :func:`solve`.
-    From the second solve with LAPACK's factors on, it is estimated from random vectors whose products with A
-    are kept; x is refined if the estimate is too large. No digit is guaranteed if the condition number times
-    the unit roundoff of the dtype exceeds a tenth.
+    Matrices of a batch with LAPACK's factors are solved with together, and those that need GMRES or scaling
+    one by one. From the second solve with LAPACK's factors of one matrix on, the error is estimated from
+    random vectors whose products with A are kept; x is refined if the estimate is too large. No digit is
+    guaranteed if the condition number times the unit roundoff of the dtype exceeds a tenth.
 
     References
     ----------
@@ -142,7 +146,7 @@ def lu_solve(
             raise ValueError(f"lu_solve with trans has no gradient: use neula.solve({turned}, b)")
         return F.solve(b).x
     if not trans and F._solvers.measured is not None and F.kept is not None and refine in (None, True):
-        F.kept.products()  # A is what it was
+        F.kept.check()
         if (soon := F._solvers.measured(b)) is not None:
             return soon
     device = F.packed.lu.device
@@ -164,25 +168,74 @@ def lu_solve(
     with call.computing():
         if x.numel():
             check_finite(b, b.abs().amax(), "b")
-            members = zip(np.ndindex(*F.shape[:-2]), F.members or (F,), strict=True)
-            for i, (index, member) in enumerate(members):
+            columns = shapes.columns.to(device, work)
+            columns = columns.conj().resolve_conj() if trans == 1 else columns
+            left: Sequence[int] = range(len(x))
+            if len(F.shape) > 2 and F.variant == "lapack":
+                left = _solve_together(F, columns, x, target if refine else None, dtype, adjoint=trans > 0)
+            batch = F.shape[:-2]
+            for i in left:
+                index = tuple(map(int, np.unravel_index(i, batch))) if batch else ()
                 with naming(index):
-                    columns = shapes.columns[i].to(device, work)
-                    columns = columns.conj().resolve_conj() if trans == 1 else columns
+                    member = F._member(index)
                     if refine:
                         member = adjoint_of(member) if trans else member
-                        evidence[index] = refined(member, columns, target, dtype)
-                        solution = evidence[index].x
+                        evidence[index] = refined(member, columns[i], target, dtype)
+                        x[i] = evidence[index].x
                     else:
-                        solution = _substituted(member, columns, adjoint=trans > 0)
-                    solution = solution.conj() if trans == 1 else solution
-                    _check_solution(solution)
-                    x[i] = solution
+                        x[i] = _substituted(member, columns[i], adjoint=trans > 0)
+                    _check_solution(x[i])
+            x = x.conj().resolve_conj() if trans == 1 else x
     if refine and not trans:
         F._solvers.measured = F._solvers.measured or MeasuredSubstitution.from_used(F)
     answer = call.give_back(shapes.solutions(x), dtype)
     report_solutions(evidence, answer, F, target, call)
     return answer
+
+
+def _solve_together(
+    F: LUFactors,
+    b: torch.Tensor,
+    x: torch.Tensor,
+    target: Format | None,
+    dtype: torch.dtype,
+    *,
+    adjoint: bool,
+) -> Sequence[int]:
+    """Solve with LAPACK's factors of a batch, refined if there is a ``target``.
+
+    Writes solutions into x, shape (P, n, K), and returns the places of matrices that are to be solved with
+    one by one: to be scaled or to be refined further, or to say what is wrong.
+    """
+    if target is None:
+        if F.packed.lu.dtype != b.dtype:
+            return range(len(x))
+        x.copy_(_batch_solve(F, adjoint)(b))
+        return (~x.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
+    assert isinstance(F.kept, KeptBatch)
+    a = flattened(F.kept.check())
+    a = a.mH if adjoint else a
+    known = F._solvers.together
+    if adjoint not in known:
+        near = (F.kept.scales == 1.0).flatten().to(a.device)
+        known[adjoint] = BatchSolver.measured(a, near, _batch_solve(F, adjoint))
+    limits = limits_of(target, a.shape[-1])
+    aim = limits.backward_error / (1 if F.packed.storage.u <= limits.backward_error else 4)
+    found = known[adjoint](a, b, aim)
+    x.copy_(found.x)
+    error, settled = found.backward_error, found.complete
+    if format_of(dtype) is not FP64:
+        lost = over((in_double(x.to(dtype)) - x).abs().amax(-2), x.abs().amax(-2))
+        settled = settled & (lost <= target.u).all(-1)  # no result underflows or overflows
+    evidence = Evidence.from_errors(error, found.condition * error.clamp_min(target.u))
+    return (~(settled & limits.accept(evidence))).nonzero()[:, 0].tolist()
+
+
+def _batch_solve(F: LUFactors, adjoint: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    lu = flattened(F.packed.lu)
+    pivots = (F.packed.pivots + 1).int().reshape(lu.shape[:-1]).to(lu.device)
+    solvers = library_solvers(lu, pivots)
+    return solvers.solve_transposed if adjoint else solvers.solve
 
 
 def _substituted(F: LUFactors, b: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
@@ -202,7 +255,7 @@ def _check_solution(x: torch.Tensor) -> None:
 
 def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -> RefinedSolution:
     """Refine, b scaled if it or A is far from 1; x is then unscaled, unless it underflows."""
-    assert F.kept is not None
+    assert isinstance(F.kept, KeptMatrix)
     exponents = binary_exponents(b.abs().amax(0))
     given = F.kept.scale == 1.0 and not bool((exponents.abs() > FAR).any())
     found = _refined(F, b if given else shift(b, -exponents), target)
@@ -218,7 +271,7 @@ def refined(F: LUFactors, b: torch.Tensor, target: Format, dtype: torch.dtype) -
 
 def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
     """Refine with the factors; if they do not suffice, with factors in double precision, which are kept."""
-    assert F.kept is not None
+    assert isinstance(F.kept, KeptMatrix)
     solvers, limits = F._solvers, limits_of(target, F.shape[-1])
     if solvers.better is not None:
         return _refined(solvers.better, b, target)
@@ -235,7 +288,7 @@ def _refined(F: LUFactors, b: torch.Tensor, target: Format) -> RefinedSolution:
 
 def _refactorized(F: LUFactors) -> LUFactors | None:
     """Pivoted factors of the A that is kept, in double precision; None where a pivot vanishes."""
-    assert F.kept is not None
+    assert isinstance(F.kept, KeptMatrix)
     lu, pivots, info = torch.linalg.lu_factor_ex(in_double(F.kept.a.to(F.packed.lu.device)))
     if int(info):
         return None
@@ -248,8 +301,8 @@ def _refactorized(F: LUFactors) -> LUFactors | None:
 def adjoint_of(F: LUFactors) -> LUFactors:
     """The factors of A as those of its conjugate transpose, made once."""
     if F._solvers.adjoint is None:
-        assert F.kept is not None
-        F.kept.products()  # A is what it was
+        assert isinstance(F.kept, KeptMatrix)
+        F.kept.check()
         kept = KeptMatrix.from_adjoint(F.kept)
         solvers = KeptSolvers(substitutions=F._solvers.substitutions, none_better=F._solvers.none_better)
         F._solvers.adjoint = replace(F, kept=kept, _solvers=solvers)
@@ -324,7 +377,7 @@ class MeasuredSubstitution:
 
     def __init__(self, factors: LUFactors[Any]) -> None:
         kept = factors.kept
-        assert kept is not None
+        assert isinstance(kept, KeptMatrix)
         assert kept.conditioning is not None
         a = in_double(kept.a).numpy()
         self._lu = factors.packed.lu.numpy()
@@ -338,7 +391,11 @@ class MeasuredSubstitution:
     def from_used(cls, factors: LUFactors[Any]) -> Self | None:
         """For factors that have solved once; None where they are not LAPACK's, or A has to be scaled."""
         kept = factors.kept
-        if factors.variant != "lapack" or kept is None or factors._solvers.better is not None:
+        if (
+            factors.variant != "lapack"
+            or not isinstance(kept, KeptMatrix)
+            or factors._solvers.better is not None
+        ):
             return None
         on_host = kept.a.is_cpu and factors.packed.lu.is_cpu
         if not on_host or kept.a.is_neg() or kept.a.is_conj():

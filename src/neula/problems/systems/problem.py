@@ -9,7 +9,7 @@ import torch
 
 from neula.certificates.bounds import solve_bound
 from neula.certificates.verdict import Limits
-from neula.engines import FORMATS, FP64, Format
+from neula.engines import FORMATS, FP32, FP64, Format
 from neula.errors import counted
 from neula.pipeline import solutions
 from neula.pipeline.batches import Batch
@@ -75,6 +75,11 @@ class SystemsOptions(solutions.SolutionOptions):
         if self.compute is not None:
             return list(dict.fromkeys([self.compute.name, FP64.name]))
         return list(self.engine.tuning.definite)
+
+    def library_formats(self, n: int) -> list[str]:
+        """Formats of the library's LU of order n, cheapest first."""
+        low = self.target is not FP64 and n >= self.engine.tuning[DirectTuning].direct_single
+        return [FP32.name, FP64.name] if low else [FP64.name]
 
     def doubled(self, n: int, k: int) -> bool:
         """Whether residuals are in twice the working precision: where it costs little, or is asked for."""

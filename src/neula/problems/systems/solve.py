@@ -102,6 +102,8 @@ class SystemsPlan:
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
+    """A plan for systems whose first link launches its work, and for batches of the core."""
+
     result = SolveResult
 
     judge: SystemsJudge
@@ -123,17 +125,18 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
 
 
 def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
-    """One small system on the host where the core takes it, or one that is launched on a device."""
+    """Small systems on the host where the core takes them, or one that is launched on a device."""
     a, b = shapes.a, shapes.b
     n = a.shape[-1]
-    if shapes.batch:
-        return None
-    if is_for_core(n, options) and takes_small(a, b, options):
+    in_core = is_for_core(n, options) and takes_small(a, b, options)
+    if in_core and not shapes.batch:
         return SystemsPlan(n, b.shape[-1], options)
-    if 0 in (a.numel(), b.numel()) or options.progress is not None:
+    if 0 in (a.numel(), b.numel()) or options.progress is not None or shapes.copies > 1:
         return None
     links = chain_together(len(shapes.matrices), n, options)
-    if not links or (source := SOURCES.get(links[0].label)) is None or source.synchronizes:
+    source = SOURCES.get(links[0].label) if links else None
+    launches = not shapes.batch and source is not None and not source.synchronizes
+    if not (in_core or launches):
         return None
     return LaunchedSystemsPlan(links[0], SystemsJudge.for_shape(n, options, improves=False), options)
 

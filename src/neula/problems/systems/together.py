@@ -83,19 +83,17 @@ class Solvers:
 
 def library_solvers(lu: torch.Tensor, pivots: torch.Tensor) -> Solvers:
     """LU factors in single or double precision, of systems in double."""
+    by = partial(_by_library, lu, pivots)
+    return Solvers(partial(by, adjoint=False), partial(by, adjoint=True))
 
-    def solve(b: torch.Tensor) -> torch.Tensor:
-        if lu.dtype == b.dtype:
-            return torch.linalg.lu_solve(lu, pivots, b)
-        # Updates in single precision would underflow, and seem to be exact.
-        exponents = binary_exponents(largest_magnitude(b, 1, keepdim=True))
-        found = torch.linalg.lu_solve(lu, pivots, shift(b, -exponents).to(lu.dtype))
-        return shift(in_double(found), exponents)
 
-    def solve_transposed(b: torch.Tensor) -> torch.Tensor:
-        return in_double(torch.linalg.lu_solve(lu, pivots, b.to(lu.dtype), adjoint=True))
-
-    return Solvers(solve, solve_transposed)
+def _by_library(lu: torch.Tensor, pivots: torch.Tensor, b: torch.Tensor, *, adjoint: bool) -> torch.Tensor:
+    if lu.dtype == b.dtype:
+        return torch.linalg.lu_solve(lu, pivots, b, adjoint=adjoint)
+    # Updates in single precision would underflow, and seem to be exact.
+    exponents = binary_exponents(largest_magnitude(b, 1, keepdim=True))
+    found = torch.linalg.lu_solve(lu, pivots, shift(b, -exponents).to(lu.dtype), adjoint=adjoint)
+    return shift(in_double(found), exponents)
 
 
 def _lu(scaled: ScaledSystems, engine: Engine, *, format: Format) -> tuple[Factors, torch.Tensor]:

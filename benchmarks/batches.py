@@ -56,27 +56,8 @@ def _shaped(profile: str, a: torch.Tensor, cond: float, generator: torch.Generat
 def batch_of_profile(
     profile: str, count: int, n: int, cond: float = 0.0, *, device: torch.device | str = "cpu", seed: int = 0
 ) -> torch.Tensor:
-    """A batch of float32 matrices.
-
-    Parameters
-    ----------
-    profile : str
-        One of :data:`PROFILES`, or ``"mixed"``: every matrix draws one, but not ``"upper"``.
-    count, n : int
-        Shape of the batch, ``(count, n, n)``.
-    cond : float
-        The last column is ``10**-cond`` times as long as the first.
-    device : torch.device or str
-    seed : int
-
-    Returns
-    -------
-    Tensor, shape (count, n, n)
-
-    Raises
-    ------
-    ValueError
-        For an unknown profile.
+    """Float32 matrices, shape (count, n, n), of one of :data:`PROFILES`, or ``"mixed"``: every matrix draws
+    one, but not ``"upper"``. The last column is ``10**-cond`` times as long as the first.
     """
     if profile not in (*PROFILES, "mixed"):
         raise unknown_name("profile", profile, (*PROFILES, "mixed"))

@@ -1,0 +1,89 @@
+"""Square least-squares problems on a CPU: by LU where full rank is certain, else as others."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import neula
+from neula.algorithms.elimination.compiled import available
+
+pytestmark = pytest.mark.skipif(not available(), reason="no compiled core")
+
+N = 260
+"""Beyond the orders of which the core forms the Gram matrix."""
+
+
+def whole(*shape: int, seed: int, imaginary: bool = False) -> np.ndarray:
+    """Integers, whose products are exact."""
+    rng = np.random.default_rng(seed)
+    real = rng.integers(-9, 10, shape).astype(np.float64)
+    return real + 1j * whole(*shape, seed=seed + 1) if imaginary else real
+
+
+def system(dtype: str, *batch: int, k: int = 2) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, b, and the x with ``A x = b``."""
+    imaginary = dtype.startswith("complex")
+    a, x = whole(*batch, N, N, seed=3, imaginary=imaginary), whole(*batch, N, k, seed=5, imaginary=imaginary)
+    return a.astype(dtype), (a @ x).astype(dtype), x
+
+
+def error_of(a: np.ndarray, x: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """``||D (x - x*)|| / ||D x*||`` of each right-hand side."""
+    sizes = np.linalg.norm(a, axis=-2)[..., None]
+    return np.linalg.norm(sizes * (x - exact), axis=-2) / np.linalg.norm(sizes * exact, axis=-2)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64"])
+def test_the_errors_of_lu_are_bounded(dtype: str) -> None:
+    a, b, exact = system(dtype)
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert result.rank == N
+    assert result.factorization == "lu fp64"
+    assert (error_of(a, result.x, exact) <= result.forward_errors).all()
+    condition = np.linalg.cond(a / np.linalg.norm(a, axis=0))
+    assert condition / 3 <= result.condition <= 1.01 * condition
+    assert result.residual_norm == pytest.approx(np.linalg.norm(b - a @ result.x, axis=0), rel=0.9, abs=1e-9)
+
+
+def test_single_precision_is_refined() -> None:
+    n = 420
+    a, x = whole(n, n, seed=7), whole(n, 1, seed=9)
+    result = neula.lstsq(a.astype(np.float32), (a @ x).astype(np.float32))
+    assert result.converged
+    assert result.factorization == "lu fp32"
+    assert error_of(a, result.x, x) <= result.forward_errors
+
+
+def test_a_batch_with_a_singular_matrix() -> None:
+    a, _, exact = system("float64", 2)
+    a[1, :, 4] = a[1, :, 7]
+    result = neula.lstsq(a, a @ exact)
+    assert result.ranks.tolist() == [N, N - 1]
+    assert {attempt.method for attempt in result.attempts} >= {"lu fp64"}
+    shortest = exact[1].copy()
+    shortest[[4, 7]] = shortest[[4, 7]].mean(0)
+    assert (error_of(a[0], result.x[0], exact[0]) <= result.forward_errors[0]).all()
+    assert (error_of(a[1], result.x[1], shortest) <= result.forward_errors[1]).all()
+
+
+@pytest.mark.parametrize("asked", [{"damp": 0.5}, {"weights": np.ones(N)}, {"certify": "forward"}])
+def test_what_lu_does_not_solve(asked: dict) -> None:
+    a, b, _ = system("float64")
+    assert not neula.lstsq(a, b, **asked).factorization.startswith("lu")
+
+
+def test_many_right_hand_sides_take_the_gram_matrix() -> None:
+    a, b, exact = system("float64", k=200)
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert not result.factorization.startswith("lu")
+    assert (error_of(a, result.x, exact) <= result.forward_errors).all()
+
+
+def test_a_threshold_decides_the_rank() -> None:
+    a, b, _ = system("float64")
+    with pytest.warns(neula.IllConditionedWarning):
+        result = neula.lstsq(a, b[:, :1], rcond=0.05)
+    assert result.rank < N
