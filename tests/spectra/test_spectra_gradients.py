@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -175,16 +176,82 @@ def test_tied_vectors_themselves_have_none() -> None:
     )
 
 
-def test_second_derivatives_at_ties_are_unknown() -> None:
-    a, weights = of(2.0, 2.0, 5.0, -1.0), symmetric(normal(4, 4))
-
-    def loss(x: torch.Tensor) -> torch.Tensor:
-        v = neula.eigh(x).eigenvectors[:, 1:3]
-        return (weights * (v @ v.mT)).sum()
-
+def second(loss: Loss, a: torch.Tensor, *directions: torch.Tensor) -> float:
+    """The second derivative of a loss along two directions."""
     (first,) = grad(loss(a), a, create_graph=True)
-    assert bool(first.isfinite().all())
-    assert bool(grad((first * weights).sum(), a)[0].isnan().any())
+    (found,) = grad((directions[0].conj() * first).real.sum(), a)
+    return float((directions[1].conj() * found).real.sum())
+
+
+def exact_second(loss: Callable[[Any], Any], a: torch.Tensor, *directions: torch.Tensor) -> float:
+    """That of a loss of mpmath, by differences of 60 digits."""
+    with mpmath.workdps(60):
+        step = mpmath.mpf(10) ** -15
+        a, x, y = (mpmath.matrix(z.detach().tolist()) for z in (a, *directions))
+        signs = [(1, 1), (1, -1), (-1, 1), (-1, -1)]
+        return float(sum(i * j * loss(a + step * (i * x + j * y)) for i, j in signs) / (4 * step**2))
+
+
+@COMPLEX
+@pytest.mark.parametrize(
+    "values", [(2.0, 2.0, 5.0, -1.0), (2.0, 2.0, 5.0, 5.0), (2.0, 2.0, 2.0, 5.0)], ids=str
+)
+def test_second_derivatives_of_projectors(values: tuple[float, ...], dtype: torch.dtype) -> None:
+    """Of products of the projector onto the cluster of 2 with itself, around a matrix."""
+    a, weights, x, y = (
+        of(*values, dtype=dtype),
+        *(symmetric(normal(4, 4, seed=k).to(dtype)) for k in (1, 2, 3)),
+    )
+    if dtype.is_complex:
+        x = x + symmetric(1j * normal(4, 4, seed=4))
+    places = [i for i, w in enumerate(sorted(values)) if w == 2]
+
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        v = neula.eigh(z).eigenvectors[:, places]
+        return (weights @ v @ v.mH @ x @ v @ v.mH).real.diagonal().sum()
+
+    def exact(z: Any) -> Any:
+        v = (mpmath.eighe if dtype.is_complex else mpmath.eigsy)(z)[1]
+        v = mpmath.matrix([[v[i, j] for j in places] for i in range(4)])
+        w, around = (mpmath.matrix(each.tolist()) for each in (weights, x))
+        product = w * v * v.H * around * v * v.H
+        return sum(mpmath.re(product[i, i]) for i in range(4))
+
+    assert second(loss, a, x, y) == pytest.approx(exact_second(exact, a, x, y), rel=1e-9, abs=1e-10)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 4), (4, 6)])
+@pytest.mark.parametrize("kept", ["U", "V", "both"])
+@pytest.mark.parametrize("function", ["svd", "svd_lowrank"])
+def test_second_derivatives_of_singular_subspaces(function: str, kept: str, shape: tuple[int, int]) -> None:
+    """Of projectors onto those of two equal singular values, and of the part of the polar factor."""
+    (m, n), s = shape, torch.diag(torch.tensor([3.0, 3.0, 2.0, 0.5], dtype=torch.float64))
+    left, right = (torch.linalg.qr(normal(k, 4, seed=k))[0] for k in shape)
+    a = (left @ s @ right.mT).requires_grad_()
+    x, y = normal(m, n, seed=2), normal(m, n, seed=3)
+    sides = {"U": (m, m), "V": (n, n), "both": (m, n)}[kept]
+    weights = normal(*sides, seed=5)
+
+    def loss(z: torch.Tensor) -> torch.Tensor:
+        found = neula.svd(z, full_matrices=False) if function == "svd" else neula.svd_lowrank(z, 2)
+        u, v = found.U[:, :2], found.Vh[:2].mT
+        return (weights * {"U": u @ u.mT, "V": v @ v.mT, "both": u @ v.mT}[kept]).sum()
+
+    def exact(z: Any) -> Any:
+        u, _, vh = mpmath.svd_r(z)
+        u, v = u[:, :2], vh[:2, :].T
+        product = {"U": u * u.T, "V": v * v.T, "both": u * v.T}[kept]
+        return sum(weights[i, j].item() * product[i, j] for i in range(sides[0]) for j in range(sides[1]))
+
+    assert second(loss, a, x, y) == pytest.approx(exact_second(exact, a, x, y), rel=1e-8, abs=1e-9)
+
+
+def test_a_loss_that_is_stationary_by_chance_has_no_second_derivative() -> None:
+    """It depends on one vector of a cluster, which LAPACK returns where its first derivative vanishes."""
+    a = torch.diag(torch.tensor([2.0, 2.0, 5.0], dtype=torch.float64)).requires_grad_()
+    weights = torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64)
+    (first,) = grad((neula.eigh(a).eigenvectors[:, 0] ** 2 * weights).sum(), a, create_graph=True)
+    assert bool(grad(first.sum(), a)[0].isnan().any())
 
 
 def test_forward_mode_at_ties() -> None:

@@ -7,6 +7,7 @@ if the loss cannot depend on it, and NaN otherwise.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,15 @@ import torch
 from neula.algorithms.krylov.gmres import cg
 from neula.certificates.forward_error import SURE
 from neula.engines.formats import in_double
-from neula.pipeline.derivatives import Attached, PrimalFunction, Tensors, Wanted, lyapunov
+from neula.kernels.cholesky.symmetric import hermitian_from_lower
+from neula.pipeline.derivatives import (
+    Attached,
+    PrimalFunction,
+    SymmetricFunction,
+    Tensors,
+    Wanted,
+    lyapunov,
+)
 
 Tensor = torch.Tensor
 Triplets = tuple[Tensor, Tensor, Tensor]
@@ -26,15 +35,15 @@ class EigenvectorsFunction(Attached):
     ``dA = V (diag(dw) + F * (V^H dV)) V^H`` with ``F_ij = 1 / (w_j - w_i)`` (M. B. Giles, "Collected matrix
     derivative results for forward and reverse mode algorithmic differentiation", 2008, section 2.2.5). Where
     two eigenvalues are equal up to their errors, the quotient is zero if the loss depends on their subspace
-    alone, and NaN otherwise; second derivatives are NaN there.
+    alone, and NaN otherwise. Derivatives of the quotients are those of :class:`Sylvester`.
     """
 
     answers = 2
-    kept = (0, 3)
+    kept = (1, 3)
 
     @staticmethod
     def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
-        (w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
+        (a, w, v, errors), (dw, dv) = map(in_double, kept), map(in_double, gradients)
         negligible = _negligible(gradients[1])
         inner, size = v.mH @ dv, torch.linalg.vector_norm(dv, dim=-2)
         if v.is_complex():  # a loss that depends on arbitrary phases has no gradient
@@ -42,16 +51,18 @@ class EigenvectorsFunction(Attached):
             inner = torch.where(phases.unsqueeze(-2), math.nan, inner)
         turned = (inner - inner.mH) / 2
         settled = depends_on_subspaces(turned, dw, size, negligible)
-        quotients = _by_gaps(turned, w, errors / SURE, (size != 0).unsqueeze(-2), settled)
-        return ((v @ (quotients + torch.diag_embed(dw)) @ v.mH).to(kept[1].dtype),)
+        apart = _apart(w, errors / SURE)
+        t = _moving(w, v, apart, lambda: v.mH @ SymmetricFunction.apply(a, HERMITIAN)[0] @ v)
+        quotients = _of_clusters(turned, t, apart, (size != 0).unsqueeze(-2), settled)
+        return ((v @ (quotients + torch.diag_embed(dw)) @ v.mH).to(kept[2].dtype),)
 
     @staticmethod
     def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
-        (w, v, errors), da = map(in_double, kept), in_double(changes[0])
+        (_, w, v, errors), da = map(in_double, kept), in_double(changes[0])
         inner = v.mH @ ((da + da.mH) / 2) @ v
         asked = torch.ones_like(w, dtype=torch.bool).unsqueeze(-2)
         dv = v @ _by_gaps(inner, w, errors / SURE, asked, inner == 0)
-        return inner.diagonal(0, -2, -1).real.to(kept[0].dtype), dv.to(kept[1].dtype)
+        return inner.diagonal(0, -2, -1).real.to(kept[1].dtype), dv.to(kept[2].dtype)
 
 
 def _negligible(x: Tensor) -> float:
@@ -74,9 +85,7 @@ def depends_on_subspaces(turned: Tensor, dw: Tensor, size: Tensor, negligible: f
 
 def _by_gaps(x: Tensor, w: Tensor, ties: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
     """``x_ij / (w_j - w_i)`` without a diagonal (as ``_quotient``)."""
-    asked = (asked | asked.mH) & ~torch.eye(w.shape[-1], dtype=torch.bool, device=w.device)
-    gaps, tie = w.unsqueeze(-2) - w.unsqueeze(-1), ties.unsqueeze(-1) + ties.unsqueeze(-2)
-    return _quotient(x, gaps, tie, asked, settled)
+    return _quotient(x, w.unsqueeze(-2) - w.unsqueeze(-1), _sums(ties), _of_others(asked), settled)
 
 
 def _quotient(x: Tensor, gap: Tensor, tie: Tensor, asked: Tensor, settled: Tensor | None = None) -> Tensor:
@@ -101,6 +110,81 @@ class OnceZero(Attached):
 
 
 ZERO = PrimalFunction(lambda x: (torch.zeros_like(x),))
+
+
+HERMITIAN = PrimalFunction(lambda a: (hermitian_from_lower(a),))
+
+
+def _apart(w: Tensor, ties: Tensor) -> Tensor:
+    """Which pairs of values, in order, belong to different clusters; NaN stands alone."""
+    between = ~((w[..., 1:] - w[..., :-1]).abs() <= ties[..., 1:] + ties[..., :-1])
+    clusters = torch.nn.functional.pad(between.long().cumsum(-1), (1, 0))
+    return clusters.unsqueeze(-1) != clusters.unsqueeze(-2)
+
+
+def _moving(w: Tensor, v: Tensor, apart: Tensor, product: Callable[[], Tensor]) -> Tensor:
+    """``diag(w)`` with the derivative of the blocks of a product that has these eigenvalues, in the dtype of
+    V: within a cluster it need not stay diagonal.
+    """
+    known = torch.diag_embed(w.detach()).to(v.dtype)
+    if not torch.is_grad_enabled():  # nobody asks for second derivatives
+        return known
+    blocks = torch.where(apart, 0.0, product())
+    return known + (blocks - blocks.detach())
+
+
+def _of_clusters(x: Tensor, t: Tensor, apart: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
+    """``x_ij / (t_jj - t_ii)``; within clusters 0 if that is settled or not asked, and NaN otherwise.
+
+    If x is zero there only by chance, its derivative is not that of a loss of subspaces, which shows in the
+    next derivatives.
+    """
+    signs = torch.ones_like(apart, dtype=x.dtype)
+    signs = signs.triu(1) - signs.tril(-1)
+    instead = torch.where(_of_others(asked), torch.where(settled, (x - x.detach()) * signs, math.nan), 0.0)
+    return torch.where(apart, Sylvester.apply(x, t, apart, DIFFERENCES)[0], instead)
+
+
+def _solved(c: Tensor, t: Tensor, solved: Tensor, asked: Tensor, equation: PrimalFunction) -> Tensor:
+    instead = torch.where(asked, math.nan, 0.0)
+    return torch.where(solved, Sylvester.apply(c, t, solved, equation)[0], instead)
+
+
+class Sylvester(Attached):
+    """X of ``X T - sign T X = C`` for a Hermitian T, diagonal as it stands; zero where it is not ``solved``.
+
+    The equation is its own adjoint.
+    """
+
+    operands = 3
+    kept = (3, 1)
+
+    @staticmethod
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Any:
+        _, t, solved, x = kept
+        (z,), sign = Sylvester.apply(gradients[0], t, solved, primal), primal.again()
+        of_t = -x.mH @ z
+        return z, of_t + sign * (z @ x.mH) if sign else of_t, None
+
+    @staticmethod
+    def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
+        (_, t, solved, x), (dc, dt, _), sign = kept, changes, primal.again()
+        right = torch.zeros_like(x) if dc is None else dc
+        if dt is not None:
+            right = right - x @ dt + (sign * (dt @ x) if sign else 0.0)
+        return Sylvester.apply(right, t, solved, primal)
+
+
+def _sylvester(sign: int) -> PrimalFunction:
+    def call(c: Tensor, t: Tensor, solved: Tensor) -> Tensors:
+        w = t.diagonal(0, -2, -1).real
+        gaps = w.unsqueeze(-2) - sign * w.unsqueeze(-1) if sign else w.unsqueeze(-2)
+        return (torch.where(solved, c / torch.where(solved, gaps, 1.0), 0.0),)
+
+    return PrimalFunction(call, lambda: sign)
+
+
+DIFFERENCES, SUMS, ALONE = map(_sylvester, (1, -1, 0))
 
 
 class PowerFunction(Attached):
@@ -181,10 +265,13 @@ class TripletsFunction(Attached):
         asked = ((du != 0).any(-2) | (dv != 0).any(-2)).unsqueeze(-2)
         left, right = (x.mH @ dx - dx.mH @ x for x, dx in ((u, du), (v, dv)))
         settled = depends_on_subspaces(left + right, ds, size, negligible)
-        minus, plus = _by_pairs(left + right, left - right, s, ties, asked, settled)
+        apart, sums = _apart(s, ties), ~(_sums(s) <= _sums(ties))
+        t = _moving(s, v, apart, lambda: _hermitian(u.mH @ a @ v))
+        inner = _of_clusters(left + right, t, apart, asked, settled)
+        inner = inner + _solved(left - right, t, sums, _of_others(asked), SUMS)
         x, z = (dy - y @ (y.mH @ dy) for y, dy in ((u, du), (v, dv)))
-        x, z = _beyond(a, (u, s, v), ties, asked, x, z)
-        found = u @ (minus + plus + torch.diag_embed(ds)) @ v.mH + x @ v.mH + u @ z.mH
+        x, z = _beyond(a, (u, t, v), ties, asked, x, z)
+        found = u @ (inner / 2 + torch.diag_embed(ds)) @ v.mH + x @ v.mH + u @ z.mH
         return (found.to(kept[0].dtype),)
 
     @staticmethod
@@ -196,7 +283,8 @@ class TripletsFunction(Attached):
         both = inner + inner.mH
         both = both - torch.diag_embed(both.diagonal(0, -2, -1))
         minus, plus = _by_pairs(both, inner - inner.mH, s, ties, asked, both == 0)
-        x, z = _beyond(a, (u, s, v), ties, asked, image - u @ inner, transposed - v @ inner.mH)
+        t = torch.diag_embed(s).to(u.dtype)
+        x, z = _beyond(a, (u, t, v), ties, asked, image - u @ inner, transposed - v @ inner.mH)
         found = u @ (minus + plus) + x, inner.diagonal(0, -2, -1).real, (v @ (minus - plus) + z).mH
         return tuple(x.to(y.dtype) for x, y in zip(found, kept[1:4], strict=True))
 
@@ -205,30 +293,46 @@ def _by_pairs(
     minus: Tensor, plus: Tensor, s: Tensor, ties: Tensor, asked: Tensor, settled: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``minus_ij / (2 (s_j - s_i))`` and ``plus_ij / (2 (s_j + s_i))``."""
-    sums, tie = s.unsqueeze(-1) + s.unsqueeze(-2), ties.unsqueeze(-1) + ties.unsqueeze(-2)
-    both = (asked | asked.mH) & ~torch.eye(s.shape[-1], dtype=torch.bool, device=s.device)
-    return _by_gaps(minus, s, ties, asked, settled) / 2, _quotient(plus, sums, tie, both) / 2
+    plus = _quotient(plus, _sums(s), _sums(ties), _of_others(asked))
+    return _by_gaps(minus, s, ties, asked, settled) / 2, plus / 2
+
+
+def _of_others(asked: Tensor) -> Tensor:
+    """Pairs of different vectors of which one is asked."""
+    return (asked | asked.mH) & ~torch.eye(asked.shape[-1], dtype=torch.bool, device=asked.device)
+
+
+def _hermitian(x: Tensor) -> Tensor:
+    return (x + x.mH) / 2
+
+
+def _sums(s: Tensor) -> Tensor:
+    return s.unsqueeze(-1) + s.unsqueeze(-2)
 
 
 def _beyond(
     a: Tensor, triplets: Triplets, ties: Tensor, asked: Tensor, x: Tensor, z: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Columns p and q with ``s p - D q = x`` and ``s q - D^H p = z``, where ``D = A - U diag(s) V^H``."""
-    (u, values, v), ties = triplets, ties.unsqueeze(-2)
-    s = values.unsqueeze(-2)
-    if s.shape[-1] == min(a.shape[-2:]):  # D is zero, and so are x or z where U or V is square
+    """Columns p and q with ``P T - D Q = X`` and ``Q T - D^H P = Z``, where ``D = A - U T V^H``, T being
+    ``diag(s)``.
+    """
+    u, t, v = triplets
+    known = ~(t.diagonal(0, -2, -1).real <= ties).unsqueeze(-2)
+    if t.shape[-1] == min(a.shape[-2:]):  # D is zero, and so are x or z where U or V is square
         p, q = (
-            torch.zeros_like(c) if c.shape[-2] == c.shape[-1] else _quotient(c, s, ties, asked)
+            torch.zeros_like(c) if c.shape[-2] == c.shape[-1] else _solved(c, t, known, asked, ALONE)
             for c in (x, z)
         )
         return p, q
-    rest = a - u @ (values.unsqueeze(-1) * v.mH)
-    (q,) = ShiftedGram.apply(rest, s, s * z + rest.mH @ x, BY_CG)
-    return _quotient(x + rest @ q, s, ties, asked), q
+    rest = a - u @ t @ v.mH
+    (q,) = ShiftedGram.apply(rest, t @ t, z @ t + rest.mH @ x, BY_CG)
+    return _solved(x + rest @ q, t, known, asked, ALONE), q
 
 
 class ShiftedGram(Attached):
-    """Y of ``Y diag(s)^2 - D^H D Y = C``, for s above the norm of D: linear in C, and its own adjoint."""
+    """Y of ``Y S - D^H D Y = C``, for a diagonal S above the square of the norm of D: linear in C, and its
+    own adjoint.
+    """
 
     operands = 3
     kept = (2, 1)
@@ -237,31 +341,33 @@ class ShiftedGram(Attached):
     def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Triplets:
         d, s, y = kept
         (z,) = ShiftedGram.apply(d, s, gradients[0], primal)
-        return (d @ y) @ z.mH + (d @ z) @ y.mH, -2 * s * (y * z.conj()).real.sum(-2, keepdim=True), z
+        return (d @ y) @ z.mH + (d @ z) @ y.mH, -y.mH @ z, z
 
     @staticmethod
     def pushed_forward(primal: PrimalFunction, kept: Tensors, *changes: Any) -> Tensors:
         (d, s, y), (dd, ds, dc) = kept, changes
         right = torch.zeros_like(y) if dc is None else dc
         if ds is not None:
-            right = right - 2 * s * ds * y
+            right = right - y @ ds
         if dd is not None:
             right = right + dd.mH @ (d @ y) + d.mH @ (dd @ y)
         return ShiftedGram.apply(d, s, right, primal)
 
 
 def _by_cg(d: Tensor, s: Tensor, c: Tensor) -> Tensors:
-    """By conjugate gradients; a column that does not converge, because s is near the norm of D, is NaN."""
+    """By conjugate gradients; a column that does not converge, because its s is near ``||D||^2``, is NaN."""
     if d.ndim > 2:
         found = [_by_cg(*each)[0] for each in zip(d, s, c, strict=True)]
         return (torch.stack(found) if found else torch.zeros_like(c),)
     if not c.numel():
         return (torch.zeros_like(c),)
 
-    def times(y: Tensor) -> Tensor:
-        return s * s * y - d.mH @ (d @ y)
+    squares = s.diagonal().real
 
-    # About 15 (1 - (norm / s)^2)^(-1/2) iterations are needed.
+    def times(y: Tensor) -> Tensor:
+        return squares * y - d.mH @ (d @ y)
+
+    # About 15 (1 - ||D||^2 / s)^(-1/2) iterations are needed.
     accurate = 1e-12
     y, _ = cg(times, lambda residual: residual, c, tolerance=accurate, max_iterations=1000)
     left = torch.linalg.vector_norm(c - times(y), dim=0)

@@ -223,7 +223,7 @@ def _scaled(matrices: torch.Tensor, *, symmetric: bool) -> tuple[torch.Tensor, .
     finite; and the exponents. Nothing synchronizes on a GPU.
     """
     a = matrices.to(torch.promote_types(matrices.dtype, torch.float32))
-    if symmetric:
+    if symmetric and (a.is_cuda or not torch.equal(a, a.mH)):
         a = hermitian_from_lower(a)
     largest = largest_magnitude(a, (1, 2)) if a.numel() else a.real.new_zeros(len(a))
     usable = largest.isfinite()
