@@ -255,8 +255,10 @@ def _together(call: Call, options: SVDOptions) -> _Triplets:
     residual = residual / weights.amin(1) if k else residual
     u, v = (found.v, found.u) if m < n else (found.u, found.v)
     return _Triplets(
-        *(u[:, :, :k], found.values[:, :k], v[:, :, :k]),
-        errors=found.errors(torch.float64).errors[:, :k],
+        u[:, :, :k].contiguous(),
+        found.values[:, :k].contiguous(),
+        v[:, :, :k].contiguous(),
+        found.errors(torch.float64).errors[:, :k].contiguous(),
         relative_error=worst(left),
         numbers=torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy(),
         judge=SVDJudge(options.part or bounds.residual, bounds.orthogonality),
