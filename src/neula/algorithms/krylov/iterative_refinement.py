@@ -37,7 +37,6 @@ from neula.certificates.residuals import SLOW, STAGNATION, goes_on, improves
 from neula.engines import FP64, Engine
 from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian
-from neula.kernels.few_vectors.symmetric_product import symmetric_product
 from neula.kernels.few_vectors.thin import thin_product
 
 INNER_TOLERANCE = 1e-12
@@ -234,7 +233,7 @@ def cg_refinement(
     """
     from_zero = bool(scalings)
     products, solves = (None, None) if probes is None else (probes.products, probes.solves)
-    multiply = SharedSolves(partial(symmetric_product, a), products)
+    multiply = SharedSolves(a.matmul, products)
     precondition = SharedSolves(_preconditioner(factors), solves)
 
     def joining() -> tuple[torch.Tensor, float] | None:

@@ -30,7 +30,6 @@ from neula.certificates.forward_error import ESTIMATED, MAX_RATE, measured_error
 from neula.certificates.residuals import residual_noise
 from neula.engines.random_vectors import gaussian
 from neula.kernels.doubled.doubled import Doubled
-from neula.kernels.few_vectors.symmetric_product import symmetric_product
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import adjoint_times
 from neula.kernels.small_problems.refining import over
@@ -73,9 +72,6 @@ other units may need smaller ones."""
 
 UNSOLVED = 0.5
 """Norm of ``I - B X`` up to which X is an inverse of B: that of B itself is then less than twice as large."""
-
-Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""A matrix, or its transpose, times some vectors, given both."""
 
 Measure = Callable[[torch.Tensor], torch.Tensor]  # ``||D A^-1 diag(right)||_2`` for a diagonal, shape (n, 1)
 
@@ -124,15 +120,14 @@ class SystemEvidence:
             measured = _unknown
         image = None if probe is None else probe.solved.along_image
         image = a @ direction(sizes, a.dtype) if image is None else image
-        multiply = symmetric_product if factors.symmetric else adjoint_times
         inverse = measured(1 / rows).nan_to_num(torch.inf, torch.inf)
         of_a = None if probe is None else probe.of_a
-        norm = _scaled_norm(a, scales.rows, sizes, image, multiply) if of_a is None else of_a
+        norm = _scaled_norm(a, scales.rows, sizes, image) if of_a is None else of_a
         if scales.trivial and scaled is None:
             condition = inverse * norm
         else:
             units = torch.ones_like(rows) if scaled is None else scaled.units[0]
-            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes, image, multiply)
+            condition = measured(1 / units) * _scaled_norm(a, units[:, 0], sizes, image)
         condition = condition.nan_to_num(torch.inf, torch.inf).clamp_min(1.0)
         return cls(a, scales, sizes, norm, inverse, condition)
 
@@ -349,12 +344,11 @@ def direction(sizes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _scaled_norm(
-    a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor, image: torch.Tensor, multiply: Product
+    a: torch.Tensor, rows: torch.Tensor, sizes: torch.Tensor, image: torch.Tensor
 ) -> torch.Tensor:
     """``||R A D^-1||_2`` from below by a step of the power method, given ``A D^-1`` times a random vector."""
-    # ``multiply``: ``A^H`` times some vectors, given both.
     image = rows[:, None] * image
-    back = multiply(a, rows[:, None] * image) / sizes
+    back = adjoint_times(a, rows[:, None] * image) / sizes
     return two_norms(back) / two_norms(image)
 
 
