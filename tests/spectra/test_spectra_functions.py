@@ -598,3 +598,17 @@ def test_powers_that_single_precision_does_not_have() -> None:
     exact = (v / w**0.5) @ v.T
     assert np.linalg.norm(result.X - exact) <= 1e-6 * np.linalg.norm(exact)
     assert result.error <= 1e-6
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128])
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (40, 90)])
+def test_vectors_are_the_same_whenever_they_are_computed(shape: tuple[int, int], dtype: type) -> None:
+    """Signs and phases of a first call, of repeated ones, of views and of a batch."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal(shape).astype(dtype)
+    if dtype is np.complex128:
+        a += 1j * rng.standard_normal(shape)
+    first, *others = (neula.svd(x, full_matrices=False) for x in (a, a, a, np.asfortranarray(a), a[None]))
+    for other in others:
+        for x, y in zip(first, other, strict=True):
+            assert np.allclose(x, y, atol=100 * np.finfo(dtype).eps)

@@ -326,8 +326,9 @@ class SpectralPlan:
                 s, v = torch.linalg.eigh(a, self._triangle)
                 u = v
             else:
-                u, s, vh = torch.linalg.svd(a, full_matrices=False)
-                v = vh.mH
+                wide = len(a) < a.shape[1]  # transposed, as everywhere: the signs of vectors are the same
+                u, s, vh = torch.linalg.svd(a.mH if wide else a, full_matrices=False)
+                u, v = (vh.mH.resolve_conj(), u) if wide else (u, vh.mH)
                 if self._full:
                     u, v = (x if len(x) == x.shape[1] else completed(x[None])[0] for x in (u, v))
             total, lost, measures = self._measured(whole, u, s, v, norm)
