@@ -174,6 +174,10 @@ def test_the_complement_is_orthonormal(shape: tuple[int, ...], dtype: torch.dtyp
     m, k = shape[1:]
     q = torch.linalg.qr(normal(*shape).to(dtype))[0]
     q[0] = torch.eye(m, k).roll(1, 0)
+    less = q * torch.linspace(0.95, 1.05, k).to(dtype)  # the complement lacks nothing of what that lacks
+    rest = complement_by_reflectors(less)
+    assert float((rest.mH @ q).norm()) <= 5 * m * torch.finfo(dtype).eps
+    assert float((rest.mH @ rest - torch.eye(m - k, dtype=dtype)).norm()) <= 5 * m * torch.finfo(dtype).eps
     whole = torch.cat([q, complement_by_reflectors(q)], 2)
     assert whole.shape == (shape[0], m, m)
     assert gap(whole.mH @ whole, torch.eye(m, dtype=dtype)) <= 5 * m * torch.finfo(dtype).eps

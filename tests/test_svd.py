@@ -295,6 +295,8 @@ def test_batches_and_the_rounding_of_what_is_returned(shape, dtype, asked):
     u = 40 * torch.finfo(torch.float32 if "accuracy" in asked and dtype.is_complex else dtype).eps
     assert bool((gap <= rest + u).all())
     assert float(gap.max()) == pytest.approx(result.relative_error, rel=1e-2, abs=u)
+    if len(shape) > 2 and shape[1] < 300:  # together: of what is returned
+        assert float(gap.max()) <= 1.001 * result.relative_error + 1e-14
     if "tol" in asked:  # as many as the matrix that needs most
         before = true[..., k - 1 :].square().sum(-1).sqrt()
         assert float((before / norm).max()) > 0.3 >= float(rest.max())

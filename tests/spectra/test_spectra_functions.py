@@ -612,3 +612,8 @@ def test_vectors_are_the_same_whenever_they_are_computed(shape: tuple[int, int],
     for other in others:
         for x, y in zip(first, other, strict=True):
             assert np.allclose(x, y, atol=100 * np.finfo(dtype).eps)
+    a = a @ a.conj().T
+    first, *others = (neula.eigh(x, upper=True) for x in (a, a, a, a.copy("F"), a[None]))
+    assert all(
+        np.allclose(first.eigenvectors, x.eigenvectors, atol=1e4 * np.finfo(dtype).eps) for x in others
+    )

@@ -60,14 +60,18 @@ def complement(q: torch.Tensor) -> torch.Tensor:
              [0.6000]]])
     """
     # Of a batch on a GPU the library takes one matrix after the other.
-    if q.is_cpu:
+    if q.is_cpu or len(q) == 1:
         return torch.linalg.qr(q, mode="complete")[0][:, :, q.shape[2] :]
     return complement_by_reflectors(q)
 
 
 def complement_by_reflectors(q: torch.Tensor) -> torch.Tensor:
     """:func:`complement` from Householder vectors of Q, for all matrices together."""
-    k, (work, signs) = q.shape[2], _less_signs(q)
+    k = q.shape[2]
+    # Reflectors keep what Q lacks, up to a tenth: it is squared each time (Newton and Schulz).
+    for _ in range(4):
+        q = exactly(torch.baddbmm, q, q, exact_matmul(q.mH, q), beta=1.5, alpha=-0.5)
+    work, signs = _less_signs(q)
     y = work.tril(-1)
     y.diagonal(0, 1, 2).fill_(1)
     # The last columns of I - Y T Y^H, whose first ones are Q S^H: T Y_1^H = -U S^H.

@@ -18,12 +18,13 @@ from neula.certificates.bounds import Accuracy, measurement_error, target_format
 from neula.certificates.low_rank import SVDCertificate, low_rank_error
 from neula.engines import FP32, FP64, Engine, Format, format_of, select_engine
 from neula.engines.complex import over
-from neula.engines.formats import in_double
+from neula.engines.formats import in_double, matching_dtype
 from neula.engines.reduction import Reduction
 from neula.errors import check_name, part_of_one
 from neula.io.sources import is_source, row_blocks
 from neula.kernels.magnitudes import largest_magnitude, two_norms
-from neula.kernels.precision import plain_arithmetic
+from neula.kernels.precision import exact_matmul, plain_arithmetic
+from neula.kernels.shift import shift
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Link, run_chain
 from neula.pipeline.distributed import OverProcesses
@@ -35,7 +36,7 @@ from neula.pipeline.result import Attempt, SVDResult
 from neula.pipeline.result.shown import Later
 from neula.pipeline.streaming import Reader, StreamTuning, torch_dtype
 from neula.problems.low_rank.links import SVDTuning, chain
-from neula.problems.low_rank.problem import SVDJudge, SVDOptions, TallMatrix
+from neula.problems.low_rank.problem import SVDJudge, SVDOptions, SVDValues, TallMatrix
 from neula.problems.low_rank.streamed import StreamedMatrix
 from neula.problems.signatures import ArrayLike, Kind, SVDKeywords
 from neula.problems.spectra.decompose import decompose, worst
@@ -198,7 +199,8 @@ def svd_lowrank(
         return _of_nothing(call, options)
     with plain_arithmetic(a.device), call.computing():
         together = a.ndim > 2 and algorithm is None and not options.engine.over_rows.spread
-        small = min(shape) <= options.tuning[SVDTuning].triplets_together
+        most = options.tuning[SVDTuning].triplets_together
+        small = min(shape) <= most and max(shape) * min(shape) <= 3 * most**2
         found = _together(call, options) if together and small else _one_by_one(flattened(a), a, options)
     if bool((found.s > torch.finfo(a.dtype).max).any()):
         raise OverflowError(f"the singular values do not fit {a.dtype}: scale A down")
@@ -238,32 +240,44 @@ class _Triplets:
 
 def _together(call: Call, options: SVDOptions) -> _Triplets:
     """The leading triplets of small matrices, of which all are computed at once."""
-    matrices = call.matrices()
-    m, n = matrices.shape[1:]
+    given = call.matrices()
+    wide = given.shape[1] < given.shape[2]
+    tall = given.mH if wide else given
     asked = SpectralOptions(options.target, options.engine, symmetric=False, progress=options.progress)
-    found = decompose(call, matrices.mH if m < n else matrices, asked)
+    found = decompose(call, tall, asked)
     if not bool(found.usable.all()):
-        check_finite(call.first.tensor, largest_magnitude(matrices, (1, 2)), "A")
-    run, bounds = found.run, found.judge.bounds
-    scaled, norms = in_double(run.found.s), in_double(run.found.size)
-    k = truncate(scaled, options.rank, options.tol)
-    units = torch.where(norms == 0, 1.0, norms)
-    # Relative to the norms, and of triplets relative to their weights.
-    residual, lost = torch.from_numpy(run.numbers).to(norms)
-    left = (two_norms(scaled[:, k:], 1) / units + residual).cpu().numpy()
-    weights = options.weights(scaled[:, :k], norms[:, None], m, n) / units[:, None]
-    residual = residual / weights.amin(1) if k else residual
-    u, v = (found.v, found.u) if m < n else (found.u, found.v)
-    return _Triplets(
-        u[:, :, :k].contiguous(),
-        found.values[:, :k].contiguous(),
-        v[:, :, :k].contiguous(),
-        found.errors(torch.float64).errors[:, :k].contiguous(),
-        relative_error=worst(left),
-        numbers=torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy(),
-        judge=SVDJudge(options.part or bounds.residual, bounds.orthogonality),
-        attempts=run.attempts,
-    )
+        check_finite(call.first.tensor, largest_magnitude(given, (1, 2)), "A")
+    s, norms = in_double(found.run.found.s), in_double(found.run.found.size)
+    k, units = truncate(s, options.rank, options.tol), torch.where(norms == 0, 1.0, norms)
+    residual, lost = torch.from_numpy(found.run.numbers).to(norms)
+    if k:
+        weights = options.weights(s[:, :k], norms[:, None], *tall.shape[1:]) / units[:, None]
+        residual = residual / weights.amin(1)
+    numbers = torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy()
+    errors = found.errors(torch.float64).errors
+    u, s, v, errors = (x[..., :k].contiguous() for x in (found.u, found.values, found.v, errors))
+    # What is left of A by what is returned, in its dtype.
+    kept = (in_double(x.to(matching_dtype(call.dtype.to_real(), x.dtype))) for x in (u, s, v))
+    (left, sizes, right), scales = kept, -found.exponents[:, None, None]
+    gap = shift(tall, scales) - exact_matmul(left * shift(sizes[:, None], scales), right.mH)
+    error = worst((two_norms(gap, 1, 2) / units).cpu().numpy())
+    judge = SVDJudge.for_shape(tall.shape[1], tall.shape[2], options)
+    u, v = (v, u) if wide else (u, v)
+    together = _Triplets(u, s, v, errors, error, numbers, judge, found.run.attempts)
+    return _again(together, given, replace(options, rank=k, tol=None))
+
+
+def _again(found: _Triplets, given: torch.Tensor, options: SVDOptions) -> _Triplets:
+    """Triplets of matrices one by one where those of all were not accepted."""
+    for place in np.flatnonzero(~found.accepted).tolist():
+        alone = _of_matrix(given[place], given[place], options)
+        if alone.accepted.all():
+            for name in ("u", "s", "v", "errors"):
+                getattr(found, name)[place] = getattr(alone, name)[0]
+            found.numbers[:, place] = alone.numbers[:, 0]
+            error = max(found.relative_error, alone.relative_error)
+            found = replace(found, relative_error=error, attempts=[*found.attempts, *alone.attempts])
+    return found
 
 
 def _one_by_one(members: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Triplets:
@@ -286,7 +300,18 @@ def _of_matrix(a: torch.Tensor, given: torch.Tensor, options: SVDOptions) -> _Tr
     found = run.found
     error = _relative_error(matrix, found.u[0], found.s[0], found.v[0], float(found.remainder[0]))
     u, v = (found.v, found.u) if transposed else (found.u, found.v)
-    return _Triplets(u, found.s / scale, v, found.errors / scale, error, run.numbers, judge, run.attempts)
+    s, errors = _unscaled(found, scale)
+    return _Triplets(u, s, v, errors, error, run.numbers, judge, run.attempts)
+
+
+def _unscaled(found: SVDValues, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Singular values in the units of A, and bounds on their errors, also where these are subnormal."""
+    s = found.s / scale
+    errors = found.errors + (s * scale - found.s).abs()
+    bounds = errors / scale
+    return s, torch.where(
+        bounds * scale < errors, torch.nextafter(bounds, torch.full_like(bounds, math.inf)), bounds
+    )
 
 
 def _options(
@@ -338,10 +363,9 @@ def _of_source(
         judge = replace(judge, bound=judge.bound + rounding)
         run = run_chain([Link("in passes", matrix.triplets)], matrix, judge)
         found, scale = run.found, matrix.scale
+        s, errors = _unscaled(found, scale)
     error = matrix.relative_error
-    one = _Triplets(
-        found.u, found.s / scale, found.v, found.errors / scale, error, run.numbers, judge, run.attempts
-    )
+    one = _Triplets(found.u, s, found.v, errors, error, run.numbers, judge, run.attempts)
     return replace(_result(call, options, one), passes=matrix.reader.passes)
 
 

@@ -283,7 +283,7 @@ class SpectralPlan:
         self, shape: tuple[int, int], options: SpectralOptions, *, upper: bool = False, full: bool = False
     ) -> None:
         self.options, self.bounds = options, options.bounds(min(shape))
-        self._triangle, self._upper, self._full, self._shape = "LU"[bool(upper)], upper, full, shape
+        self._upper, self._full, self._shape = upper, full, shape
         self._device, name = torch.device("cpu"), "eigh" if options.symmetric else "svd"
         self.label = f"{name} {options.work.name}"
         double = min(shape) <= options.tuning[SpectralTuning].measured_in_double
@@ -308,25 +308,26 @@ class SpectralPlan:
     def decomposed(self, given: np.ndarray | torch.Tensor) -> AcceptedSpectrum | None:
         """Values and vectors with their errors; None where they are not accepted."""
         a = given if isinstance(given, torch.Tensor) else torch.from_numpy(given)
-        options, whole = self.options, a
-        if options.symmetric:
-            whole = a if torch.equal(a, a.mH) else hermitian_from_lower(a.mH if self._upper else a)
+        a, options = a.mH if self._upper else a, self.options  # as everywhere: signs of vectors are the same
+        whole = a
+        if options.symmetric and not torch.equal(a, a.mH):
+            whole = hermitian_from_lower(a)
         whole = self._wide(whole)
         size = float(norm := two_norms(whole))
         if not 1 / SQUARABLE < size < SQUARABLE:
             return None
         u = v = None
         if not options.vectors:
-            s = torch.linalg.eigvalsh(a, self._triangle) if options.symmetric else torch.linalg.svdvals(a)
+            s = torch.linalg.eigvalsh(a) if options.symmetric else torch.linalg.svdvals(a)
             trace = float(in_double(whole.diagonal()).real.sum()) if options.symmetric else None
             total = size * float(inconsistency(in_double(s).numpy(), size, trace))
             lost, measures = 0.0, None
         else:
             if options.symmetric:
-                s, v = torch.linalg.eigh(a, self._triangle)
+                s, v = torch.linalg.eigh(a)
                 u = v
             else:
-                wide = len(a) < a.shape[1]  # transposed, as everywhere: the signs of vectors are the same
+                wide = len(a) < a.shape[1]
                 u, s, vh = torch.linalg.svd(a.mH if wide else a, full_matrices=False)
                 u, v = (vh.mH.resolve_conj(), u) if wide else (u, vh.mH)
                 if self._full:
