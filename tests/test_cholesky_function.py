@@ -63,6 +63,17 @@ def test_dtypes(dtype: torch.dtype, engine: str) -> None:
     assert scaled_residual(a.double().numpy(), found.L.double().numpy()) <= found.bound
 
 
+def test_integers_lists_and_views() -> None:
+    assert neula.cholesky([[4, 2], [2, 5]]).L.tolist() == [[2.0, 0.0], [1.0, 2.0]]
+    a = definite(20)
+    wide = np.zeros((40, 60))
+    wide[::2, ::3] = a
+    for view in (wide[::2, ::3], a[::-1, ::-1].copy()[::-1, ::-1], np.asfortranarray(a)):
+        before = view.copy()
+        assert np.allclose(neula.cholesky(view).L, np.linalg.cholesky(a), rtol=0, atol=1e-14)
+        assert np.array_equal(view, before)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("upper", [False, True])
 def test_one_triangle_is_read(upper: bool, engine: str) -> None:

@@ -11,6 +11,7 @@ from neula.algorithms.corrected import (
     balanced,
     corrected_bmm,
     corrected_product,
+    scaled_product,
     split,
     unbalanced,
 )
@@ -101,6 +102,22 @@ def test_one_scale_may_be_out_of_range_if_the_product_is_not():
 
 
 # ---------------------------------------------------------------- products
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_sixteen_decades_with_rows_of_zeros_and_nan(format):
+    """Much worse without correction, which the products of moderate numbers show."""
+    a, b = wide(30, 300, 12), wide(300, 30, 13)
+    a[0], a[1, 2], a[2, 5], b[:, 0] = 0, math.nan, math.inf, 0
+    engine = EmulatedEngine("cpu", format)
+    c = corrected_product(a, b, engine)
+    assert not c[1:3].isfinite().any()
+    assert not c[0].any()
+    assert not c[3:, 0].any()
+    assert errors(c, a, b)[3:, 1:].max() <= bound(300, engine)
+    x, y, ideal = uniform(40, 300, 10), uniform(300, 40, 11), EmulatedEngine("cpu", format, "ideal")
+    assert errors(corrected_product(x, y, ideal), x, y).max() <= bound(300, ideal)
+    assert errors(scaled_product(x, y, ideal), x, y).max() > 10 * bound(300, ideal)
 
 
 def test_long_sums_on_a_unit_that_truncates():

@@ -174,6 +174,18 @@ def test_triplets_with_the_panels_of_a_gpu(spectrum: str, dtype: torch.dtype) ->
     assert found.loss <= 100 * u
 
 
+def test_steps_on_the_matrix_itself_bring_back_what_the_gram_matrix_hides() -> None:
+    """In single precision the Gram matrix knows singular values above 2e-4 only; the 8th is 1e-3 here."""
+    k, engine = 8, CpuEngine("cpu", "fp32")
+    a = matrices.random_matrix("geometric", 300, 64, cond=1e27, seed=2).float()
+    allowed = 20 * U32 * float(a.norm())
+    triplets = gram_svd(a, k, engine, engine, allowed)
+    assert triplets is not None
+    assert triplets[0].residual <= allowed
+    truth = matrices.singular_values("geometric", 64, 1e27)[:k]
+    assert float((triplets[0].s.double() - truth).abs().max()) <= 300 * U32
+
+
 @pytest.mark.parametrize("element", [float("inf"), 1e30])
 def test_nothing_comes_of_a_gram_matrix_that_overflows(element: float) -> None:
     engine = CpuEngine("cpu", "fp32")

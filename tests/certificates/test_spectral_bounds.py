@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.matrices import normal
+from tests.matrices import normal, normal_complex
 
 from neula.certificates.spectra import (
     SpectralBounds,
@@ -17,6 +17,7 @@ from neula.certificates.spectra import (
     consistency,
     inconsistency,
     measured,
+    measured_alone,
     rounding_error,
     spectral_errors,
 )
@@ -162,6 +163,28 @@ def test_residuals_of_complex_matrices() -> None:
 def test_rounding_errors_of_products() -> None:
     assert rounding_error(9, torch.float64) == pytest.approx(4 * 2.0**-53)
     assert rounding_error(9, torch.complex64) == pytest.approx(8 * 2.0**-24)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_measures_of_one_matrix_are_not_below_the_truth(dtype: torch.dtype, symmetric: bool) -> None:
+    for seed in range(20):
+        a = (normal_complex if dtype.is_complex else normal)(7, 5, seed=seed).to(dtype)
+        a = a.mH @ a if symmetric else a
+        u, s, vh = torch.linalg.svd(a, full_matrices=False)
+        v = vh.mH.resolve_conj()
+        u = v if symmetric else u
+        right = v.numpy()
+        left = right if symmetric else u.numpy()
+        total, lost, measures = measured_alone(a.numpy(), left, s.numpy(), right, float(a.norm()), dtype)
+        found, a, u, v = measures(), *(x.to(torch.complex128) for x in (a, u, v))
+        r = a @ v - u * s.double()
+        assert bool((found.residuals[0] >= r.norm(dim=0)).all())
+        if symmetric:
+            assert bool((found.quotients[0] >= torch.linalg.vecdot(v.mT, r.mT).abs()).all())
+        assert total == float(found.total) >= float(r.norm())
+        identity = torch.eye(5)
+        assert lost == float(found.orthogonality) >= max(float((x.mH @ x - identity).norm()) for x in (u, v))
 
 
 def test_values_that_disagree_with_trace_or_norm() -> None:

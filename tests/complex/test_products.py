@@ -140,3 +140,12 @@ def test_a_real_operand_stays_real(monkeypatch):
     for mode in ("fp32", "fp16_cor", "fp64"):
         neula.matmul(a, b, compute=mode, engine="emulated")
         neula.matmul(b.mT, a.mT, compute=mode, engine="emulated")
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids="-".join)
+def test_views(kinds):
+    a, b = matrix(kinds[0], 12, 8), matrix(kinds[1], 8, 6, seed=1)
+    for x in (a.conj(), a.mH.contiguous().mH, a[::2], a.expand(2, 12, 8), a.mT.contiguous().mT):
+        assert excess(neula.matmul(x, b), x, b, "fp32") <= 1
+        assert excess(neula.matmul(b.mH, x.mH), b.mH, x.mH, "fp32") <= 1
+    assert excess(neula.matmul(a.numpy()[::-1], b.numpy()), a.flip(0), b, "fp32") <= 1

@@ -45,8 +45,8 @@ SMALL_ANGLE = 0.1  # eigenvectors whose computed directions may be off by a larg
 
 
 DIRECT = 6 * COLUMNS
-"""Columns up to which ``V^H V`` takes less time on a CPU than its products with vectors; on a GPU nothing
-waits for the host."""
+"""Columns up to which orthogonality is measured by ``V^H V``, and decompositions are replayed on a GPU. On a
+CPU ``V^H V`` takes less time than products with vectors; on a GPU nothing waits for the host."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ def _product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 def lost_alone(rows: np.ndarray, dtype: torch.dtype) -> float:
     """:func:`lost_orthogonality` of the columns of one ``Q^T``, which has that dtype."""
     k, n = rows.shape
-    if k > 6 * COLUMNS:
+    if k > DIRECT:
         return float(lost_orthogonality(torch.from_numpy(rows).mT[None], dtype))
     lost = _product(rows, rows.conj().T)
     lost.flat[:: k + 1] -= 1.0

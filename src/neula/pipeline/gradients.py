@@ -150,7 +150,7 @@ def attach_system(a: Tensor, b: Tensor, x: Tensor, solve: Solve) -> Tensor:
 
 
 def attach_product(a: Tensor, b: Tensor, c: Tensor, multiply: Solve) -> Tensor:
-    """``C = alpha A B``, computed by ``multiply``, with the gradients of A and B."""
+    """``C = A B``, computed by ``multiply``, with the gradients of A and B."""
     if a.ndim > 2 and b.ndim == 2:  # one product for the gradient of B, not a sum over the batch
         return attach_product(a.flatten(0, -2), b, c.flatten(0, -2), multiply).reshape(c.shape)
     return dense.ProductFunction.apply(a, b, known(c, again=multiply))[0]
