@@ -103,7 +103,7 @@ template <typename Lanes> SystemNorms<Real<Lanes>> measure_matrices(Group<Lanes>
 }
 
 // Whether matrices are Hermitian up to rounding errors of the precision in which they are given, and all pivots positive:
-// then they are definite, U is D L^T, and no element has grown.
+// then they are definite, and up to rounding errors of A, U is D L^T and no element has grown.
 template <typename Lanes> Truth<Lanes> is_definite(const Group<Lanes> &g, Real<Lanes> largest_element)
 {
     const double unit = g.problem.a.single ? SINGLE_UNIT : UNIT;

@@ -167,6 +167,18 @@ def test_a_batch_is_solved_together(dtype: str, trans: int, rng: np.random.Gener
     assert np.linalg.norm(without[0, 0] - x[0, 0]) <= 1e4 * u * np.linalg.norm(x[0, 0])
 
 
+def test_factors_in_single_precision_solve_wider_sides_together(rng: np.random.Generator) -> None:
+    """Without A: by substitution in double precision, and not one by one."""
+    F = lu_factor(rng.standard_normal((40, 5, 5)).astype(np.float32), keep_a=False)
+    b = rng.standard_normal((40, 5, 2))
+    permuted = np.take_along_axis(b, F.permutation[..., None], 1)
+    x = lu_solve(F, b)
+    assert x.dtype == np.float64
+    exact = np.linalg.solve(F.U.astype(np.float64), np.linalg.solve(F.L.astype(np.float64), permuted))
+    assert np.linalg.norm(x - exact) <= 1e-11 * np.linalg.norm(exact)
+    assert not F._solvers.members
+
+
 F_OF = {format.u: format for format in (FP32, FP64)}
 
 

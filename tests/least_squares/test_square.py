@@ -14,6 +14,10 @@ N = 260
 """Beyond the orders of which the core forms the Gram matrix."""
 
 
+WIDE = np.clongdouble
+"""Extended precision, in which residuals are those of x as it is returned."""
+
+
 def whole(*shape: int, seed: int, imaginary: bool = False) -> np.ndarray:
     """Integers, whose products are exact."""
     rng = np.random.default_rng(seed)
@@ -26,6 +30,10 @@ def system(dtype: str, *batch: int, k: int = 2) -> tuple[np.ndarray, np.ndarray,
     imaginary = dtype.startswith("complex")
     a, x = whole(*batch, N, N, seed=3, imaginary=imaginary), whole(*batch, N, k, seed=5, imaginary=imaginary)
     return a.astype(dtype), (a @ x).astype(dtype), x
+
+
+def norms(x: np.ndarray) -> np.ndarray:
+    return np.sqrt((np.abs(x) ** 2).sum(0))
 
 
 def error_of(a: np.ndarray, x: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -44,7 +52,54 @@ def test_the_errors_of_lu_are_bounded(dtype: str) -> None:
     assert (error_of(a, result.x, exact) <= result.forward_errors).all()
     condition = np.linalg.cond(a / np.linalg.norm(a, axis=0))
     assert condition / 3 <= result.condition <= 1.01 * condition
-    assert result.residual_norm == pytest.approx(np.linalg.norm(b - a @ result.x, axis=0), rel=0.9, abs=1e-9)
+    residual = b.astype(WIDE) - a.astype(WIDE) @ result.x.astype(WIDE)
+    assert result.residual_norm == pytest.approx(norms(residual).astype(float), rel=1e-3)
+    scaled = a / norms(a)
+    slope = norms(scaled.conj().T @ residual) / (np.linalg.norm(scaled, 2) * norms(residual))
+    assert slope.max() * (1 - 1e-3) <= result.optimality <= min(2 * slope.max(), 1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "complex64"])
+def test_columns_of_different_size(dtype: str) -> None:
+    a, b, exact = system(dtype)
+    units = 2.0 ** np.where(np.arange(N) % 2, 4, -90 if dtype == "float64" else -9)
+    plain, result = neula.lstsq(a, b), neula.lstsq((a * units).astype(dtype), b)
+    assert result.converged
+    assert result.factorization == "lu fp64"
+    assert (error_of(a, result.x * units[:, None], exact) <= result.forward_errors).all()
+    assert result.backward_error <= 2 * plain.backward_error
+    assert result.condition == pytest.approx(plain.condition, rel=0.5)
+
+
+def test_solutions_outside_the_range_of_their_dtype() -> None:
+    a, b, _ = system("float32", k=1)
+    a[:, 0] *= 2.0**-120
+    with pytest.raises(OverflowError):
+        neula.lstsq(a, b * 2.0**20)
+
+
+def test_zero_right_hand_sides() -> None:
+    a, b, exact = system("float64")
+    b[:, 1] = 0
+    result = neula.lstsq(a, b)
+    assert result.converged
+    assert result.factorization == "lu fp64"
+    assert error_of(a, result.x[:, :1], exact[:, :1]) <= result.forward_errors[0]
+    assert not result.x[:, 1].any()
+    assert result.forward_errors[1] == result.residual_norm[1] == 0
+    nothing = neula.lstsq(a, b[:, 1])
+    assert nothing.converged
+    assert nothing.factorization == "lu fp64"
+    assert not nothing.x.any()
+    assert nothing.forward_error == 0
+
+
+def test_progress_takes_no_other_method() -> None:
+    a, b, _ = system("float64")
+    seen: list[tuple[str, float]] = []
+    result = neula.lstsq(a, b, progress=lambda *stage: seen.append(stage))
+    assert result.factorization == "lu fp64"
+    assert seen == [("lu fp64", 0.0), ("lu fp64", 1.0)]
 
 
 def test_single_precision_is_refined() -> None:

@@ -222,9 +222,10 @@ def lstsq(
     Large problems run Algorithm 3 of [1]_ with a stopping rule, restarts on the true residual, several
     right-hand sides and column scaling; small ones, and on a CPU all that are not wide, the corrected
     seminormal equations [2]_ with residuals in twice the working precision; on a CPU square ones of some
-    hundred unknowns LU, as :func:`neula.solve`. Each problem of a batch is measured by itself. The attempts
-    are those of the batch, then those of the worst problem that was solved alone; the page *Links* of the
-    documentation has the table of all of them.
+    hundred unknowns LU, as :func:`neula.solve`. Solutions by LU in double precision are not refined: one or
+    two digits fewer are guaranteed than by the seminormal equations, which ``certify="forward"`` takes. Each
+    problem of a batch is measured by itself. The attempts are those of the batch, then those of the worst
+    problem that was solved alone; the page *Links* of the documentation has the table of all of them.
 
     The forward error bounds ``||D (x - x*)|| / ||D x*||``. D holds the column norms of A, and x* is the exact
     solution for A and b as stored, below full rank of the problem of the numerical rank. If residuals are in

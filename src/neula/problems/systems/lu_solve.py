@@ -208,9 +208,7 @@ def _solve_together(
     one by one: to be scaled or to be refined further, or to say what is wrong.
     """
     if target is None:
-        if F.packed.lu.dtype != b.dtype:
-            return range(len(x))
-        x.copy_(_batch_solve(F, adjoint)(b))
+        x.copy_(_batch_solve(F, adjoint, b.dtype)(b))
         return (~x.isfinite().flatten(1).all(1)).nonzero()[:, 0].tolist()
     assert isinstance(F.kept, KeptBatch)
     a = flattened(F.kept.check())
@@ -218,7 +216,7 @@ def _solve_together(
     known = F._solvers.together
     if adjoint not in known:
         near = (F.kept.scales == 1.0).flatten().to(a.device)
-        known[adjoint] = BatchSolver.measured(a, near, _batch_solve(F, adjoint))
+        known[adjoint] = BatchSolver.measured(a, near, _batch_solve(F, adjoint, F.packed.lu.dtype))
     limits = limits_of(target, a.shape[-1])
     aim = limits.backward_error / (1 if F.packed.storage.u <= limits.backward_error else 4)
     found = known[adjoint](a, b, aim)
@@ -231,8 +229,9 @@ def _solve_together(
     return (~(settled & limits.accept(evidence))).nonzero()[:, 0].tolist()
 
 
-def _batch_solve(F: LUFactors, adjoint: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-    lu = flattened(F.packed.lu)
+def _batch_solve(F: LUFactors, adjoint: bool, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Substitution with LAPACK's factors of a batch, in the arithmetic of ``dtype``."""
+    lu = flattened(F.packed.lu).to(dtype)
     pivots = (F.packed.pivots + 1).int().reshape(lu.shape[:-1]).to(lu.device)
     solvers = library_solvers(lu, pivots)
     return solvers.solve_transposed if adjoint else solvers.solve
