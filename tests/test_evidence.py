@@ -239,7 +239,7 @@ def test_no_digit_is_sure_where_a_named_algorithm_has_a_poor_r(algorithm: str, s
     A, b = np.vstack([half, half]), np.concatenate([half @ x + rest, half @ x - rest])
     with pytest.warns(neula.IllConditionedWarning, match="asked for .*, no digit of x is guaranteed"):
         result = neula.lstsq(A, b, engine="emulated", algorithm=algorithm)
-    assert "R is poor" in result.attempts[-1].reason
+    assert "R is too inaccurate, or" in result.attempts[-1].reason
     assert not result.converged
     assert scaled_error(A, result.x, x) <= result.forward_error == math.inf
     usual = neula.lstsq(A, b, engine="emulated")

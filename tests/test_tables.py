@@ -306,7 +306,7 @@ def test_columns_by_number_where_there_are_no_names(tmp_path: Path, parser: str)
         (LABELLED, "x1,sites", r"no column is named 'sites' \(did you mean 'site'\?\); it has x1, x2, site"),
         (LABELLED, "", r"names of columns are missing after ':'; it has x1, x2, site"),
         (LABELLED, "x1,site", r"line 2, column 4 \(site\): 'a' is not a number"),
-        (LABELLED, None, r"line 2, column 4 \(site\): 'a' is not a number \(choose columns by their names"),
+        (LABELLED, None, r"line 2, column 4 \(site\): 'a' is not a number \(choose columns of numbers"),
         ("x,x\n1,2\n", "x", r"2 columns are named 'x'; give them different names"),
         ("1,2\n", "3", r"no column is named '3'; it has no names, columns go by 1 to 2"),
     ],

@@ -109,6 +109,16 @@ class OnceZero(Attached):
         return (torch.where(gradients[0] != 0, math.nan, gradients[0]),)
 
 
+class ZeroHere(Attached):
+    """Zeros with the derivatives of x: ``x - x.detach()``, which batches of torch.autograd do not have."""
+
+    kept = (0, 1)
+
+    @staticmethod
+    def gradients(primal: PrimalFunction, wanted: Wanted, kept: Tensors, *gradients: Tensor) -> Tensors:
+        return gradients
+
+
 ZERO = PrimalFunction(lambda x: (torch.zeros_like(x),))
 
 
@@ -129,8 +139,7 @@ def _moving(w: Tensor, v: Tensor, apart: Tensor, product: Callable[[], Tensor]) 
     known = torch.diag_embed(w.detach()).to(v.dtype)
     if not torch.is_grad_enabled():  # nobody asks for second derivatives
         return known
-    blocks = torch.where(apart, 0.0, product())
-    return known + (blocks - blocks.detach())
+    return known + ZeroHere.apply(torch.where(apart, 0.0, product()), ZERO)[0]
 
 
 def _of_clusters(x: Tensor, t: Tensor, apart: Tensor, asked: Tensor, settled: Tensor) -> Tensor:
@@ -140,8 +149,8 @@ def _of_clusters(x: Tensor, t: Tensor, apart: Tensor, asked: Tensor, settled: Te
     next derivatives.
     """
     signs = torch.ones_like(apart, dtype=x.dtype)
-    signs = signs.triu(1) - signs.tril(-1)
-    instead = torch.where(_of_others(asked), torch.where(settled, (x - x.detach()) * signs, math.nan), 0.0)
+    zero = ZeroHere.apply(x, ZERO)[0] * (signs.triu(1) - signs.tril(-1))
+    instead = torch.where(_of_others(asked), torch.where(settled, zero, math.nan), 0.0)
     return torch.where(apart, Sylvester.apply(x, t, apart, DIFFERENCES)[0], instead)
 
 
