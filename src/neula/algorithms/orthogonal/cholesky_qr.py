@@ -283,15 +283,9 @@ def upper_cholesky(gram: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def factor_or_nan(gram: torch.Tensor) -> torch.Tensor:
-    """R of :func:`upper_cholesky`, NaN where a matrix is not numerically positive definite: on a CPU its
-    diagonal, by which every substitution divides.
-    """
-    factor, info = lower_factor(gram)
-    failed = (info > 0)[..., None]
-    if gram.is_cpu:  # where a copy takes longer
-        factor.diagonal(0, -2, -1).masked_fill_(failed, torch.nan)
-        return factor.mH
-    return factor.mH.masked_fill(failed[..., None], torch.nan)
+    """R of :func:`upper_cholesky`, NaN where a matrix is not numerically positive definite."""
+    r, info = upper_cholesky(gram)
+    return r.masked_fill((info > 0)[..., None, None], torch.nan)
 
 
 def _apply_inverse(a: torch.Tensor, r: torch.Tensor, engine: Engine) -> torch.Tensor:
