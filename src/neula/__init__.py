@@ -7,6 +7,7 @@ retries in higher precision if the measurement fails.
 from __future__ import annotations
 
 from importlib import import_module
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -154,19 +155,22 @@ _ROOMS = ("certificates", "cli", "errors", "kernels", "papers", "pipeline", "pro
 """Modules that need no import of their own, and are not listed."""
 
 
+_importing = RLock()  # threads that import a package and its parts at once may wait for one another
+
 if not TYPE_CHECKING:  # type checkers would believe in any name
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is used first: ``import neula`` alone does not import torch."""
-        if name in _ROOMS:
-            return import_module(f"neula.{name}")
-        if name in _MODULES:
-            return import_module(f"neula.{_MODULES[name]}")
-        if name not in __all__:
-            raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
-        found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
-        globals()[name] = found
-        return found
+        with _importing:
+            if name in _ROOMS:
+                return import_module(f"neula.{name}")
+            if name in _MODULES:
+                return import_module(f"neula.{_MODULES[name]}")
+            if name not in __all__:
+                raise AttributeError(f"module 'neula' has no attribute {name!r}{_meant(name)}")
+            found = getattr(import_module(f"neula.{_HOMES.get(name, 'pipeline.result')}"), name)
+            globals()[name] = found
+            return found
 
 
 def _meant(name: str) -> str:
