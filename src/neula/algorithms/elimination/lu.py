@@ -107,7 +107,7 @@ class PackedLU:
     # factors.
     permutation: torch.Tensor
     storage: Format  # format of the elements of lu
-    # The same permutation as interchanges, where it was found so.
+    # The permutation as a sequence of interchanges, as LAPACK returns it; None if unknown.
     interchanges: Interchanges | None = None
 
     @cached_property

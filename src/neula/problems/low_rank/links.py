@@ -186,9 +186,8 @@ LIMIT = 1000  # largest number of products by ``A^T A`` if iterations are reques
 class SVDTuning:
     """Prices of the ways to singular triplets."""
 
-    triplets_together: (
-        float  # columns up to which all triplets of the matrices of a batch are computed at once
-    )
+    # Shorter side of the matrices of a batch, of 3:1, up to which all triplets are computed at once.
+    triplets_together: float
     gram_part: float  # part of all triplets up to which the leading ones are computed by themselves
     eigenvectors: float  # price of a symmetric eigenproblem, in operations in float32 for each n^3
     iteration: float  # price of a product by A^T A in addition to its operations, in operations in float32

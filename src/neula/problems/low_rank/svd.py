@@ -256,7 +256,7 @@ def _together(call: Call, options: SVDOptions) -> _Triplets:
     numbers = torch.stack([residual, lost, torch.zeros_like(lost)]).cpu().numpy()
     errors = found.errors(torch.float64).errors
     u, s, v, errors = (x[..., :k].contiguous() for x in (found.u, found.values, found.v, errors))
-    # What is left of A by what is returned, in its dtype.
+    # The error of the approximation by U, s and V after they are rounded to the dtype of the result.
     kept = (in_double(x.to(matching_dtype(call.dtype.to_real(), x.dtype))) for x in (u, s, v))
     (left, sizes, right), scales = kept, -found.exponents[:, None, None]
     gap = shift(tall, scales) - exact_matmul(left * shift(sizes[:, None], scales), right.mH)
