@@ -11,7 +11,7 @@
 using std::max;
 using std::min;
 
-static Index blockIdx;
+[[maybe_unused]] static Index blockIdx, blockDim;
 
 template <class T>
 static std::remove_const_t<T> taken(const char*& place) {
@@ -25,6 +25,7 @@ template <class... Arguments>
 static void launch(void (*kernel)(Arguments...), int blocks, int threads, const char* place) {
     const std::tuple<std::remove_const_t<Arguments>...> arguments{taken<Arguments>(place)...};
     lanes.assign(threads, NAN);
+    blockDim.x = threads;
     for (int block = 0; block < blocks; ++block) {
         blockIdx.x = block;
         run_together(threads, [&] { std::apply(kernel, arguments); });

@@ -102,7 +102,7 @@ def _congruent(v: torch.Tensor, a: torch.Tensor, engine: Engine) -> torch.Tensor
     return (found + found.mH) / 2 if engine.is_complex else found
 
 
-def _orthonormal(v: torch.Tensor, exact: Engine, low_engine: Engine) -> torch.Tensor:
+def orthonormalized(v: torch.Tensor, exact: Engine, low_engine: Engine) -> torch.Tensor:
     """Nearly orthonormal columns after one step of Newton and Schulz, which squares what they lack; the
     change is small, and need not be accurate.
     """
@@ -234,7 +234,7 @@ class _Tree:
         # Errors of the projector times the condition number of a part of G are in them: once more, without G.
         image = product(projector, bases, self.low_engine)
         bases = torch.where(found, torch.where(first, image, bases - image), eye)
-        return _orthonormal(bases, self.exact, self.low_engine), ranks
+        return orthonormalized(bases, self.exact, self.low_engine), ranks
 
 
 def _with_diagonal(a: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
@@ -290,7 +290,7 @@ def corrected(
     # at most pi/10 (Bhatia, "Matrix Analysis", 1997, theorem VII.2.3). Rounding errors are no reason for any.
     noise = 4 * torch.finfo(s.dtype).eps * w.abs().amax(1)
     v = v + product(v, correction(s, w, 5 * _norms(s, engine), noise), engine)
-    v = _orthonormal(v, engine, engine)
+    v = orthonormalized(v, engine, engine)
     w, order = w.sort(1)
     return w, v.gather(2, order[:, None].expand_as(v))
 

@@ -13,7 +13,8 @@ from functools import partial
 import torch
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr
-from neula.algorithms.spectra.divide import corrected, divide
+from neula.algorithms.spectra.divide import corrected, divide, orthonormalized
+from neula.algorithms.spectra.reduction import reduced_eigenvectors
 from neula.certificates.spectra import DIRECT, consistency, measured
 from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Format
 from neula.engines.formats import in_double
@@ -23,6 +24,7 @@ from neula.kernels.polar.svd import converged_eigh, converged_eigvalsh, singular
 from neula.kernels.precision import exact_matmul
 from neula.kernels.small_problems.embedding import interleaved, of_stacked_parts
 from neula.kernels.spectra.small_eigh import small_eigh
+from neula.kernels.spectra.tridiagonal import tridiagonal
 from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, formatted, run_chain
 from neula.pipeline.progress import stage
 from neula.problems.orthogonal.factorize import begin, factorize
@@ -158,6 +160,23 @@ def _descending(
     return u, s, v
 
 
+def by_reduction(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
+    """Reduction to tridiagonal form in single precision; then corrections, if double is asked for."""
+    options, low = matrices.options, matrices.stored(FP32)
+    if low.is_cuda and not tridiagonal.takes(low):
+        raise Declined
+    report, engine = stage(options.progress, label), options.engine.using(options.tuning.cheapest(FP32))
+    key = "reduced to tridiagonal form", engine.arithmetic.name
+    s, v = engine.replay(partial(reduced_eigenvectors, engine=engine), (low,), key)
+    report(1.0)
+    if format is not FP64:
+        return measured_answer(matrices, v, s, v, label, format)
+    double = options.engine.using(options.tuning.cheapest(FP64))
+    # Corrections take vectors to be orthonormal: otherwise the first one leaves errors of single precision.
+    v = orthonormalized(v.to(matrices.stored(FP64).dtype), double, double)
+    return _corrected(matrices, v, 2, label, format)
+
+
 def by_division(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
     """Spectral divide and conquer as accurate as float32, signs in half precision; then corrections.
 
@@ -252,13 +271,20 @@ class SpectralCase(Case):
     options: SpectralOptions
 
     @property
-    def divided(self) -> bool:
-        """Whether products divide the matrices."""
+    def reduced(self) -> bool:
+        """Whether matrices are reduced to tridiagonal form, all of a batch together."""
         options, tuning = self.options, self.tuning[SpectralTuning]
-        if not (options.symmetric and options.vectors and self.n > options.leaf):
+        eigenvectors = options.symmetric and options.vectors and options.algorithm is None
+        return eigenvectors and self.count > 1 and options.leaf < self.n <= tuning.reduced
+
+    @property
+    def divided(self) -> bool:
+        """Whether products divide the matrices, if these are real."""
+        options, tuning = self.options, self.tuning[SpectralTuning]
+        real = options.symmetric and not options.engine.is_complex
+        if not (real and options.vectors and self.n > options.leaf):
             return False
-        times = tuning.divided_complex if options.engine.is_complex else 1.0
-        times *= 1.0 if options.work is FP32 else tuning.divided_in_double
+        times = 1.0 if options.work is FP32 else tuning.divided_in_double
         return self.count >= times * tuning.divided_batch or self.count * self.n >= times * tuning.divided
 
     @property
@@ -303,6 +329,13 @@ _divided = _when(
     lambda case: case.options.algorithm == "divide" or case.divided,
 )
 
+_reduced = _when("eigenvectors of batches, beyond the orders of the kernel", lambda case: case.reduced)
+
+_approximated = _when(
+    "eigenvectors of batches and of large matrices, beyond the orders of the kernel",
+    lambda case: case.reduced or case.options.algorithm == "divide" or case.divided,
+)
+
 _gram = _when(
     "singular vectors of a batch of few columns, on a GPU",
     lambda case: (
@@ -326,8 +359,14 @@ _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.optio
 
 TABLE: Table[SpectralCase] = (
     Row("some of eigh {}", formatted(part_by_lapack), (_some,), arithmetics=_work),
+    Row("tridiagonal form {}", formatted(by_reduction), (_reduced,), arithmetics=_work),
     Row("divide and conquer {}", formatted(by_division), (_divided,), arithmetics=_work),
-    Row("corrected again {}", formatted(by_more_corrections, inherits=True), (_divided,), arithmetics=_work),
+    Row(
+        "corrected again {}",
+        formatted(by_more_corrections, inherits=True),
+        (_approximated,),
+        arithmetics=_work,
+    ),
     Row("Gram matrix {}", formatted(by_gram_matrix), (_gram,), arithmetics=_work),
     Row("polar factor and eigh {}", formatted(by_polar_factor), (_singular,), arithmetics=_work),
     Row("eigh {}", _library, (_default, _below), arithmetics=("fp32",)),

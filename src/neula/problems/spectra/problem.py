@@ -23,10 +23,10 @@ class SpectralTuning:
 
     polar_first: float  # from which the polar factor comes before singular values
     gram: float  # up to which singular vectors of a batch in float32 are those of Gram matrices
+    reduced: float  # up to which batches are reduced to tridiagonal form
     divided: float  # columns of all matrices together from which on they are divided by products
     divided_batch: float  # or matrices
     divided_in_double: float  # times as many in double precision
-    divided_complex: float  # and of complex ones
     leaf: float  # up to which these are decomposed directly
     complex_leaf: float  # likewise
     qr_together: float  # matrices from which on a QR that takes all steps together is the fastest basis
