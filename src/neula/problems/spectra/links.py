@@ -41,6 +41,8 @@ from neula.problems.spectra.problem import (
 
 Solution = Answer[SpectralValues]
 
+_DIVIDED, _REDUCED = "divide and conquer", "tridiagonal form"  # names of methods
+
 
 def by_library(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
     """LAPACK or cuSOLVER in float32 or float64."""
@@ -164,7 +166,7 @@ def by_reduction(matrices: SpectralMatrices, before: Solution | None, label: str
     """Reduction to tridiagonal form in single precision; then corrections, if double is asked for."""
     options, low = matrices.options, matrices.stored(FP32)
     if low.is_cuda and not tridiagonal.takes(low):
-        raise Declined
+        return by_division(matrices, before, label.replace(_REDUCED, _DIVIDED), format)
     report, engine = stage(options.progress, label), options.engine.using(options.tuning.cheapest(FP32))
     key = "reduced to tridiagonal form", engine.arithmetic.name
     s, v = engine.replay(partial(reduced_eigenvectors, engine=engine), (low,), key)
@@ -311,6 +313,13 @@ def _library(case: SpectralCase, label: str, name: str) -> SpectralLink:
     return Link(label, partial(by_library, label=label, format=FORMATS[name]))
 
 
+def _approximate(case: SpectralCase, label: str, name: str) -> SpectralLink:
+    if not case.reduced:
+        return Link(label, partial(by_division, label=label, format=FORMATS[name]))
+    label = label.replace(_DIVIDED, _REDUCED)
+    return Link(label, partial(by_reduction, label=label, format=FORMATS[name]))
+
+
 _when = Rule[SpectralCase, bool]
 
 _some = _when("up to half of the eigenvalues of one matrix on a CPU", lambda case: case.partial)
@@ -324,17 +333,12 @@ _singular = _when(
     ),
 )
 
-_divided = _when(
-    "by name; eigenvectors of batches and of large matrices, beyond the orders of the kernel",
-    lambda case: case.options.algorithm == "divide" or case.divided,
-)
-
-_reduced = _when("eigenvectors of batches, beyond the orders of the kernel", lambda case: case.reduced)
-
 _approximated = _when(
-    "eigenvectors of batches and of large matrices, beyond the orders of the kernel",
-    lambda case: case.reduced or case.options.algorithm == "divide" or case.divided,
+    "by name; eigenvectors of large matrices, and of batches, beyond the orders of the kernel: batches are "
+    "reduced to tridiagonal form",
+    lambda case: case.options.algorithm == "divide" or case.divided or case.reduced,
 )
+
 
 _gram = _when(
     "singular vectors of a batch of few columns, on a GPU",
@@ -359,8 +363,7 @@ _work = Rule[SpectralCase, Sequence[str]]("fp32, fp64", lambda case: [case.optio
 
 TABLE: Table[SpectralCase] = (
     Row("some of eigh {}", formatted(part_by_lapack), (_some,), arithmetics=_work),
-    Row("tridiagonal form {}", formatted(by_reduction), (_reduced,), arithmetics=_work),
-    Row("divide and conquer {}", formatted(by_division), (_divided,), arithmetics=_work),
+    Row(f"{_DIVIDED} {{}}", _approximate, (_approximated,), arithmetics=_work),
     Row(
         "corrected again {}",
         formatted(by_more_corrections, inherits=True),
