@@ -159,10 +159,11 @@ __device__ __forceinline__ void meet() {
 // Reduces columns begin to begin + PANEL - 1 of each matrix.
 //
 // a: rows of the trailing matrices, zero-padded to a multiple of WIDE numbers (`stride`). vectors, shape (n, n) each: a
-// row for each reflector I - factor v v^H, zero up to the diagonal. updates, shape (PANEL, n): W. exchanged, shape
-// (n + BLOCKS * (SUMS + n)): workspace. Reflectors that are not needed are zero.
+// row for each reflector I - factor v v^H, zero up to the diagonal; reflectors that are not needed are zero. panel,
+// shape (3 PANEL, n): V, W and V again, for the update of the trailing matrix. exchanged, shape (n + BLOCKS * (SUMS +
+// n)): workspace.
 extern "C" __global__ CLUSTER void __launch_bounds__(MOST_THREADS) tridiagonal_panel(
-    const Number* a, Number* vectors, Number* updates, Number* factors, float* diagonal, float* off_diagonal,
+    const Number* a, Number* vectors, Number* panel, Number* factors, float* diagonal, float* off_diagonal,
     Number* exchanged, int n, int stride, int begin
 ) {
     extern __shared__ float4 shared[];
@@ -188,7 +189,8 @@ extern "C" __global__ CLUSTER void __launch_bounds__(MOST_THREADS) tridiagonal_p
     const int part = blockIdx.x % BLOCKS, columns = min(PANEL, n - begin);
     a += matrix * n * stride;
     vectors += (matrix * n + begin) * n;
-    updates += matrix * PANEL * n;
+    panel += matrix * 3 * PANEL * n;
+    Number* updates = panel + (long long)PANEL * n;
     factors += matrix * n;
     diagonal += matrix * n;
     off_diagonal += matrix * n;
@@ -254,7 +256,10 @@ extern "C" __global__ CLUSTER void __launch_bounds__(MOST_THREADS) tridiagonal_p
         for (int c = j + 1 + thread; c < n; c += threads) {
             const Number x = c > j + 1 ? multiply_add(v[c], scale, number(0)) : number(needed);
             v[c] = x;
-            if (c >= low && c < high) vectors[(long long)p * n + c] = own_v[p * most_own + c - low] = x;
+            if (c >= low && c < high) {
+                const long long place = (long long)p * n + c;
+                own_v[p * most_own + c - low] = vectors[place] = panel[place] = panel[2LL * PANEL * n + place] = x;
+            }
         }
         if (thread == 0) v[j] = number(0);
         __syncthreads();

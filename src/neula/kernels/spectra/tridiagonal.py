@@ -139,7 +139,7 @@ def _reduced(a: torch.Tensor, blocks: int) -> Tridiagonal:
     wide = 16 // a.element_size()
     rest = a.new_zeros(count, n, ceil_div(n, wide) * wide)
     rest[..., :n] = a
-    vectors, factors, updates = a.new_zeros(a.shape), a.new_empty(count, n), a.new_empty(count, PANEL, n)
+    vectors, factors, panel = a.new_zeros(a.shape), a.new_empty(count, n), a.new_empty(count, 3 * PANEL, n)
     diagonal, off_diagonal = (a.real.new_empty(count, n) for _ in range(2))
     exchanged = a.new_empty(count, n + blocks * (2 * PANEL + 2 + n))
     macros = {"PARTS": 1 + a.is_complex(), "BLOCKS": blocks, "PANEL": PANEL, "MOST_THREADS": MOST_THREADS}
@@ -148,14 +148,13 @@ def _reduced(a: torch.Tensor, blocks: int) -> Tridiagonal:
     most = shared_memory(a.device)
     launch = compiled("tridiagonal", "tridiagonal_panel", a.device, source, shared_bytes=most)
     threads = THREADS if count * blocks > multiprocessors(a.device) else MOST_THREADS
-    given = (rest, vectors, updates, factors, diagonal, off_diagonal, exchanged, n, rest.shape[2])
+    given = (rest, vectors, panel, factors, diagonal, off_diagonal, exchanged, n, rest.shape[2])
     for begin in range(0, n, PANEL):
         nbytes = shared_bytes(n - begin // wide * wide, a.dtype, blocks, threads)
         launch((count * blocks, 1, 1), (threads, 1, 1), [*given, begin], nbytes)
         if (end := begin + PANEL) < n:
-            v, w, trailing = vectors[:, begin:end, end:], updates[:, :, end:], rest[:, end:, end:n]
-            left, right = torch.cat([v, w], 1).mT, torch.cat([w, v], 1).conj()
-            exactly(torch.baddbmm, trailing, left, right, alpha=-1.0, out=trailing)
+            v_w, w_v, trailing = panel[:, : 2 * PANEL, end:], panel[:, PANEL:, end:], rest[:, end:, end:n]
+            exactly(torch.baddbmm, trailing, v_w.mT, w_v.conj(), alpha=-1.0, out=trailing)
     return Tridiagonal(vectors, factors, diagonal, off_diagonal)
 
 
@@ -178,12 +177,13 @@ def tridiagonal_eigenvectors(
 def tridiagonal_eigenvectors_cuda(diagonal, off_diagonal, threads=128):
     count, n = diagonal.shape
     values, vectors = torch.empty_like(diagonal), diagonal.new_zeros(count, n, n, dtype=torch.float32)
-    blocks, source = ceil_div(n, threads), f"#define THREADS {threads}\n"
+    blocks, source = ceil_div(n, 2 * threads), f"#define THREADS {threads}\n"
     launch, launch_vectors = (
         compiled("tridiagonal_eigen", f"tridiagonal_{name}", diagonal.device, source)
         for name in ("values", "vectors")
     )
     launch((count * blocks, 1, 1), (threads, 1, 1), [diagonal, off_diagonal.square(), values, n, blocks])
+    blocks = ceil_div(n, threads)
     together = min(count, max(1, WORKSPACE // n**2))
     down, up = (diagonal.new_empty(together, n, n) for _ in range(2))
     parts = (x.split(together) for x in (diagonal, off_diagonal, values, vectors))

@@ -10,36 +10,53 @@
 // multiplications each where pivots take a division.
 //
 // diagonal, squares (of off-diagonal elements, the last one of each matrix unused), values: shape (count, n).
+// A thread computes two of them, THREADS apart.
 extern "C" __global__ void __launch_bounds__(THREADS) tridiagonal_values(
     const double* diagonal, const double* squares, double* values, int n, int blocks
 ) {
     const long long matrix = blockIdx.x / blocks;
-    const int k = blockIdx.x % blocks * THREADS + threadIdx.x;
+    const int k = blockIdx.x % blocks * 2 * THREADS + threadIdx.x;
     if (k >= n) return;
     diagonal += matrix * n;
     squares += matrix * n;
-    double below = -1, above = 1;  // of these at least one more eigenvalue is below the second than below the first
+    double below[2] = {-1, -1}, above[2] = {1, 1};  // the eigenvalue is between these
     for (int step = 0; step < 54; ++step) {
-        const double x = (below + above) / 2;
-        double before = 1, minor = diagonal[0] - x;
-        int negative = signbit(minor) != 0;
+        double x[2], before[2], minor[2];
+        int negative[2];
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            x[m] = (below[m] + above[m]) / 2;
+            before[m] = 1;
+            minor[m] = diagonal[0] - x[m];
+            negative[m] = signbit(minor[m]) != 0;
+        }
         for (int i = 1; i < n; i += UNROLLED) {
 #pragma unroll
             for (int u = 0; u < UNROLLED; ++u)
                 if (i + u < n) {
-                    const double after = fma(diagonal[i + u] - x, minor, -squares[i + u - 1] * before);
-                    before = minor;
-                    minor = after;
-                    negative += signbit(before) != signbit(minor);
+                    const double d = diagonal[i + u], e = squares[i + u - 1];
+#pragma unroll
+                    for (int m = 0; m < 2; ++m) {
+                        const double after = fma(d - x[m], minor[m], -e * before[m]);
+                        before[m] = minor[m];
+                        minor[m] = after;
+                        negative[m] += signbit(before[m]) != signbit(minor[m]);
+                    }
                 }
-            const double size = fmax(fabs(before), fabs(minor));
-            const double scale = size > 0x1p300 ? 0x1p-300 : size < 0x1p-300 ? 0x1p300 : 1;
-            before *= scale;
-            minor *= scale;
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                const double size = fmax(fabs(before[m]), fabs(minor[m]));
+                const double scale = size > 0x1p300 ? 0x1p-300 : size < 0x1p-300 ? 0x1p300 : 1;
+                before[m] *= scale;
+                minor[m] *= scale;
+            }
         }
-        (negative > k ? above : below) = x;
+#pragma unroll
+        for (int m = 0; m < 2; ++m) (negative[m] > k + m * THREADS ? above : below)[m] = x[m];
     }
-    values[matrix * n + k] = (below + above) / 2;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+        if (k + m * THREADS < n) values[matrix * n + k + m * THREADS] = (below[m] + above[m]) / 2;
 }
 
 // Eigenvectors by twisted factorizations: eliminated from both ends, T - value has its smallest pivot where the vector

@@ -169,7 +169,8 @@ def by_reduction(matrices: SpectralMatrices, before: Solution | None, label: str
         return by_division(matrices, before, label.replace(_REDUCED, _DIVIDED), format)
     report, engine = stage(options.progress, label), options.engine.using(options.tuning.cheapest(FP32))
     key = "reduced to tridiagonal form", engine.arithmetic.name
-    s, v = engine.replay(partial(reduced_eigenvectors, engine=engine), (low,), key)
+    play = engine.replay if low.shape[1] <= DIRECT else called  # large ones keep a GPU busy
+    s, v = play(partial(reduced_eigenvectors, engine=engine), (low,), key)
     report(1.0)
     if format is not FP64:
         return measured_answer(matrices, v, s, v, label, format)
