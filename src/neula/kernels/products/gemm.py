@@ -143,11 +143,7 @@ def _tried(device: torch.device) -> None:
     multiply_kept.kernel(one, kept, kept, alpha=1.0, beta=0.0)
 
 
-@kernel(
-    "multiply_kept_triton",
-    trial=_tried,
-    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
-)
+@kernel("multiply_kept_triton", trial=_tried, when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
 def multiply_kept(
     c: torch.Tensor,
     x: Kept,
