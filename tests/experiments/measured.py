@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 
 from neula.papers.data import ExperimentData, Measurements, Row
+from neula.papers.figure import Figure, Paper
 from neula.papers.measuring import seconds_of, timed
 
 
@@ -27,3 +28,8 @@ def timed_once(*modules: ModuleType) -> Iterator[None]:
 def stored(rows: Iterable[Row]) -> Measurements:
     """Rows as they come back from a file."""
     return ExperimentData.from_rows({}, rows).rows
+
+
+def figures_by_name(paper: Paper) -> dict[str, Figure]:
+    """The figures of a paper by their names."""
+    return {figure.name: figure for figure in paper.figures}

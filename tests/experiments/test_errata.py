@@ -7,13 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from measured import stored
+from measured import figures_by_name, stored
 
 from neula.io.matrices import random_matrix
 from neula.papers.data import Measurements
 from neula.papers.figure import ExperimentScale, Setting
+from neula.papers.qr import QR_PAPER
 from neula.papers.qr import iterations as errata
 from neula.papers.qr.least_squares import right_hand_side
+
+OF_PAPER = figures_by_name(QR_PAPER)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +25,7 @@ def rows() -> Measurements:
 
 
 def test_claims_hold(rows: Measurements) -> None:
-    for claim in errata.ERRATA.claims:
+    for claim in OF_PAPER["errata"].claims:
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
 

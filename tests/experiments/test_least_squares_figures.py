@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from measured import stored
+from measured import figures_by_name, stored
 
 from neula import engines
 from neula.algorithms.krylov.cgls import cgls, lsqr
@@ -17,9 +17,12 @@ from neula.engines import cpu
 from neula.io.matrices import random_matrix
 from neula.papers.data import ExperimentData, Measurements
 from neula.papers.figure import ExperimentScale, Setting
+from neula.papers.qr import QR_PAPER
 from neula.papers.qr import iterations as cond
 from neula.papers.qr import least_squares as ls
 from neula.papers.verdicts import Outcome
+
+OF_PAPER = figures_by_name(QR_PAPER)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -43,7 +46,7 @@ def iterations() -> Measurements:
     return stored(cond.measure_iterations(Setting(ExperimentScale.small), (512, 256)))
 
 
-MEASURED = {"refinement": ls.FIGURE_9, "iterations": cond.ITERATIONS}
+MEASURED = {"refinement": OF_PAPER["figure9"], "iterations": OF_PAPER["iterations"]}
 
 
 PARTLY = {"RGSQRF direct: in most cases around two orders worse than SGEQRF direct"}
@@ -92,7 +95,7 @@ def test_the_stress_case_is_measured() -> None:
     assert tight is None or tight > loose
     refined, single = (rows.where(solver=name)[0] for name in (cond.SINGLE, ls.SGEQRF))
     assert refined["optimality"] <= ls.SAME_LEVEL * single["optimality"]
-    assert all(claim.judge(rows).measured for claim in cond.STRESS_FIGURE.claims)
+    assert all(claim.judge(rows).measured for claim in OF_PAPER["stress"].claims)
 
 
 # --- Figure 9 ---------------------------------------------------------------------------------------------

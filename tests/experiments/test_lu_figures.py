@@ -12,7 +12,7 @@ import pytest
 import scipy.io
 import scipy.sparse
 import torch
-from measured import stored, timed_once
+from measured import figures_by_name, stored, timed_once
 
 import neula
 from neula.certificates.lu import BlockFma, lu_bound
@@ -20,8 +20,8 @@ from neula.engines import FP16, FP32, UNITS, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.papers.data import Measurements
 from neula.papers.figure import ExperimentScale, Setting
+from neula.papers.lu import LU_PAPER, figures
 from neula.papers.lu import bounds as bnd
-from neula.papers.lu import figures
 from neula.papers.lu import iterations as its
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
@@ -42,6 +42,8 @@ from neula.papers.lu.algorithms import (
 )
 from neula.papers.verdicts import Outcome
 
+OF_PAPER = figures_by_name(LU_PAPER)
+
 ENGINE = EmulatedEngine("cpu", "fp16")
 U16, U32 = 2.0**-11, 2.0**-24
 SMALL = Setting(ExperimentScale.small)
@@ -56,12 +58,12 @@ def tables() -> dict[str, Measurements]:
 
 
 F1, F2, F3, F4, F5, F6 = (
-    figures.FIGURE_1,
-    figures.FIGURE_2,
-    figures.FIGURE_3,
-    figures.FIGURE_4,
-    figures.FIGURE_5,
-    figures.FIGURE_6,
+    OF_PAPER["figure1"],
+    OF_PAPER["figure2"],
+    OF_PAPER["figure3"],
+    OF_PAPER["figure4"],
+    OF_PAPER["figure5"],
+    OF_PAPER["figure6"],
 )
 
 
@@ -185,7 +187,7 @@ def test_underflow_does_not_count() -> None:
 
 
 def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
-    for table in (bnd.TABLE_1, bnd.TABLE_2):
+    for table in (OF_PAPER["table1"], OF_PAPER["table2"]):
         assert all(claim.judge(tables[table.name]).holds for claim in table.claims)
     assert tables["table1"].column("algorithm") == [SINGLE, HALF, BUFFERED]
     assert tables["table1"].column("MB of factors") == pytest.approx([0.36, 0.18, 0.18])
@@ -344,7 +346,7 @@ def test_iterations_of_the_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row["classical"] <= its.iteration_bound(row["contraction"], 128)
         assert row["gmres"] is not None
     assert set(rows.where(cond=1e12, matrix=its.GEOMETRIC).column("classical")) == {None}
-    assert its.ITERATIONS.claims[0].judge(rows).holds
+    assert OF_PAPER["iterations"].claims[0].judge(rows).holds
 
 
 # --- on a GPU ---------------------------------------------------------------------------------------------
@@ -377,8 +379,8 @@ def test_tunable_matrices_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_tables_on_a_gpu() -> None:
-    for figure in (bnd.TABLE_1, bnd.TABLE_2):
-        measure = bnd.measure_storage if figure is bnd.TABLE_1 else bnd.measure_panels
+    for figure in (OF_PAPER["table1"], OF_PAPER["table2"]):
+        measure = bnd.measure_storage if figure.name == "table1" else bnd.measure_panels
         rows = stored(measure(Setting(ExperimentScale.paper), 8192))
         for claim in figure.claims:
             verdict = claim.judge(rows)
@@ -396,7 +398,7 @@ def test_rates_on_a_gpu() -> None:
 def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(its, "CONDITIONS", [1e1])
     rows = stored(its.measure_iterations(Setting(ExperimentScale.paper), 256))
-    assert its.ITERATIONS.claims[0].judge(rows).holds
+    assert OF_PAPER["iterations"].claims[0].judge(rows).holds
     assert None not in rows.column("gmres")
 
 

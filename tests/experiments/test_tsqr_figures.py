@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from measured import stored, timed_once
+from measured import figures_by_name, stored, timed_once
 
 from neula.papers.data import Measurements, Row
 from neula.papers.figure import ExperimentScale, Figure, Setting
-from neula.papers.tsqr import figures
+from neula.papers.tsqr import TSQR_PAPER, figures
 from neula.papers.verdicts import Outcome
+
+OF_PAPER = figures_by_name(TSQR_PAPER)
 
 U16, U32 = 2.0**-11, 2.0**-24
 
@@ -26,7 +28,7 @@ LONG = 2**12
 
 
 def test_claims_about_hardware_have_no_verdict_without_any(products: Measurements) -> None:
-    verdicts = [claim.judge(products) for claim in figures.PRODUCTS.claims]
+    verdicts = [claim.judge(products) for claim in OF_PAPER["products"].claims]
     assert [verdict.holds for verdict in verdicts] == [True, True, True, False, True, False]
     unknown = [verdict for verdict in verdicts if not verdict.holds]
     assert all("0 cases of hardware" in verdict.measured for verdict in unknown)
@@ -40,7 +42,7 @@ def test_fewer_than_1024_matrices_are_extrapolated() -> None:
         for k in range(5)
         for method in METHODS
     )
-    assert figures.BATCHED.claims[2].judge(rows).measured == "204.80 ms with auto, from 16 matrices"
+    assert OF_PAPER["batched"].claims[2].judge(rows).measured == "204.80 ms with auto, from 16 matrices"
 
 
 # --- underflow --------------------------------------------------------------------------------------------
@@ -71,7 +73,7 @@ def test_formula_counts_every_mantissa(exponent: int) -> None:
 
 def test_claims_about_underflow_hold() -> None:
     rows = stored(figures.measure_underflow(Setting(ExperimentScale.small), 1 << 16))
-    assert all(claim.judge(rows).holds for claim in figures.UNDERFLOW_FIGURE.claims)
+    assert all(claim.judge(rows).holds for claim in OF_PAPER["underflow"].claims)
 
 
 def test_probabilities_by_hand() -> None:
@@ -143,7 +145,7 @@ def test_accuracy_of_the_modes() -> None:
     # Not that some accuracy is lost: that depends on the matrix. Nor that it is not much, which is so on the
     # unit that rounds to nearest, and not on the one that truncates: the last claim.
     for number in (0, 3, 4, 5):
-        verdict = figures.ACCURACY.claims[number].judge(rows)
+        verdict = OF_PAPER["accuracy"].claims[number].judge(rows)
         assert verdict.holds, verdict.measured
 
 
@@ -154,13 +156,13 @@ METHODS = [*figures.MODES, figures.AUTO, *PEERS]
 @pytest.mark.parametrize(
     ("figure", "measure", "size"),
     [
-        (figures.PERFORMANCE, figures.measure_performance, {"m": 256, "batch": 1}),
-        (figures.BATCHED, figures.measure_batches, {"m": 256, "batch": 2}),
+        (OF_PAPER["performance"], figures.measure_performance, {"m": 256, "batch": 1}),
+        (OF_PAPER["batched"], figures.measure_batches, {"m": 256, "batch": 2}),
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_times(figure: Figure, measure: Callable[..., Measurements], size: Row) -> None:
-    power = 8 if figure is figures.PERFORMANCE else 1
+    power = 8 if figure.name == "performance" else 1
     with timed_once(figures):
         rows = stored(measure(Setting(ExperimentScale.small), range(power, power + 1)))
     assert figure.measure is measure
@@ -185,7 +187,7 @@ def test_operations() -> None:
 @pytest.mark.gpu
 def test_underflow_on_a_gpu() -> None:
     rows = stored(figures.measure_underflow(Setting(ExperimentScale.paper), 1 << 16))
-    assert figures.UNDERFLOW_FIGURE.claims[2].judge(rows).holds
+    assert OF_PAPER["underflow"].claims[2].judge(rows).holds
 
 
 @pytest.mark.gpu
@@ -194,7 +196,7 @@ def test_products_on_a_gpu() -> None:
     sums of more than 2^13 products into pieces.
     """
     rows = stored(figures.measure_products(Setting(ExperimentScale.paper), exponents=range(7, 14)))
-    for claim in (c for c in figures.PRODUCTS.claims if "hardware errs as" not in c.text):
+    for claim in (c for c in OF_PAPER["products"].claims if "hardware errs as" not in c.text):
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
 
@@ -203,14 +205,17 @@ def test_products_on_a_gpu() -> None:
 def test_accuracy_of_the_modes_on_a_gpu() -> None:
     rows = stored(figures.measure_accuracy(Setting(ExperimentScale.paper), range(10, 17, 3)))
     for number in (0, 1, 3, 4):
-        verdict = figures.ACCURACY.claims[number].judge(rows)
+        verdict = OF_PAPER["accuracy"].claims[number].judge(rows)
         assert verdict.holds, verdict.measured
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("figure", "measure"),
-    [(figures.PERFORMANCE, figures.measure_performance), (figures.BATCHED, figures.measure_batches)],
+    [
+        (OF_PAPER["performance"], figures.measure_performance),
+        (OF_PAPER["batched"], figures.measure_batches),
+    ],
     ids=lambda x: getattr(x, "name", ""),
 )
 def test_times_on_a_gpu(figure: Figure, measure: Callable[..., Measurements]) -> None:

@@ -308,9 +308,8 @@ def mirrored(a: Any, *, upper: bool = False, hermitian: bool = True) -> Any:
         other = adjoint(a) if hermitian else a.swapaxes(-1, -2)
         if a.dtype.kind in "fc" and bool((a == other).all()):
             return a
-        copy = np.array(
-            a, a.dtype if a.dtype.kind in "fc" else np.float64, order="C"
-        )  # torch writes everywhere
+        # In C's order: torch writes everywhere.
+        copy = np.array(a, a.dtype if a.dtype.kind in "fc" else np.float64, order="C")
         return mirrored(torch.from_numpy(copy), upper=upper, hermitian=hermitian).numpy()
     turned = "mH" if hermitian else "mT"
     low = (getattr(a, turned) if upper else a).tril()

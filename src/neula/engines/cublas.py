@@ -158,9 +158,8 @@ def _launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, bet
     try:
         _check(library.cublasGemmEx(handle, *arguments))
     finally:
-        library.cublasSetMathMode(
-            handle, _DEFAULT
-        )  # what torch leaves behind, and sets anew for each product
+        # What torch leaves behind, and sets anew for each product.
+        library.cublasSetMathMode(handle, _DEFAULT)
 
 
 def _check(status: int) -> None:

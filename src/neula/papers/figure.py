@@ -50,9 +50,9 @@ class Figure:
     emulated_times: bool = False  # whether the engine of accuracy, emulated on a CPU, takes the times
 
 
-def described(paper: str, name: str, module: Mapping[str, Any]) -> Figure:
-    """The figure that ``figures.toml`` describes by names of a module and of those for all papers."""
-    names = {**vars(engines), **vars(drawing), **vars(verdicts), **module}
+def described(name: str, text: Mapping[str, Any], module: ModuleType) -> Figure:
+    """The figure that its part of ``figures.toml`` describes by names of a module and of those for all."""
+    names = {**vars(engines), **vars(drawing), **vars(verdicts), **vars(module)}
 
     def value(x: Any) -> Any:
         """An option of a function: capitals are a constant, tables the arguments of :func:`about`."""
@@ -69,7 +69,7 @@ def described(paper: str, name: str, module: Mapping[str, Any]) -> Figure:
     def claim(text: str, judge: str, timed: bool = False, **options: Any) -> Claim:
         return Claim(text, function(judge, options), timed)
 
-    fields = dict(TEXTS[paper][name])
+    fields = dict(text)
     draw = fields.pop("draw", None)
     if draw is not None:
         options = {"function": draw} if isinstance(draw, str) else dict(draw)
@@ -224,10 +224,9 @@ class Paper:
 
     @classmethod
     def of_modules(cls, command: str, *modules: ModuleType, **about: str) -> Self:
-        """A paper with the figures of modules, in the order of ``figures.toml``."""
-        found = [each for module in modules for each in vars(module).values() if isinstance(each, Figure)]
-        order = list(TEXTS[command])
-        figures = sorted(found, key=lambda figure: order.index(figure.name))
+        """A paper with the figures of ``figures.toml``, each by the module that measures it."""
+        homes = {name: module for module in modules for name in vars(module) if name.startswith("measure_")}
+        figures = (described(name, text, homes[text["measure"]]) for name, text in TEXTS[command].items())
         return cls(command=command, figures=tuple(figures), **about)
 
     def named(self, name: str) -> Sequence[Figure]:

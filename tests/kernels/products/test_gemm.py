@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -278,9 +279,9 @@ def test_a_projection_splits_its_columns_once(
     taken: list[tuple[int, ...]] = []
     split = Kept.from_matrix
 
-    def counted(x: torch.Tensor, *options: object) -> Kept:
+    def counted(x: torch.Tensor, **options: Any) -> Kept:
         taken.append(tuple(x.shape))
-        return split(x, *options)
+        return split(x, **options)
 
     monkeypatch.setattr(Kept, "from_matrix", counted)
     q, a = uniform(m, k, 44).T.contiguous().T, uniform(m, n, 45).T.contiguous().T

@@ -59,9 +59,8 @@ class Pace:
 
     steps: int = 1  # that are launched before the host reads whether to continue; all of them if prelaunched
     is_asynchronous: bool = False  # whether the first read comes after steps and their evidence are launched
-    is_prelaunched: bool = (
-        False  # whether the host reads nothing, so that a CUDA graph can replay all launches
-    )
+    # Whether the host reads nothing, so that a CUDA graph can replay all launches.
+    is_prelaunched: bool = False
 
     @classmethod
     def asynchronous(cls, steps: int) -> Pace:

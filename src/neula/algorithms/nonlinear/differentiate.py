@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,10 +45,7 @@ def columns(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
         point, f = _traced(function, x)
         weights = torch.zeros_like(f, requires_grad=True)
         (pulled,) = torch.autograd.grad(f, point, weights, create_graph=True)
-
-        def push(basis: torch.Tensor) -> torch.Tensor:
-            return _batched_gradient(pulled, weights, basis)
-
+        push = partial(_batched_gradient, pulled, weights)
         _in_chunks(push, x.shape, out, lambda found, part: out[:, :, part].copy_(found.permute(1, 2, 0)))
 
 
@@ -55,10 +53,7 @@ def rows(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
     """Rows of the Jacobian by reverse mode, as many at a time as fit in memory; see :func:`columns`."""
     with torch.enable_grad():
         point, f = _traced(function, x)
-
-        def pull(basis: torch.Tensor) -> torch.Tensor:
-            return _batched_gradient(f, point, basis)
-
+        pull = partial(_batched_gradient, f, point)
         _in_chunks(pull, f.shape, out, lambda found, part: out[:, part].copy_(found.permute(1, 0, 2)))
 
 
@@ -72,11 +67,7 @@ def rows_one_by_one(function: Function, x: torch.Tensor, out: torch.Tensor) -> N
 
 def forward(function: Function, x: torch.Tensor, out: torch.Tensor) -> None:
     """Columns of the Jacobian by forward mode, which keeps nothing of the function; see :func:`columns`."""
-
-    def push(basis: torch.Tensor) -> torch.Tensor:
-        pushed = torch.vmap(lambda tangent: torch.func.jvp(function, (x,), (tangent,))[1], randomness="same")
-        return pushed(basis)
-
+    push = torch.vmap(lambda tangent: torch.func.jvp(function, (x,), (tangent,))[1], randomness="same")
     _in_chunks(push, x.shape, out, lambda found, part: out[:, :, part].copy_(found.permute(1, 2, 0)))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 
+from neula.algorithms.orthogonal.caqr import tile_tree
 from neula.algorithms.orthogonal.rgsqrf import split_columns
 from neula.engines.formats import double_of, matching_dtype
 from neula.engines.random_vectors import gaussian
@@ -134,7 +135,7 @@ def _factorize_panel(a: torch.Tensor, r: torch.Tensor, tile_rows: int, narrow: t
     if a.dtype == double_of(a.dtype) and (not a.is_cuda or cholesky_panel.takes(a, r)):
         cholesky_panel(a, r, narrow)
         return
-    _tree(a, r, tile_rows)
+    tile_tree(a, r, tile_rows)
     if narrow is not None:
         narrow.copy_(a)
 
@@ -149,27 +150,6 @@ def _inner_products(q: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None
     left, right = (x.unflatten(1, (blocks, -1)).flatten(0, 1) for x in (q, a))
     parts = exactly(torch.bmm, left.mH, right)
     torch.sum(parts.view(count, blocks, k, -1), 1, out=out)
-
-
-def _tree(a: torch.Tensor, r: torch.Tensor, tile_rows: int) -> None:
-    """Formula (8) in place: factorize tiles, stack their R, factorize the stack, multiply back."""
-    count, m, n = a.shape
-    if m <= tile_rows:
-        mgs_into(a, a, r)
-        return
-    blocks = -(-m // tile_rows)
-    height = -(-m // blocks)
-    even = m == blocks * height
-    # Zero rows fill the last tile up where tiles of equal height do not fit; else tiles are views.
-    rows = a if even else torch.cat([a, a.new_zeros(count, blocks * height - m, n)], 1)
-    tiles = rows.view(count * blocks, height, n)
-    local_q, local_r = torch.empty_like(tiles), tiles.new_empty(count * blocks, n, n)
-    mgs_into(tiles, local_q, local_r)
-    stack = local_r.view(count, blocks * n, n)
-    _tree(stack, r, tile_rows)
-    exactly(torch.bmm, local_q, local_r, out=tiles)
-    if not even:
-        a.copy_(rows[:, :m])
 
 
 def _triangular_product(step: torch.Tensor, r: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,8 @@ import torch
 
 from neula.algorithms.trace import TraceEvent, Tracer, traced
 from neula.engines import Engine
-from neula.kernels import mgs
+from neula.kernels import mgs_into
+from neula.kernels.precision import exactly
 from neula.kernels.qr.mgs import TILE_COLUMNS, TILE_ROWS
 
 
@@ -62,29 +63,34 @@ def _factorize(a: torch.Tensor, r: torch.Tensor, engine: Engine, tile_rows: int,
 
 
 def _tree(a: torch.Tensor, engine: Engine, tile_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Steps 1 to 5 of formula (8): factorize tiles, stack their R, factorize the stack, multiply back."""
-    m, n = a.shape
-    if m <= tile_rows:
-        return mgs(a)
-    tiles = _split_evenly(a, tile_rows)
-    tracer = getattr(engine, "trace", None)
-    if tracer is not None:
-        tracer(TraceEvent("panel", shape=tuple(tiles.shape)))
-    local_q, local_r = mgs(tiles)
-    stack_q, r = _tree(local_r.reshape(-1, n), engine, tile_rows)
-    q = engine.bmm(local_q, stack_q.reshape(-1, n, n))
-    return q.reshape(-1, n)[:m], r  # without the rows that filled tiles up
+    q, r = a.clone(memory_format=torch.contiguous_format), a.new_empty(a.shape[1], a.shape[1])
+    tile_tree(q[None], r[None], tile_rows, engine)
+    return q, r
 
 
-def _split_evenly(a: torch.Tensor, tile_rows: int) -> torch.Tensor:
-    """Tiles of nearly equal height: cut off by the fixed height, the last one could have fewer rows than
-    columns. Zero rows fill them up; where none are needed, tiles are views.
+def tile_tree(a: torch.Tensor, r: torch.Tensor, tile_rows: int, engine: Engine | None = None) -> None:
+    """Formula (8) in place for each matrix of a batch: factorize tiles, stack their R, factorize the stack,
+    multiply back; between tiles by an engine, or in the full precision of A.
     """
-    m, n = a.shape
-    count = -(-m // tile_rows)
-    height = -(-m // count)
-    if m == count * height:
-        return a.unflatten(0, (count, height))
-    padded = a.new_zeros(count * height, n)
-    padded[:m] = a
-    return padded.reshape(count, height, n)
+    count, m, n = a.shape
+    if m <= tile_rows:
+        mgs_into(a, a, r)
+        return
+    # Tiles of nearly equal height: cut off by the fixed one, the last could have fewer rows than columns.
+    blocks = -(-m // tile_rows)
+    height = -(-m // blocks)
+    even = m == blocks * height
+    # Zero rows fill the last tile up where tiles of equal height do not fit; else tiles are views.
+    rows = a if even else torch.cat([a, a.new_zeros(count, blocks * height - m, n)], 1)
+    tiles = rows.view(count * blocks, height, n)
+    if (tracer := getattr(engine, "trace", None)) is not None:
+        tracer(TraceEvent("panel", shape=tuple(tiles.shape)))
+    local_q, local_r = torch.empty_like(tiles), tiles.new_empty(count * blocks, n, n)
+    mgs_into(tiles, local_q, local_r)
+    tile_tree(local_r.view(count, blocks * n, n), r, tile_rows, engine)
+    if engine is None:
+        exactly(torch.bmm, local_q, local_r, out=tiles)
+    else:
+        tiles.copy_(engine.bmm(local_q, local_r))
+    if not even:
+        a.copy_(rows[:, :m])

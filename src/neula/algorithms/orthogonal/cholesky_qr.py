@@ -229,9 +229,8 @@ def solved_cholesky_qr(a: torch.Tensor, out: torch.Tensor) -> torch.Tensor | Non
     for k in blocks(slice(0, n), -(-n // GRAM_PARTS)):
         torch.mm(a[:, k].mH, a[:, : k.stop], out=gram[k, : k.stop])
     r, info = upper_cholesky(gram)
-    left = (
-        r.diagonal().real.square() / gram.diagonal().real
-    )  # of the square of a column, beyond those before it
+    # Of the square of a column, beyond those before it.
+    left = r.diagonal().real.square() / gram.diagonal().real
     if int(info) > 0 or not bool((torch.finfo(a.dtype).eps / 2 < MOST_LOST * left).all()):
         return None
     torch.linalg.solve_triangular(r.mT, a.mT, upper=False, out=out.mT)

@@ -145,9 +145,8 @@ def correct(
     width = max(engine.tuning[GramTuning].correction_block, -(-n // PRODUCT_BLOCKS))
     columns = list(blocks(slice(0, n), width))
 
-    u_t = with_real_diagonal(
-        gram(engine.operand(q), engine)
-    )  # lower triangles, which are what the Gram matrix has
+    # Lower triangles, which are what the Gram matrix has.
+    u_t = with_real_diagonal(gram(engine.operand(q), engine))
     u_t.diagonal().sub_(1.0).mul_(0.5)
     u_t.mT.triu_()
     small = torch.linalg.matrix_norm(u_t) < largest

@@ -107,9 +107,8 @@ def rgsqrf(
         trace=trace,
     )
     columns = n
-    if n > max(
-        cutoff, recursion.block
-    ):  # operands of the first half, and of those that it is projected out of
+    if n > max(cutoff, recursion.block):
+        # Operands of the first half, and of those that it is projected out of.
         columns = min(n, split_columns(n, cutoff) + engine.tuning[RGSQRFTuning].operand_columns)
     recursion.factorize(q, r, engine.operand_buffer(q[:, :columns]), last=True, on_left=on_half)
     return q[: len(a)], r

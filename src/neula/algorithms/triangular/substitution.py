@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 
 from neula.algorithms.elimination.lu import PackedLU
-from neula.algorithms.triangular.inverted import InvertedBlocks, inverted_factors
+from neula.algorithms.triangular.inverted import InvertedLU, inverted_factors
 
 WIDTH, WIDEST = 512, 2048  # unknowns in a block, at least and at most
 
@@ -58,26 +58,20 @@ class Substitution:
         """``x = U^-1 L^-1 P b``, without waiting for the device; b is in the dtype that was chosen, and not
         modified.
         """
+        if self._by_inverses:
+            return self._inverted.solve(b)
         lu = self.factors.lu
-        x = b[self.factors.permutation]
-        if not self._by_inverses:
-            x = torch.linalg.solve_triangular(lu, x, upper=False, unitriangular=True)
-            return torch.linalg.solve_triangular(lu, x, upper=True)
-        lower, upper = self._inverted
-        return upper.solve(lower.solve(x))
+        x = torch.linalg.solve_triangular(lu, b[self.factors.permutation], upper=False, unitriangular=True)
+        return torch.linalg.solve_triangular(lu, x, upper=True)
 
     def solve_transposed(self, b: torch.Tensor) -> torch.Tensor:
         """``x = P^T L^-H U^-H b``, as :meth:`solve`."""
-        lu = self.factors.lu
-        x = b.clone()
-        if not self._by_inverses:
-            x = torch.linalg.solve_triangular(lu.mH, x, upper=False)
-            x = torch.linalg.solve_triangular(lu.mH, x, upper=True, unitriangular=True)
-        else:
-            lower, upper = self._inverted
-            x = lower.mH.solve(upper.mH.solve(x))
+        if self._by_inverses:
+            return self._inverted.solve_transposed(b)
+        lu = self.factors.lu.mH
+        x = torch.linalg.solve_triangular(lu, b, upper=False)
         found = torch.empty_like(x)
-        found[self.factors.permutation] = x
+        found[self.factors.permutation] = torch.linalg.solve_triangular(lu, x, upper=True, unitriangular=True)
         return found
 
     @property
@@ -85,8 +79,9 @@ class Substitution:
         return self.inverts or self.factors.lu.dtype != self.dtype
 
     @cached_property
-    def _inverted(self) -> tuple[InvertedBlocks, InvertedBlocks]:
+    def _inverted(self) -> InvertedLU:
         """L and U with the inverses of their diagonal blocks, together at most ``2 n WIDEST`` elements."""
         lu, dtype = self.factors.lu, self.dtype
         width = min(WIDEST, WIDTH * max(1, lu.shape[0] // (BLOCKS * WIDTH)))
-        return inverted_factors(lu, dtype, width, refining=lu.dtype == dtype)
+        factors = inverted_factors(lu, dtype, width, refining=lu.dtype == dtype)
+        return InvertedLU(*factors, self.factors.permutation[:, None])

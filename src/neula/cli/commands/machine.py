@@ -123,8 +123,7 @@ def bench(
     cpu: Annotated[bool, opt.option("Measure the CPU even if there is a GPU.", "--cpu")] = False,
     quick: Annotated[bool, opt.option("Fewer cases, in less than a minute.", "--quick")] = False,
     condition: Annotated[
-        float | None,
-        opt.option("Condition number of all matrices; random normal ones by default."),
+        float | None, opt.option("Condition number of all matrices; random normal ones by default.")
     ] = None,
     special: Annotated[
         bool,

@@ -132,9 +132,8 @@ def _definite(A: Any) -> np.ndarray:
 def _power(a: np.ndarray, t: float) -> np.ndarray:
     found = neula.fractional_matrix_power(a, t)
     w = found.eigenvalues
-    need(
-        bool((w[..., 0] > a.shape[-1] * np.finfo(a.dtype).eps * w[..., -1]).all())
-    )  # not singular to rounding
+    # Not singular to rounding.
+    need(bool((w[..., 0] > a.shape[-1] * np.finfo(a.dtype).eps * w[..., -1]).all()))
     power: np.ndarray = found.X
     return power
 

@@ -18,12 +18,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from neula.kernels.dispatch import kernel, trial
-from neula.kernels.doubled.doubled_cuda import (
-    THREADS,
-    doubled_product_cuda,
-    sliced_product_cuda,
-    tiles_of,
-)
+from neula.kernels.doubled.doubled_cuda import THREADS, doubled_product_cuda, sliced_product_cuda, tiles_of
 
 KEPT = 1 << 22
 """Elements up to which slices, of four times the memory, are kept; more are sliced for each product."""
@@ -159,8 +154,7 @@ class Doubled:
         if self.slices is not None:
             factor = factor_of(x, x_low, self.anchors, self.transposed)
             return times_slices(factor, self.slices, self.transposed)
-        by_blocks = _product_of_columns if self.transposed else _product_of_rows
-        return by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors)
+        return _product_by_blocks(self.rows, x, x_low, self.anchors, self.row_anchors, self.transposed)
 
 
 @dataclass(frozen=True)
@@ -309,41 +303,31 @@ def _evaluated(product: Pair, b: torch.Tensor | None) -> Pair:
     return high.mT, low.mT
 
 
-def _product_of_rows(
+def _product_by_blocks(
     a: torch.Tensor,
     x: torch.Tensor,
     x_low: torch.Tensor | None,
     anchors: torch.Tensor,
     row_anchors: torch.Tensor,
+    transposed: bool,
 ) -> Pair:
-    """The product of a large matrix, some of its elements at a time."""
+    """The product with a large matrix, some rows at a time, or with its transpose, a sum over these."""
     batch, m, n = a.shape
-    high, low = x.new_empty(batch, x.shape[1], m), x.new_empty(batch, x.shape[1], m)
-    for members in _pieces(batch, BLOCK // (m * n)):
-        factor = factor_of(x[members], None if x_low is None else x_low[members], anchors, False)
-        for rows in _pieces(m, BLOCK // n):
-            slices = slices_of(a[members, rows], row_anchors[members])
-            high[members, :, rows], low[members, :, rows] = times_slices(factor, slices, False)
-    return high, low
+    high, low = (x.new_zeros(batch, x.shape[1], n if transposed else m) for _ in range(2))
 
+    def factor(piece: tuple[slice, ...]) -> torch.Tensor:
+        return factor_of(x[piece], None if x_low is None else x_low[piece], anchors, transposed)
 
-def _product_of_columns(
-    a: torch.Tensor,
-    y: torch.Tensor,
-    y_low: torch.Tensor | None,
-    anchors: torch.Tensor,
-    row_anchors: torch.Tensor,
-) -> Pair:
-    """The product with the transpose of a large matrix, a sum over blocks of its rows."""
-    batch, m, n = a.shape
-    high, low = y.new_zeros(batch, y.shape[1], n), y.new_zeros(batch, y.shape[1], n)
     for members in _pieces(batch, BLOCK // (m * n)):
+        whole = None if transposed else factor((members,))
         for rows in _pieces(m, BLOCK // n):
-            piece = members, slice(None), rows
-            factor = factor_of(y[piece], None if y_low is None else y_low[piece], anchors, True)
-            part, part_low = times_slices(factor, slices_of(a[members, rows], row_anchors[members]), True)
-            high[members], error = two_sum(high[members], part)
-            low[members] += error.add_(part_low)
+            left = factor((members, slice(None), rows)) if whole is None else whole
+            part, rest = times_slices(left, slices_of(a[members, rows], row_anchors[members]), transposed)
+            if transposed:
+                high[members], error = two_sum(high[members], part)
+                low[members] += error.add_(rest)
+            else:
+                high[members, :, rows], low[members, :, rows] = part, rest
     return high, low
 
 

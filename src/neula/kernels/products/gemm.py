@@ -85,7 +85,6 @@ def corrected_projection(
     *,
     bound: float,
     columns: int,
-    scheme: Scheme = SCHEMES["fp16_cor"],
 ) -> None:
     """``R = Q^T A``, then ``A = A - Q R``, of float32 matrices like :func:`corrected_gemm`; Q is split once
     for all of it.
@@ -101,20 +100,18 @@ def corrected_projection(
     >>> a.T, r
     (tensor([[0., 4.]]), tensor([[3.]]))
     """
-    across = Kept.from_matrix(q.T, scheme, bound)
+    across = Kept.from_matrix(q.T, bound=bound)
     for part, r_part in zip(a.split(columns, 1), r.split(columns, 1), strict=True):
         # Without gaps: what is sent need not be copied before and after.
         image = r_part if total is None else r_part.new_empty(r_part.mT.shape).mT
-        multiply_kept(image, across, Kept.from_matrix(part.mT, scheme), alpha=1.0, beta=0.0)
+        multiply_kept(image, across, Kept.from_matrix(part.mT), alpha=1.0, beta=0.0)
         if total is not None:
             total(image)
             r_part.copy_(image)
-        multiply_kept(part, across.mT, Kept.from_matrix(image.mT, scheme), alpha=-1.0, beta=1.0)
+        multiply_kept(part, across.mT, Kept.from_matrix(image.mT), alpha=-1.0, beta=1.0)
 
 
-def corrected_gram(
-    a: torch.Tensor, scheme: Scheme = SCHEMES["fp16_cor"], *, scales: torch.Tensor | None = None
-) -> torch.Tensor:
+def corrected_gram(a: torch.Tensor, *, scales: torch.Tensor | None = None) -> torch.Tensor:
     """The lower triangle of ``A^T A``, column-major, like :func:`corrected_gemm`; what is above it means
     nothing.
 
@@ -133,7 +130,7 @@ def corrected_gram(
     g = torch.zeros(n, n, dtype=torch.float32, device=a.device).T
     fewest = ceil_div(FEWEST_ELEMENTS, max(1, n) * ALIGNED) * ALIGNED
     for some in a.split(max(fewest, share(m, ROW_BLOCKS, ALIGNED))):
-        whole = Kept.from_matrix(some.mT, scheme, scales=scales)
+        whole = Kept.from_matrix(some.mT, scales=scales)
         multiply_kept(g, whole, whole, alpha=1.0, beta=1.0, lower=True)
     return g
 
@@ -146,11 +143,7 @@ def _tried(device: torch.device) -> None:
     multiply_kept.kernel(one, kept, kept, alpha=1.0, beta=0.0)
 
 
-@kernel(
-    "multiply_kept_triton",
-    trial=_tried,
-    when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]),
-)
+@kernel("multiply_kept_triton", trial=_tried, when=lambda c, x, y, **_: 0 not in (*c.shape, x.parts.shape[2]))
 def multiply_kept(
     c: torch.Tensor,
     x: Kept,

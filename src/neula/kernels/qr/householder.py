@@ -169,9 +169,8 @@ def reflect_columns(
         scale = torch.where(root == 0, 0.0, 1 / root)
         x[:, k, 0] -= beta
         v = x * scale[:, None, None]
-        row = (products - beta.conj()[:, None] * panel[:, k]) * scale[
-            :, None
-        ]  # v^H V left of k, v^H A right of it
+        # v^H V left of k, v^H A right of it.
+        row = (products - beta.conj()[:, None] * panel[:, k]) * scale[:, None]
         right = row[:, None, k + 1 :]
         panel[..., k + 1 :] -= v * right if multiply is None else multiply(v, right)
         r[:, :k, k], r[:, k, k] = panel[:, :k, k], beta

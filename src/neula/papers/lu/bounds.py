@@ -19,7 +19,7 @@ from neula.algorithms.elimination.lu_panels import blocks
 from neula.engines import FP16, FP32, UNITS, EmulatedEngine, Engine
 from neula.papers.data import Measurements, Row, span
 from neula.papers.errors import backward_error, orthogonality_defect
-from neula.papers.figure import ExperimentScale, Setting, described
+from neula.papers.figure import ExperimentScale, Setting
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.figures import dominant
 from neula.papers.verdicts import ClaimCheck, Interval, about, within
@@ -116,6 +116,7 @@ STORAGE = {
 """Table 1: numbers in fp32 that are stored, and the constant."""
 
 
+# item: L Table 1
 def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]:
     """The rows of Table 1: storage and constants of Algorithms 3.1 and 4.1."""
     a = _matrix(setting, order)
@@ -136,6 +137,7 @@ def measure_storage(setting: Setting, order: int | None = None) -> Iterator[Row]
         }
 
 
+# item: L Table 2; L harmless
 def measure_panels(setting: Setting, order: int | None = None) -> Iterator[Row]:
     """The rows of Table 2: constants of Algorithm 5.2 by the algorithm of its panels."""
     a = _matrix(setting, order)
@@ -244,12 +246,6 @@ def panels(rows: Measurements, ours: str, others: Sequence[str], claimed: Interv
     return within([first / other for other in rest], claimed, text)
 
 
-# item: L Table 1
-TABLE_1 = described("lu-paper", "table1", globals())
-# item: L Table 2; L harmless
-TABLE_2 = described("lu-paper", "table2", globals())
-
-
 SINGLE, ROUNDED, BUFFERED = "fp32 storage", "fp16 storage", "fp16 storage, fp32 buffer"
 STORAGES = (SINGLE, ROUNDED, BUFFERED)
 WIDTH = 64
@@ -294,6 +290,7 @@ def block_gram_schmidt(
     return q, r
 
 
+# item: L QR in fp16
 def measure_storages(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Errors for each way to store the matrix and each number of products that a unit adds."""
     m, n = shape or setting.shape(small=(1024, 512), paper=(4096, 2048), bytes_an_entry=100)
@@ -336,7 +333,3 @@ def roundings_add_up(rows: Measurements) -> ClaimCheck:
     ratios = [row["residual"] / (_root_mean_square(row) * FP16.u) for row in part]
     words = ", ".join(f"t = {row['t']} {row['residual']:.1e}" for row in part)
     return within(ratios, SPREAD, f"{words}: {min(ratios):.2f} to {max(ratios):.2f} times that")
-
-
-# item: L QR in fp16
-STORAGE_OF_QR = described("lu-paper", "table-qr", globals())

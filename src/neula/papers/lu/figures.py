@@ -27,7 +27,7 @@ from neula.io.matrices import (
 )
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Axes, Canvas, lines, log_log
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.lu.algorithms import (
     ALGORITHMS,
     BEST,
@@ -61,6 +61,7 @@ ALIKE = 1.25
 """How far a ratio of rates may be from the paper's to be about the same: it depends on the machine."""
 
 
+# item: L Figure 6
 def measure_performance(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
     """Rates of the algorithms of section 6 and of the library."""
     sizes = orders or setting.pick(small=(512, 1024, 2048, 3072), paper=[2**k for k in range(12, 17)])
@@ -140,10 +141,6 @@ def ours_beats_library(rows: Measurements) -> ClaimCheck:
     return faster(rows, DOUBLY_WIDE, [peer])
 
 
-# item: L Figure 6
-FIGURE_6 = described("lu-paper", "figure6", globals())
-
-
 APPLICATION_BYTES = 30
 """Memory of an entry: A in float64, which is made from two more, and later A, L and U in float32."""
 LARGEST_SMALL = 2048  # order of matrices for which two cores take seconds
@@ -189,6 +186,7 @@ class MatrixSource(NamedTuple):
     load: Callable[[], torch.Tensor]
 
 
+# item: L Table 3
 def measure_applications(setting: Setting) -> Iterator[Row]:
     """Errors and rates of the four algorithms on those of the paper's matrices that can be had."""
     cases = _available(setting)
@@ -299,10 +297,6 @@ def failures(rows: Measurements) -> ClaimCheck:
     return cases(kept if len(kept) >= ENOUGH else [], text)
 
 
-# item: L Table 3
-TABLE_3 = described("lu-paper", "table3", globals())
-
-
 ERROR_BYTES = 60
 """Memory of an entry: A, which is made in float64, the factors, L and U, and blocks of them in float64."""
 CONDITION = 1e3  # of the matrices of Figure 5
@@ -316,6 +310,7 @@ TIE = 1.01  # errors that both come from the panels are equal up to the last dig
 ORDER = ((SINGLE,), (WIDE_PANELS, DOUBLY_WIDE), (BUFFERED, DOUBLY_LOW), (HALF,))
 
 
+# item: L Figure 1; L Figure 2; L Figure 3; L Figure 4
 def measure_dominant(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
     """Errors of all algorithms on HPL-AI matrices, and times in rows of their own."""
     for n in _tracked(setting, orders):
@@ -328,6 +323,7 @@ def measure_dominant(setting: Setting, orders: Sequence[int] | None = None) -> I
         yield from times(a, [name for name in ALGORITHMS if name != STANDARD], setting)
 
 
+# item: L Figure 5
 def measure_tunable(setting: Setting, orders: Sequence[int] | None = None) -> Iterator[Row]:
     """Errors of the algorithms of section 6 on the matrices of Fasi and Higham."""
     for n in _tracked(setting, orders):
@@ -454,15 +450,3 @@ def ordered(rows: Measurements) -> ClaimCheck:
         return [float(max(low) <= TIE * min(high)) for low, high in itertools.pairwise(groups)], words
 
     return _both_units(rows, order, EVERY)
-
-
-# item: L Figure 1
-FIGURE_1 = described("lu-paper", "figure1", globals())
-# item: L Figure 2
-FIGURE_2 = described("lu-paper", "figure2", globals())
-# item: L Figure 3
-FIGURE_3 = described("lu-paper", "figure3", globals())
-# item: L Figure 4
-FIGURE_4 = described("lu-paper", "figure4", globals())
-# item: L Figure 5
-FIGURE_5 = described("lu-paper", "figure5", globals())

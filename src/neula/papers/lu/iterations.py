@@ -21,7 +21,7 @@ from neula.io.matrices import no_pivoting_matrix
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, lines, log_log, plain_ticks
 from neula.papers.errors import norm_of_defect
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.lu import algorithms as lu
 from neula.papers.lu.figures import SERIES
 from neula.papers.verdicts import ClaimCheck, cases, within
@@ -249,6 +249,3 @@ def consistent_factors(rows: Measurements) -> ClaimCheck:
     )
     ratios = _ratios(usable, lu.DOUBLY_WIDE, lu.SINGLE, ("contraction",))
     return within(itertools.chain(*ratios.values()), (0.0, 1.0), f"contractions, {_in_words(ratios)}")
-
-
-ITERATIONS = described("lu-paper", "iterations", globals())

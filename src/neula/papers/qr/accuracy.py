@@ -21,7 +21,7 @@ from neula.io.matrices import SPECTRA
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, plain_ticks, shape_text
 from neula.papers.errors import backward_error, growth, norm_of_defect, orthogonality_defect
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.measuring import householder_flops, steady_seconds
 from neula.papers.qr.householder import rhouqr
 from neula.papers.verdicts import MORE, ClaimCheck, cases, within
@@ -37,6 +37,7 @@ COMPLETE = 0.3  # from here on Q is about as far from orthogonal as it can get
 Factors = tuple[torch.Tensor, torch.Tensor]
 
 
+# item: Q Figure 3; V Figure 2; Q Figure 4
 def measure_accuracy(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Backward error and orthogonality against the condition number, for four spectra."""
     m, n = whole = shape or setting.shape(small=(768, 384), paper=(32768, 16384), bytes_an_entry=64)
@@ -141,13 +142,6 @@ def deteriorates(rows: Measurements, spectra: Sequence[str], least: float, most:
     return within(powers.values(), (least, most), f"until orthogonality is lost: {words}")
 
 
-# item: Q Figure 3; V Figure 2
-FIGURE_3 = described("qr-paper", "figure3", globals())
-
-# item: Q Figure 4; V Figure 2
-FIGURE_4 = described("qr-paper", "figure4", globals())
-
-
 SMALLEST_FP16 = 6e-8
 EXPONENTS = [-30, -20, -15, -12, -10, -9, -8, -7, -6, -4, -2, 0, 2, 4, 5, 6, 8, 10, 15, 20, 30]
 
@@ -222,9 +216,6 @@ def scaling_helps(rows: Measurements) -> ClaimCheck:
     return cases([ok and error <= bound for ok, error in zip(finite, errors, strict=True)], text)
 
 
-OVERFLOW = described("qr-paper", "overflow", globals())
-
-
 SQUARE_SHAPES = [(32768, 32768), (32768, 16384), (16384, 16384), (8192, 8192)]
 PAPER_SHAPES = [*SQUARE_SHAPES, (131072, 4096), (524288, 1024), (2097152, 256), (4194304, 128)]
 SMALL_SHAPES = [(1024, 1024), (4096, 1024), (8192, 512), (32768, 256), (65536, 128)]
@@ -276,6 +267,7 @@ def _label(row: Row) -> str:
 TWICE, WITH_Q = "RGSQRF, two passes", "SGEQRF + SORGQR"
 
 
+# item: Q Figure 5
 def measure_reortho(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with a second pass against Householder QR that forms Q."""
     engine = setting.speed
@@ -303,13 +295,10 @@ def reortho_faster(rows: Measurements) -> ClaimCheck:
     return within(speedups, (3.7, 7.7), text + (", ".join(thrice) or "none"), weaker=MORE)
 
 
-# item: Q Figure 5
-FIGURE_5 = described("qr-paper", "figure5", globals())
-
-
 CAQR_PANEL, SGEQRF_PANEL = "RGSQRF, CAQR panel", "RGSQRF, SGEQRF panel"
 
 
+# item: Q Figure 6; Q 36.6 TFLOP/s; V Figure 1
 def measure_panels(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """RGSQRF with the paper's two panels and the default one, against Householder QR without Q."""
     engine = setting.speed
@@ -344,14 +333,11 @@ def default_panel_best(rows: Measurements) -> ClaimCheck:
     return within(ratios, MORE, f"{span(ratios)} times the speed of the better one")
 
 
-# item: Q Figure 6; Q 36.6 TFLOP/s; V Figure 1
-FIGURE_6 = described("qr-paper", "figure6", globals())
-
-
 WORTH = 1.3
 VARIANTS = ON_ON, OFF_ON, OFF_OFF = "(on, on)", "(off, on)", "(off, off)"
 
 
+# item: Q Figure 7
 def measure_low_format(setting: Setting, shapes: Shapes = ()) -> Iterator[Row]:
     """Low format on or off in panel and update: time, and what it does to accuracy."""
     yield from _low_format_accuracy(setting)
@@ -414,7 +400,3 @@ def panel_costs_accuracy(rows: Measurements) -> ClaimCheck:
     text = f"{ON_ON}: {lossy[0]:.1e} and {lossy[1]:.1e}, {OFF_ON}: {best[0]:.1e} and {best[1]:.1e}"
     ratios = [x / y for x, y in zip(lossy, best, strict=True)]
     return within(ratios, MORE, f"backward error and orthogonality {text}")
-
-
-# item: Q Figure 7
-FIGURE_7 = described("qr-paper", "figure7", globals())

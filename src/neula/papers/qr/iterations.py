@@ -25,7 +25,7 @@ from neula.algorithms.spectra.condition import solve_rt
 from neula.engines import FP32, Engine
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Axes, Canvas, grouped_bars, lines, log_log, shape_text
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.measuring import first_run
 from neula.papers.qr import least_squares as ls
 from neula.papers.qr.least_squares import gradient_norm, right_hand_side
@@ -198,9 +198,6 @@ def bits_decide(rows: Measurements) -> ClaimCheck:
     return cases(both, text, least=MOST)
 
 
-ITERATIONS = described("qr-paper", "iterations", globals())
-
-
 MOST_ITERATIONS = 200  # most iterations that the paper tolerates
 LOOSE, TIGHT = 1e-6, 1e-12
 """Reductions of ``||R^-T A^T r||``: what the paper reaches after 200 iterations, and double precision."""
@@ -209,6 +206,7 @@ SINGLE = "RGSQRF + CGLS, single"
 ONLY_EASIER = 30  # iterations for condition 1e3: a stress case takes more
 
 
+# item: Q stress case; V Figure 5
 def measure_stress(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:
     """Iterations of both solvers with R in fp16, and times and errors where single precision is enough."""
     small, paper = ((1024, 512), (2048, 512)), ((32768, 16384), (65536, 8192), (131072, 4096))
@@ -299,10 +297,6 @@ def single_is_reached(rows: Measurements) -> ClaimCheck:
     return within(values, about(2.0), text, weaker=MORE)
 
 
-# item: Q stress case; V Figure 5
-STRESS_FIGURE = described("qr-paper", "stress", globals())
-
-
 STEPS = 40
 DIVERGED, CONVERGED = 1e10, 1e-10
 """Factors by which the norm of the gradient has grown, or has fallen, after all steps."""
@@ -390,6 +384,3 @@ def converges(rows: Measurements) -> ClaimCheck:
     return within(
         [left[best]], (0.0, CONVERGED), f"{left[best]:.1e} of the gradient left after {best + 1} steps"
     )
-
-
-ERRATA = described("qr-paper", "errata", globals())

@@ -20,7 +20,7 @@ from neula.engines import FP64, Engine
 from neula.io.matrices import ENTRIES, singular_values
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas, grouped_bars, lines, log_log, shape_text
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.measuring import first_run, steady_seconds
 from neula.papers.verdicts import MORE, MOST, ClaimCheck, about, within
 from neula.pipeline.result import AccuracyWarning
@@ -66,6 +66,7 @@ ALMOST_ALL = 0.85  # seven of the eight matrices, say
 TENDENCY = 0.5  # correlation from which on there is a tendency
 
 
+# item: Q Figure 8; Q iterations; V Figure 3
 def measure_solvers(setting: Setting, shapes: Sequence[tuple[int, int]] = ()) -> Iterator[Row]:
     """Times of the refined and of the direct solvers for the paper's matrices and sizes."""
     shapes = setting.fitting(shapes or setting.pick(small=SMALL_SHAPES, paper=PAPER_SHAPES), BYTES_AN_ENTRY)
@@ -227,10 +228,6 @@ def unprofitable(rows: Measurements) -> ClaimCheck:
     return within(speedups, (0.0, 1.0), f"speedup over DGEQRF, 0 if not as accurate: {text}")
 
 
-# item: Q Figure 8; Q iterations; V Figure 3
-FIGURE_8 = described("qr-paper", "figure8", globals())
-
-
 S_DIRECT, D_DIRECT = "SCuSOLVE", "DCuSOLVE"
 LOW_DIRECT, LOW_REFINED = "RGSQRF direct", "RGSQRF + CGLS"
 HALF_DECADES = [10.0 ** (k / 2) for k in range(6, 13)]
@@ -238,6 +235,7 @@ FEW_ITERATIONS = 50
 TWO_ORDERS = about(100.0, 5.0)
 
 
+# item: Q Figure 9; V Figure 4
 def measure_refinement(setting: Setting) -> Iterator[Row]:
     """Accuracy of direct and refined solutions against the condition number."""
     m, n = setting.shape(small=(1024, 512), paper=(32768, 16384), bytes_an_entry=64)
@@ -309,10 +307,6 @@ def reaches_double(rows: Measurements) -> ClaimCheck:
     )
 
 
-# item: Q Figure 9; V Figure 4
-FIGURE_9 = described("qr-paper", "figure9", globals())
-
-
 RANKS = [16, 64, 128, 256, 512]
 COND = 1e6
 RGSQRF_SVD, SGEQRF_SVD, NEULA = "RGSQRF-SVD", "SGEQRF-SVD", "neula.svd_lowrank"
@@ -320,6 +314,7 @@ RGSQRF_SVD, SGEQRF_SVD, NEULA = "RGSQRF-SVD", "SGEQRF-SVD", "neula.svd_lowrank"
 LowRank = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
+# item: Q Table 4
 def measure_low_rank(setting: Setting, shape: tuple[int, int] | None = None) -> Iterator[Row]:
     """Error and time of the approximation for each rank, and the smallest possible error."""
     m, n = shape or setting.shape(small=(8192, 1024), paper=(524288, 1024), bytes_an_entry=48)
@@ -364,7 +359,3 @@ def optimal(rows: Measurements) -> ClaimCheck:
     ratios = [math.inf if row["error"] is None else row["error"] / row["smallest"] for row in part]
     text = f"at most {max(ratios):.5f} times the smallest possible error"
     return within(ratios, (0.0, 1.005), text)
-
-
-# item: Q Table 4
-TABLE_4 = described("qr-paper", "table4", globals())

@@ -15,7 +15,7 @@ from neula.engines import Engine
 from neula.engines.tuning import Recursion
 from neula.papers.data import Measurements, Row
 from neula.papers.drawing import Canvas, plain_ticks
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.measuring import householder_flops, sustained_seconds
 from neula.papers.qr.householder import blocked_householder, householder_wy, rhouqr
 from neula.papers.verdicts import HALF_AN_ORDER, MORE, ClaimCheck, Interval, about, within
@@ -84,6 +84,7 @@ def best_recursion(engine: Engine) -> Recursion:
     return engine.tuning.recursion(engine.storage)
 
 
+# item: Q Table 3; Q CAQR rate
 def measure_rates(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Rates of products, of a step of the recursion, and of panels, against the width k; once a run."""
     key = "rates", shape
@@ -180,10 +181,6 @@ def caqr_is_faster(rows: Measurements) -> ClaimCheck:
     return within([ratio], about(3.3), f"{text}: {ratio:.2g} times", weaker=MORE)
 
 
-# item: Q Table 3; Q CAQR rate
-TABLE_3 = described("qr-paper", "table3", globals())
-
-
 def rate_table(setting: Setting, shape: Shape | None) -> dict[str, Rates]:
     """Table 3 as the formulas need it: the rate of each width, for each column as far as it goes."""
     rows = Measurements(measure_rates(setting, shape))
@@ -266,6 +263,7 @@ class _Study:
         return [head | {"kind": kind, "tflops": rate, "default": default} for kind, rate in found.items()]
 
 
+# item: Q Figure 1
 def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (4) and blocked Householder QR as it is, against the block size."""
     table, study = rate_table(setting, shape), _Study(setting, matrix(setting, shape))
@@ -282,6 +280,7 @@ def measure_householder(setting: Setting, shape: Shape | None = None) -> Iterato
             yield from study.rows(BLOCKED, format, block, run, **found)
 
 
+# item: Q Figure 2; Q 27 TFLOP/s; V 1.4 times
 def measure_recursion(setting: Setting, shape: Shape | None = None) -> Iterator[Row]:
     """Formula (7) and RGSQRF as it is, against the cutoff, with the library's and the default panel."""
     table, study = rate_table(setting, shape), _Study(setting, matrix(setting, shape))
@@ -401,10 +400,3 @@ def v100_rgsqrf(rows: Measurements) -> ClaimCheck:
 def v100_panel(rows: Measurements) -> ClaimCheck:
     share = panel_share(*V100_SHAPE, 128, v100_rates("SGEQRF"), v100_rates(LOW))
     return within([share], (0.8, 1.0), f"{share:.0%} at B = 128")
-
-
-# item: Q Figure 1
-FIGURE_1 = described("qr-paper", "figure1", globals())
-
-# item: Q Figure 2; Q 27 TFLOP/s; V 1.4 times
-FIGURE_2 = described("qr-paper", "figure2", globals())

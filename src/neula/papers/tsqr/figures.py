@@ -22,7 +22,7 @@ from neula.kernels.products.parts import SCHEMES
 from neula.papers.data import Measurements, Row, span
 from neula.papers.drawing import Canvas
 from neula.papers.errors import backward_error, growth, orthogonality_defect, product_error
-from neula.papers.figure import Setting, described
+from neula.papers.figure import Setting
 from neula.papers.measuring import householder_flops, steady_seconds
 from neula.papers.verdicts import MORE, ClaimCheck, cases, within
 
@@ -65,6 +65,7 @@ AS_GOOD = 3.0  # how many times the error of another mode counts as the same lev
 APART = 30.0  # the levels of fp16 and fp32 are a factor of 8192 apart
 
 
+# item: T residual and orthogonality; T with correction; T 22 bits
 def measure_accuracy(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Errors of the five modes, the default and Householder QR in float32, for matrices of 2^e rows."""
     powers = exponents or setting.pick(small=range(10, 13), paper=range(10, 23))
@@ -150,10 +151,6 @@ def truncation_is_why(rows: Measurements) -> ClaimCheck:
     return cases(found, f"times {FP32_NOTC}, emulated, at the smallest m: {text}")
 
 
-# item: T residual and orthogonality; T with correction; T 22 bits
-ACCURACY = described("tsqr-paper", "accuracy", globals())
-
-
 GEQRF = "torch.geqrf"
 """Householder QR without Q: of cuSOLVER on a GPU, and for a batch of cuBLAS (cublasSgeqrfBatched)."""
 COPY = "copy of A"  # reads one matrix and writes another: no QR with Q is faster
@@ -163,6 +160,7 @@ RATES = {"ms": ("time [ms]", ""), "tflops": ("TFLOP/s", "")}
 WANTED_BATCH, WANTED_MS = 1024, 1.0
 
 
+# item: T one matrix; T 3x operations
 def measure_performance(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     powers = exponents or setting.pick(small=range(10, 12), paper=range(10, 23))
     shapes = setting.fitting([(2**power, COLUMNS) for power in powers], BYTES)
@@ -170,6 +168,7 @@ def measure_performance(setting: Setting, exponents: range | None = None) -> Ite
         yield from _times(setting.random("uniform", m, n, dtype=torch.float32, seed=m), setting)
 
 
+# item: T batch
 def measure_batches(setting: Setting, exponents: range | None = None) -> Iterator[Row]:
     """Times for 2^e matrices at once: random ones, or copies of the user's."""
     powers = exponents or setting.pick(small=range(4), paper=range(14))
@@ -217,13 +216,6 @@ def thousand_in_a_millisecond(rows: Measurements) -> ClaimCheck:
     best = min(times, key=lambda mode: times[mode])
     text = f"{times[best]:.2f} ms with {best}" + ("" if batch == WANTED_BATCH else f", from {batch} matrices")
     return within([times[best]], (0.0, WANTED_MS), text)
-
-
-# item: T one matrix; T 3x operations
-PERFORMANCE = described("tsqr-paper", "performance", globals())
-
-# item: T batch
-BATCHED = described("tsqr-paper", "batched", globals())
 
 
 SMALLEST_NORMAL = -14  # exponent of the smallest normal number of fp16
@@ -366,9 +358,6 @@ def one_more_bit(rows: Measurements) -> ClaimCheck:
     return within([better / worse if ours > PAPERS_SHIFT else math.nan], (0.0, 1.0), text)
 
 
-UNDERFLOW_FIGURE = described("tsqr-paper", "underflow", globals())
-
-
 UNIT = UNITS["h100"]  # the emulated unit that truncates: that of the GPU on which the figure was measured
 BLOCK = UNIT.block
 
@@ -384,6 +373,7 @@ AS_FP32 = 1.5  # how many times the error of the fp32 product counts as the same
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
+# item: T RZ; T pseudo_TC
 def measure_products(
     setting: Setting, size: int | None = None, exponents: range | None = None
 ) -> Iterator[Row]:
@@ -455,7 +445,3 @@ def uncorrected(rows: Measurements) -> ClaimCheck:
     product = HARDWARE_UNCORRECTED if rows.where(product=HARDWARE_UNCORRECTED) else EMULATED_UNCORRECTED
     errors = [error / FP16.u for error in rows.where(product=product).numbers("error")]
     return within(errors, (0.1, 2.0), f"{product}: {span(errors)} u of fp16")
-
-
-# item: T RZ; T pseudo_TC
-PRODUCTS = described("tsqr-paper", "products", globals())

@@ -191,9 +191,8 @@ def _product(compute: str, engine: Engine) -> str | Product:
     if format == "fp32":
         return exact_matmul
     low = _multiplying(format, engine)
-    if (
-        engine.name == "cuda" and not engine.is_complex
-    ):  # whose kernels know them by name; an emulated unit on a GPU is not theirs
+    if engine.name == "cuda" and not engine.is_complex:
+        # Its kernels know them by name; an emulated unit on a GPU is not theirs.
         return format if correction == "nocor" else f"{format}_cor"
     return low.bmm if correction == "nocor" else partial(corrected_bmm, engine=low)
 
