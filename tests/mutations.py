@@ -585,6 +585,21 @@ _COMPLEX = [
 
 _SPECTRA = [
     Mutation(
+        "reflectors of a reduction not conjugated", "algorithms/spectra/reduction.py",
+        "exact_matmul(rows.conj(), below)", "exact_matmul(rows, below)",
+        "Q^H of a complex matrix is not applied", "algorithms/test_reduction.py",
+    ),
+    Mutation(
+        "eigenvalues of T not separated", "algorithms/spectra/reduction.py",
+        "SPREAD * (place * ((5**0.5 - 1) / 2)).frac()", "0 * place",
+        "equal eigenvalues have the same vector", "kernels/spectra/test_tridiagonal.py",
+    ),
+    Mutation(
+        "half of a rank-two update", "kernels/spectra/tridiagonal.py",
+        "* v / 2", "* v",
+        "the reduced matrix is another one", "kernels/spectra/test_tridiagonal.py",
+    ),
+    Mutation(
         "backward error of eigenvalues halved", "certificates/spectra.py",
         "return total / (1 - lost) ** 0.5 +", "return total / 2 / (1 - lost) ** 0.5 +",
         "errors of clusters are as large as it", "certificates/test_spectral_bounds.py",

@@ -7,8 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from tests.devices import DEVICE, variants
-from tests.kernels.spectra.test_small_eigh import matrices
+from tests.kernels.spectra.test_small_eigh import assert_decomposed, matrices
 
+from neula.algorithms.spectra import reduction
+from neula.engines import EmulatedEngine
+from neula.engines.complex import over
 from neula.kernels.spectra import tridiagonal as module
 from neula.kernels.spectra.tridiagonal import Tridiagonal, tridiagonal, tridiagonal_eigenvectors
 
@@ -118,3 +121,16 @@ def test_eigenvectors(kernels: tuple[Callable, Callable], kind: str, n: int) -> 
     assert float((t @ wide - wide * w[:, None]).abs().max()) <= 4 * u32
     lost = wide.mT @ wide - torch.eye(n, device=DEVICE, dtype=F64)
     assert float(lost.abs().max()) <= 2 * n**0.5 * u32 + 4 * n * u64 / gap
+
+
+@pytest.mark.parametrize("dtype", [F32, C64])
+@pytest.mark.parametrize("kind", ["diagonal", "equal", "opposite", "one", "zero"])
+def test_equal_eigenvalues_have_orthogonal_vectors(
+    on_host: None, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although the kernel computes each of them by itself; the identity is the hardest."""
+    monkeypatch.setattr(reduction, "tridiagonal_eigenvectors", tridiagonal_eigenvectors.kernel)
+    n = 21
+    a = torch.stack([*matrices(kind, 2, n, dtype), torch.eye(n, dtype=dtype)])
+    w, v = reduction.reduced_eigenvectors(a, over(EmulatedEngine("cpu", "fp32"), dtype))
+    assert_decomposed(a, w, v)
