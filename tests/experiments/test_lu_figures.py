@@ -19,7 +19,7 @@ from neula.certificates.lu import BlockFma, lu_bound
 from neula.engines import FP16, FP32, UNITS, EmulatedEngine
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.papers.data import Measurements
-from neula.papers.figure import ExperimentScale, Setting
+from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.lu import bounds as bnd
 from neula.papers.lu import figures
 from neula.papers.lu import iterations as its
@@ -47,24 +47,6 @@ U16, U32 = 2.0**-11, 2.0**-24
 SMALL = Setting(ExperimentScale.small)
 
 
-@pytest.fixture(scope="module")
-def tables() -> dict[str, Measurements]:
-    return {
-        "table1": stored(bnd.measure_storage(SMALL, 300)),
-        "table2": stored(bnd.measure_panels(SMALL, 300)),
-    }
-
-
-F1, F2, F3, F4, F5, F6 = (
-    figures.FIGURE_1,
-    figures.FIGURE_2,
-    figures.FIGURE_3,
-    figures.FIGURE_4,
-    figures.FIGURE_5,
-    figures.FIGURE_6,
-)
-
-
 def test_movement_is_that_of_the_papers_formulas() -> None:
     """Section 4.1: ``4/3 q n^2`` bytes for 3.1 with an fp32 matrix, ``2/3 q n^2`` for 4.1, to first order."""
     n, a = 256, hpl_ai_matrix(256, dtype=torch.float32)
@@ -73,9 +55,6 @@ def test_movement_is_that_of_the_papers_formulas() -> None:
         modelled = bnd.modelled_bytes(n, name)
         assert modelled == pytest.approx(leading * q * n**2, abs=2.1 * n**2)
         assert 0 <= bnd.counted_bytes(a, name) - modelled <= bnd.LEFT_OUT * n**2
-
-
-# --- errors and bounds ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +87,35 @@ def test_a_unit_is_measured_beside_its_emulation(monkeypatch: pytest.MonkeyPatch
     assert {row["unit"] for row in rows.where(format="bf16")} == {EMULATED}
 
 
-def test_tunable_matrices() -> None:
-    rows = stored(figures.measure_tunable(SMALL, [300]))
-    assert rows.column("algorithm") == list(COMPARED)
-    for claim in F5.claims:
+ON_A_GPU = [pytest.param(ExperimentScale.paper, marks=pytest.mark.gpu)]
+HELD = [
+    (figures.FIGURE_5, figures.measure_tunable, [300], [1024]),
+    (bnd.TABLE_1, bnd.measure_storage, 300, 8192),
+    (bnd.TABLE_2, bnd.measure_panels, 300, 8192),
+]
+
+
+@pytest.mark.parametrize("scale", [ExperimentScale.small, *ON_A_GPU])
+@pytest.mark.parametrize(("figure", "measure", "small", "large"), HELD, ids=lambda x: getattr(x, "name", ""))
+def test_claims_hold(figure: Figure, measure, small, large, scale: ExperimentScale) -> None:
+    rows = stored(measure(Setting(scale), small if scale is ExperimentScale.small else large))
+    for claim in figure.claims:
         verdict = claim.judge(rows)
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
+
+
+def test_rows_of_the_tables() -> None:
+    table = stored(bnd.measure_storage(SMALL, 300))
+    assert table.column("algorithm") == [SINGLE, HALF, BUFFERED]
+    assert table.column("MB of factors") == pytest.approx([0.36, 0.18, 0.18])
+    assert table.column("MB at most") == [None] * 3
+    table = stored(bnd.measure_panels(SMALL, 300))
+    names = [BUFFERED, WIDE_PANELS, "5.2/3.1", "5.2/3.1-fp32", DOUBLY_LOW, DOUBLY_WIDE]
+    assert table.column("measured as") == names
+    # In units of u16: n u32 is n / 8192.
+    wanted = [256, 2, 64, 2, 8, 2]
+    assert table.column("f in u16") == pytest.approx([c + 300 / 8192 for c in wanted])
+    assert stored(figures.measure_tunable(SMALL, [48])).column("algorithm") == list(COMPARED)
 
 
 def test_the_bound_adds_what_the_constants_leave_out() -> None:
@@ -163,9 +165,6 @@ def test_the_time_of_what_fails_is_none() -> None:
     assert rows[figures.LIBRARY] >= 0
 
 
-# --- tables 1 and 2 ---------------------------------------------------------------------------------------
-
-
 def test_the_error_of_factors_by_hand() -> None:
     a = torch.tensor([[4.0, 2.0], [2.0, 5.0]])
     factors = neula.lu_factor(a, engine=ENGINE, pivot="none")
@@ -182,28 +181,6 @@ def test_underflow_does_not_count() -> None:
     factors = neula.lu_factor(a, engine=ENGINE, pivot="none")
     assert abs(factors.L[1, 0] / 1e-7 - 1) > 0.1
     assert bnd.factorization_error(a, factors) <= 2 * U16
-
-
-def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
-    for table in (bnd.TABLE_1, bnd.TABLE_2):
-        assert all(claim.judge(tables[table.name]).holds for claim in table.claims)
-    assert tables["table1"].column("algorithm") == [SINGLE, HALF, BUFFERED]
-    assert tables["table1"].column("MB of factors") == pytest.approx([0.36, 0.18, 0.18])
-    assert tables["table1"].column("MB at most") == [None] * 3
-    assert tables["table2"].column("measured as") == [
-        BUFFERED,
-        WIDE_PANELS,
-        "5.2/3.1",
-        "5.2/3.1-fp32",
-        DOUBLY_LOW,
-        DOUBLY_WIDE,
-    ]
-    # In units of u16: n u32 is n / 8192.
-    wanted = [256, 2, 64, 2, 8, 2]
-    assert tables["table2"].column("f in u16") == pytest.approx([c + 300 / 8192 for c in wanted])
-
-
-# --- table 3 ----------------------------------------------------------------------------------------------
 
 
 def few(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -281,9 +258,6 @@ def test_scaling_leaves_the_solution_known() -> None:
     assert torch.log2(ratio.abs()).round().sub(torch.log2(ratio.abs())).abs().max() < 1e-4
 
 
-# --- iterations -------------------------------------------------------------------------------------------
-
-
 def test_iterations_that_suffice() -> None:
     """``sqrt(n) rate^i`` is below the tolerance after so many, and not after one less."""
     n = 100
@@ -347,9 +321,6 @@ def test_iterations_of_the_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert its.ITERATIONS.claims[0].judge(rows).holds
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 def test_errors_of_the_paper_on_a_gpu() -> None:
     """Without the claims on rounding after every few products, which hardware does not do, so that 3.1 with
@@ -360,36 +331,15 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
         assert {row["algorithm"] for row in rows.where(unit=unit)} == set(ALGORITHMS) - (
             {STANDARD} if unit == UNIT else set()
         )
-    for claim in (F1.claims[2], F3.claims[0], F4.claims[1], F4.claims[3], F4.claims[7]):
+    for claim in (
+        figures.FIGURE_1.claims[2],
+        figures.FIGURE_3.claims[0],
+        *(figures.FIGURE_4.claims[i] for i in (1, 3, 7)),
+    ):
         verdict = claim.judge(rows)
         # 5.1 errs 20 to 61 times less than 4.1 on an H200, more than the paper's order of magnitude.
         assert verdict.outcome() in (Outcome.holds, Outcome.in_part), f"{claim.text}: {verdict.measured}"
     assert {figures.LIBRARY, figures.LIBRARY_UNPIVOTED} <= set(rows.column("algorithm"))
-
-
-@pytest.mark.gpu
-def test_tunable_matrices_on_a_gpu() -> None:
-    rows = stored(figures.measure_tunable(Setting(ExperimentScale.paper), [1024]))
-    for claim in F5.claims:
-        verdict = claim.judge(rows)
-        assert verdict.holds, f"{claim.text}: {verdict.measured}"
-
-
-@pytest.mark.gpu
-def test_tables_on_a_gpu() -> None:
-    for figure in (bnd.TABLE_1, bnd.TABLE_2):
-        measure = bnd.measure_storage if figure is bnd.TABLE_1 else bnd.measure_panels
-        rows = stored(measure(Setting(ExperimentScale.paper), 8192))
-        for claim in figure.claims:
-            verdict = claim.judge(rows)
-            assert verdict.holds, f"{claim.text}: {verdict.measured}"
-
-
-@pytest.mark.gpu
-def test_rates_on_a_gpu() -> None:
-    rows = stored(figures.measure_performance(Setting(ExperimentScale.paper), [2048]))
-    assert rows.column("algorithm") == [*COMPARED, figures.LIBRARY, figures.LIBRARY_UNPIVOTED]
-    assert all(row["tflops"] > 0 for row in rows)
 
 
 @pytest.mark.gpu
@@ -398,10 +348,3 @@ def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = stored(its.measure_iterations(Setting(ExperimentScale.paper), 256))
     assert its.ITERATIONS.claims[0].judge(rows).holds
     assert None not in rows.column("gmres")
-
-
-@pytest.mark.gpu
-def test_applications_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    few(monkeypatch, "torsion1")
-    rows = stored(figures.measure_applications(Setting(ExperimentScale.paper)))
-    assert rows.column("algorithm") == list(COMPARED)
