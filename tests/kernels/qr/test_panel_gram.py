@@ -1,7 +1,4 @@
-"""Panels in half precision by kernel and by reference, against float64.
-
-The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Panels in half precision by kernel and by reference, against float64."""
 
 from __future__ import annotations
 
