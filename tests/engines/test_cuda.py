@@ -1,4 +1,4 @@
-"""The CUDA engine, and what is built on it, on a GPU (``pytest -m gpu``)."""
+"""What is built on the CUDA engine, on a GPU (``pytest -m gpu``); test_engines.py tests its products."""
 
 import math
 import threading
@@ -11,7 +11,6 @@ import neula
 from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.engines import CudaEngine, Format, describe, select_engine
-from neula.engines.formats import round_to
 from neula.io.matrices import ENTRIES, SPECTRA, random_matrix
 from neula.kernels.precision import exact_matmul
 
@@ -42,17 +41,6 @@ def users_precision(request: pytest.FixtureRequest) -> Iterator[str]:
     switch.fp32_precision = before
 
 
-@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32", "fp32"])
-def test_gemm_low(format: str, device: torch.device) -> None:
-    engine = CudaEngine(device, format)
-    a, b, c = (engine.operand(normal(m, n, m, engine)) for m, n in ((300, 200), (200, 100), (300, 100)))
-    exact = c.double() - a.double() @ b.double()
-    size = c.double().abs() + a.double().abs() @ b.double().abs()
-    assert engine.gemm_low(a, b, c) is c
-    error = (c.double() - exact).abs()
-    assert (error <= (2 * unit_roundoff(engine.format) + 2 * 200 * U32) * size).all()
-
-
 def normal(m: int, n: int, seed: int, engine: CudaEngine) -> torch.Tensor:
     """Column-major working matrix with entries that no format represents exactly."""
     return engine.empty(m, n).copy_(random_matrix("normal", m, n, seed=seed))
@@ -61,22 +49,6 @@ def normal(m: int, n: int, seed: int, engine: CudaEngine) -> torch.Tensor:
 def unit_roundoff(format: Format) -> float:
     """Of an operand: tensor cores cut tf32 operands off, which errs twice as much as rounding them."""
     return 2 * format.u if format.name == "tf32" else format.u
-
-
-def read(engine: CudaEngine, x: torch.Tensor) -> torch.Tensor:
-    """An operand as the unit reads it, in float64 on the CPU; tf32 operands before they are cut off."""
-    if engine.format.name == "tf32":
-        return x.double().cpu()
-    return round_to(x.cpu().to(engine.storage), engine.format).double()
-
-
-def gemm_error_bound(engine: CudaEngine, size: torch.Tensor, k: int) -> torch.Tensor:
-    """Elementwise: tensor cores align and truncate up to 17 addends to float32 at a time, ``2 u`` each of the
-    sum of magnitudes, and beta C is added: ``4 (k + 3) u`` leaves a factor of 2. And tf32's operands.
-    """
-    u = U64 if engine.storage == torch.float64 else U32
-    operands = 2.1 * unit_roundoff(engine.format) if engine.format.name == "tf32" else 0.0
-    return (4 * (k + 3) * u + operands) * size
 
 
 def residual(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
@@ -107,94 +79,6 @@ def recursion_bound(format: Format, n: int) -> float:
     if format.name in ("fp32", "fp64"):
         return panel_bound(format.u, n)
     return 3 * unit_roundoff(format) * (2 + math.log2(n)) + panel_bound(U32, n)
-
-
-@EACH_FORMAT
-@pytest.mark.parametrize(("m", "k", "n"), [(1, 1, 1), (1, 300, 1), (33, 129, 257), (512, 1000, 64)])
-@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (-1.0, 1.0), (0.5, -3.0), (2.5, 0.0)])
-def test_gemm_is_that_of_blas(
-    format: str, m: int, k: int, n: int, alpha: float, beta: float, device: torch.device, users_precision: str
-) -> None:
-    """C is not read for beta = 0, and the user's switch stays as it was."""
-    engine = CudaEngine(device, format)
-    a, b, c = normal(m, k, 1, engine), normal(k, n, 2, engine), normal(m, n, 3, engine)
-    low_a, low_b, before = read(engine, a), read(engine, b), c.double().cpu()
-    expected = alpha * (low_a @ low_b) + beta * before
-    size = abs(alpha) * (low_a.abs() @ low_b.abs()) + abs(beta) * before.abs()
-    if beta == 0:
-        c.fill_(math.nan)
-
-    made = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
-    result = engine.gemm(engine.operand(a), engine.operand(b), c, alpha=alpha, beta=beta)
-
-    assert torch.backends.cuda.matmul.fp32_precision == users_precision
-    assert (made.dtype, made.shape) == (engine.storage, (m, n))
-    product = alpha * (low_a @ low_b)
-    assert ((made.double().cpu() - product).abs() <= gemm_error_bound(engine, size, k)).all()
-
-    assert result.data_ptr() == c.data_ptr(), "written in place"
-    assert result.dtype == engine.storage
-    assert ((result.double().cpu() - expected).abs() <= gemm_error_bound(engine, size, k)).all()
-
-
-@EACH_FORMAT
-def test_gemm_on_views_of_column_major_storage(format: str, device: torch.device) -> None:
-    """Products as in the recursion: transposed left operand, blocks of columns, neighbours untouched."""
-    engine = CudaEngine(device, format)
-    store, target = normal(129, 40, 4, engine), normal(33, 30, 5, engine)
-    a, b, c = store[:, 3:20], store[:, 20:27], target[4:21, 11:18]
-    low_a, low_b, before = read(engine, a), read(engine, b), c.double().cpu()
-    expected, size = before - low_a.T @ low_b, before.abs() + low_a.T.abs() @ low_b.abs()
-    untouched = target.clone()
-
-    engine.gemm(engine.operand(a).T, engine.operand(b), c, alpha=-1.0, beta=1.0)
-
-    assert ((c.double().cpu() - expected).abs() <= gemm_error_bound(engine, size, 129)).all()
-    untouched[4:21, 11:18] = target[4:21, 11:18]
-    assert torch.equal(untouched, target)
-
-
-@EACH_FORMAT
-def test_operand_is_rounded_as_on_a_cpu(format: str, device: torch.device) -> None:
-    engine = CudaEngine(device, format)
-    x = normal(257, 33, 6, engine)
-    x[0, :3] = torch.tensor([7e4, 2.0**-24, 2.0**-26], device=device).to(engine.storage)
-    buffer = engine.operand_buffer(x)
-    low = engine.operand(x, buffer)
-    assert low.data_ptr() == (x if buffer is None else buffer).data_ptr()
-    assert torch.equal(low.double().cpu(), read(engine, x))
-
-
-@EACH_FORMAT
-def test_bmm_multiplies_each_pair(format: str, device: torch.device) -> None:
-    engine = CudaEngine(device, format)
-    a = torch.stack([normal(40, 8, s, engine) for s in range(4)])
-    b = torch.stack([normal(8, 16, 10 + s, engine) for s in range(4)])
-    product = engine.bmm(a, b)
-    assert product.dtype == engine.storage
-    for i in range(4):
-        low_a, low_b = read(engine, a[i]), read(engine, b[i])
-        error = (product[i].double().cpu() - low_a @ low_b).abs()
-        assert (error <= gemm_error_bound(engine, low_a.abs() @ low_b.abs(), 8)).all()
-
-
-@EACH_FORMAT
-def test_column_max_fill_and_gram(format: str, device: torch.device) -> None:
-    engine = CudaEngine(device, format)
-    a = random_matrix("normal", 300, 33, seed=7)
-    assert torch.equal(engine.column_max(a.to(device)).cpu(), a.abs().max(0).values)
-    for bad in (math.nan, math.inf):
-        spoiled = a.clone()
-        spoiled[299, 5] = bad
-        largest = engine.column_max(spoiled.to(device)).cpu()
-        assert int(torch.isfinite(largest).sum()) == 32
-    sizes = 2.0 ** torch.linspace(-300, 300, 33, dtype=torch.float64).round()
-    filled = engine.fill(engine.empty(300, 33), (a * sizes).to(device), (1 / sizes).to(device))
-    assert torch.equal(filled.cpu(), a.to(engine.storage)), "scaled in double, rounded once"
-    gram = engine.gram(filled)
-    expected = filled.double().T @ filled.double()
-    assert gram.dtype == torch.float64
-    assert (gram - expected).abs().max() <= 2 * 301 * U64 * expected.abs().max()
 
 
 def test_auto_is_this_engine(device: torch.device) -> None:

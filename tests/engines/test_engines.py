@@ -18,6 +18,7 @@ from neula.engines import (
     FP16,
     FP32,
     FP64,
+    TF32,
     UNITS,
     CpuEngine,
     CudaEngine,
@@ -39,11 +40,13 @@ from neula.kernels.precision import exact_matmul
 U32, U64 = 2.0**-24, 2.0**-53
 
 
-CPU_FORMATS = {"emulated": ("fp16", "bf16", "tf32", "fp32", "fp64"), "cpu": ("bf16", "fp32", "fp64")}
+OFFERED = [*(("emulated", f) for f in FORMATS), *(("cpu", f) for f in ("bf16", "fp32", "fp64"))]
 EACH = pytest.mark.parametrize(
     "engine",
-    [(name, f) for name, formats in CPU_FORMATS.items() for f in formats],
-    ids="-".join,
+    [
+        *(pytest.param(each, id="-".join(each)) for each in OFFERED),
+        *(pytest.param(("cuda", f), id=f"cuda-{f}", marks=pytest.mark.gpu) for f in FORMATS),
+    ],
     indirect=True,
 )
 
@@ -52,12 +55,17 @@ EACH = pytest.mark.parametrize(
 def engine(request: pytest.FixtureRequest) -> Engine:
     """One engine in one format; a CPU without a bf16 unit does not offer bf16."""
     name, format = request.param
-    if format not in ENGINES[name]("cpu").formats:
+    device = torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else "cpu"
+    if format not in ENGINES[name](device).formats:
         pytest.skip(f"the {name} engine does not offer {format} on this machine")
-    return ENGINES[name]("cpu", format)
+    return ENGINES[name](device, format)
 
 
 SHAPES = [(1, 1, 1), (7, 1, 5), (1, 300, 1), (33, 129, 57)]
+
+
+def doubles(x: torch.Tensor) -> np.ndarray:
+    return x.double().cpu().numpy()
 
 
 def random(m: int, n: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -72,7 +80,7 @@ def working(engine: Engine, m: int, n: int, seed: int) -> torch.Tensor:
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
     """Product in 80-bit arithmetic: 11 more bits than the most precise engine has."""
-    return a.double().numpy().astype(np.longdouble) @ b.double().numpy().astype(np.longdouble)
+    return doubles(a).astype(np.longdouble) @ doubles(b).astype(np.longdouble)
 
 
 def gemm_bound(
@@ -81,17 +89,23 @@ def gemm_bound(
     """Elementwise bound on the rounding errors of ``alpha A B + beta C`` (Higham, section 3.5).
 
     A sum of k products, and three operations more: ``(k + 3) u (|alpha| |A| |B| + |beta| |C|)``. The CPU's
-    bf16 units also round the product to bf16: "in the storage precision or narrower".
+    bf16 units also round the product to bf16: "in the storage precision or narrower". Tensor cores align and
+    truncate up to 17 addends to float32 at a time, ``2 u`` each of the sum of magnitudes: four times as much
+    leaves a factor of 2. They cut tf32 operands off, which errs twice as much as rounding them.
     """
     u = U64 if engine.storage == torch.float64 else U32
     size = abs(alpha) * exact(a.abs(), b.abs())
-    bound = (a.shape[1] + 3) * u * (size + (0.0 if c is None else abs(beta) * c.double().abs().numpy()))
+    bound = (a.shape[1] + 3) * u * (size + (0.0 if c is None else abs(beta) * np.abs(doubles(c))))
+    if isinstance(engine, CudaEngine):
+        return 4 * bound + (4.2 * TF32.u * size if engine.format is TF32 else 0.0)
     narrow = isinstance(engine, CpuEngine) and engine.format is BF16
     return bound + (2 * BF16.u * size if narrow else 0.0)
 
 
 def rounded(engine: Engine, x: torch.Tensor) -> torch.Tensor:
-    """The operand as the unit reads it, in float64."""
+    """The operand as the unit reads it, in float64; those that tensor cores cut off as they are."""
+    if isinstance(engine, CudaEngine) and engine.format is TF32:
+        return x.double()
     return round_to(x.to(engine.storage), engine.format).double()
 
 
@@ -113,10 +127,11 @@ def users_switches() -> Iterator[None]:
 @pytest.mark.usefixtures("users_switches")
 def test_gemm_is_that_of_blas(engine: Engine) -> None:
     """Without reading C for beta = 0, and without the user's switches, which let products be less precise."""
-    for (m, k, n), (alpha, beta) in itertools.product(SHAPES, ((1.0, 0.0), (-1.0, 1.0), (0.5, -3.0))):
+    shapes = [*SHAPES, (512, 1000, 64)] if isinstance(engine, CudaEngine) else SHAPES
+    for (m, k, n), (alpha, beta) in itertools.product(shapes, ((1.0, 0.0), (-1.0, 1.0), (0.5, -3.0))):
         a, b, c = working(engine, m, k, 1), working(engine, k, n, 2), working(engine, m, n, 3)
         low_a, low_b = rounded(engine, a), rounded(engine, b)
-        expected = alpha * exact(low_a, low_b) + beta * c.double().numpy()
+        expected = alpha * exact(low_a, low_b) + beta * doubles(c)
         bound = gemm_bound(engine, low_a, low_b, c, alpha, beta)
         before = [x.clone() for x in (a, b)]
         if beta == 0:
@@ -126,19 +141,19 @@ def test_gemm_is_that_of_blas(engine: Engine) -> None:
 
         assert result.data_ptr() == c.data_ptr(), "written in place"
         assert result.dtype == engine.storage
-        assert (np.abs(c.double().numpy() - expected) <= bound).all()
+        assert (np.abs(doubles(c) - expected) <= bound).all()
         assert torch.equal(a, before[0])
         assert torch.equal(b, before[1])
         made = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
         assert (made.shape, made.dtype) == ((m, n), engine.storage)
         size = gemm_bound(engine, low_a, low_b, None, alpha, 0.0)
-        assert (np.abs(made.double().numpy() - alpha * exact(low_a, low_b)) <= size).all()
+        assert (np.abs(doubles(made) - alpha * exact(low_a, low_b)) <= size).all()
 
 
 @EACH
 def test_gemm_of_views(engine: Engine) -> None:
     """As in the recursion: a transposed left operand, blocks of columns, into columns between others."""
-    store, whole = working(engine, 129, 40, 4), random(60, 90, 6).to(engine.storage)
+    store, whole = working(engine, 129, 40, 4), random(60, 90, 6).to(engine.device, engine.storage)
     for a, b in (
         (store[:, 3:20].T, store[:, 20:27]),
         (whole[::2, ::3], whole[:30, 1::2]),
@@ -149,7 +164,7 @@ def test_gemm_of_views(engine: Engine) -> None:
         c, untouched = target[4:-5, 3:-2], target.clone()
         low_a, low_b = rounded(engine, a), rounded(engine, b)
         engine.gemm(engine.operand(a), engine.operand(b), c)
-        error = np.abs(c.double().numpy() - exact(low_a, low_b))
+        error = np.abs(doubles(c) - exact(low_a, low_b))
         assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
         untouched[4:-5, 3:-2] = c
         assert torch.equal(untouched, target)
@@ -158,6 +173,7 @@ def test_gemm_of_views(engine: Engine) -> None:
 @EACH
 def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
     x = working(engine, 33, 7, 8)
+    x[0, :3] = torch.tensor([7e4, 2.0**-24, 2.0**-26])
     before = x.clone()
     buffer = engine.operand_buffer(x)
     low = engine.operand(x, buffer)
@@ -171,7 +187,7 @@ def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
         assert buffer.stride() == (1, 33), "column-major"
         part = engine.operand(x[:, 2:4], buffer[:, 2:4])
         assert part.data_ptr() == buffer[:, 2:4].data_ptr()
-    wider = random(20, 6, 9)
+    wider = random(20, 6, 9).to(engine.device)
     assert torch.equal(engine.operand(wider).double(), rounded(engine, wider))
 
 
@@ -181,7 +197,7 @@ def test_gemm_low_keeps_c_in_the_format(engine: Engine) -> None:
     m, k, n = 20, 12, 9
     generator = torch.Generator().manual_seed(0)
     a, b, c = (
-        engine.operand(torch.randn(*shape, generator=generator, dtype=engine.storage))
+        engine.operand(torch.randn(*shape, generator=generator, dtype=engine.storage).to(engine.device))
         for shape in ((m, k), (k, n), (m, n))
     )
     exact = c.double() - a.double() @ b.double()
@@ -218,7 +234,7 @@ def test_bmm_multiplies_each_pair(engine: Engine) -> None:
     assert product.dtype == engine.storage
     for i in range(4):
         low_a, low_b = rounded(engine, a[i]), rounded(engine, b[i])
-        error = np.abs(product[i].double().numpy() - exact(low_a, low_b))
+        error = np.abs(doubles(product[i]) - exact(low_a, low_b))
         assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
 
 
@@ -233,12 +249,12 @@ def test_empty_is_column_major(engine: Engine) -> None:
 def test_column_max(engine: Engine) -> None:
     """In one block or in many, with the largest elements in the last row; NaN and infinity come through."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        a = random(300, 33, 11, dtype)
+        a = random(300, 33, 11, dtype).to(engine.device)
         for view in (a, a.T, a[::7, 1::2], a[:1], a[:, :1]):
             assert torch.equal(engine.column_max(view), view.abs().max(0).values)
-    a = torch.zeros(3000, 700)
-    a[-1] = -torch.arange(700.0)
-    assert torch.equal(engine.column_max(a), torch.arange(700.0))
+    a, largest = torch.zeros(3000, 700, device=engine.device), torch.arange(700.0, device=engine.device)
+    a[-1] = -largest
+    assert torch.equal(engine.column_max(a), largest)
     for row, bad in ((0, math.nan), (1500, math.inf), (2999, -math.inf)):
         a[:], a[row, 13] = 1.0, bad
         assert (~torch.isfinite(engine.column_max(a))).nonzero().tolist() == [[13]]
@@ -253,8 +269,8 @@ def test_fill_scales_before_it_rounds(engine: Engine, m: int, n: int) -> None:
     scales = torch.ldexp(torch.ones(n, dtype=torch.float64), -torch.frexp(sizes)[1].double())
     expected = (a.numpy() * scales.numpy()).astype(np.float64 if engine.format is FP64 else np.float32)
     out = engine.empty(m, n)
-    assert engine.fill(out, a, scales) is out
-    assert torch.equal(out, torch.from_numpy(expected))
+    assert engine.fill(out, a.to(out.device), scales.to(out.device)) is out
+    assert torch.equal(out.cpu(), torch.from_numpy(expected))
 
 
 @EACH
@@ -263,10 +279,10 @@ def test_gram(engine: Engine) -> None:
         a = working(engine, max(m, n), k, 13)
         gram = engine.gram(a)
         assert gram.dtype == torch.float64
-        # At worst the products are summed in the storage precision; emulated ones are not.
-        u = U64 if engine.storage == torch.float64 or isinstance(engine, EmulatedEngine) else U32
+        # On a CPU products may be summed in the storage precision.
+        u = U32 if isinstance(engine, CpuEngine) and engine.storage == torch.float32 else U64
         bound = (a.shape[0] + 1) * u * exact(a.T.abs(), a.abs())
-        assert (np.abs(gram.numpy() - exact(a.T, a)) <= bound).all()
+        assert (np.abs(doubles(gram) - exact(a.T, a)) <= bound).all()
 
 
 @EACH
@@ -417,7 +433,7 @@ def test_engines_leave_global_state_alone(
     a = working(engine, 65, 33, 60)
     engine.gemm(engine.operand(a).T, engine.operand(a), engine.empty(33, 33))
     engine.gram(a)
-    engine.fill(engine.empty(65, 33), a, torch.ones(33, dtype=a.dtype))
+    engine.fill(engine.empty(65, 33), a, torch.ones(33, dtype=a.dtype, device=a.device))
     cpu.measured_rates.__wrapped__(64, 64)
     assert global_state() == before
 

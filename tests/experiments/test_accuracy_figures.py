@@ -16,7 +16,7 @@ from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.qr import accuracy as acc
 
 SHAPE = (384, 192)
-U16, U32 = 2.0**-11, 2.0**-24
+U16 = 2.0**-11
 
 
 @pytest.fixture(scope="module")

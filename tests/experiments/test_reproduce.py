@@ -59,24 +59,21 @@ def test_what_is_not_finite_becomes_none() -> None:
 
 def test_data_come_back_from_their_file(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "data.json"
-    written = ExperimentData.from_rows(
-        {"scale": "small", "notes": ["less"]}, [*ROWS, {"error": 0.1 + 0.2}, {"error": math.nan}]
-    )
+    rows = [*ROWS, {"error": 0.1 + 0.2}, {"error": math.nan}]
+    written = ExperimentData.from_rows({"scale": "small", "notes": ["less"]}, rows)
     written.write(path)
-    assert ExperimentData.read(path) == written
-    assert isinstance(ExperimentData.read(path).rows, Measurements)
-    json.loads(path.read_text(), parse_constant=pytest.fail)
-
-
-def test_csv_holds_the_rows(tmp_path: Path) -> None:
-    ExperimentData.from_rows({}, ROWS).write(tmp_path / "data.json")
-    with (tmp_path / "data.csv").open(newline="") as file:
+    with path.with_suffix(".csv").open(newline="") as file:
         assert list(csv.reader(file)) == [
             ["solver", "n", "error", "note"],
             ["one", "1", "0.5", ""],
             ["two", "1", "", ""],
             ["one", "2", "0.25", "a, b"],
+            ["", "", "0.30000000000000004", ""],
+            ["", "", "", ""],
         ]
+    assert ExperimentData.read(path) == written
+    assert isinstance(ExperimentData.read(path).rows, Measurements)
+    json.loads(path.read_text(), parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[1, 2]", '{"rows": []}', '{"about": {}}', "\udcff"])
@@ -355,17 +352,16 @@ def test_redraw_judges_the_data_of_the_folder(tmp_path: Path) -> None:
     assert ExperimentData.read(tmp_path / "picture.json").rows == rows
 
 
-def test_redraw_needs_data(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=r"nowhere.*picture\.json"):
-        run(tmp_path / "nowhere", "picture", redraw=True)
-    assert os.listdir(tmp_path) == []
-
-
-def test_unknown_figure(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match="unknown figure 'figure99': choose one of 'all', 'picture', 'table'"
-    ):
-        run(tmp_path / "new", "figure99")
+@pytest.mark.parametrize(
+    ("name", "redraw", "error", "message"),
+    [
+        ("picture", True, OSError, r"nowhere.*picture\.json"),
+        ("figure99", False, ValueError, "unknown figure 'figure99': choose one of 'all', 'picture', 'table'"),
+    ],
+)
+def test_refusals(name: str, redraw: bool, error: type[Exception], message: str, tmp_path: Path) -> None:
+    with pytest.raises(error, match=message):
+        run(tmp_path / "nowhere", name, redraw=redraw)
     assert os.listdir(tmp_path) == []
 
 

@@ -15,7 +15,7 @@ from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.tsqr import figures
 from neula.papers.verdicts import Outcome
 
-U16, U32 = 2.0**-11, 2.0**-24
+U32 = 2.0**-24
 
 
 @pytest.fixture(scope="module")

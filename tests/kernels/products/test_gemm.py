@@ -21,7 +21,7 @@ from neula.kernels.products.gemm import (
     multiply_kept,
 )
 from neula.kernels.products.kept import ALIGNED, Kept, keep
-from neula.kernels.products.parts import SCHEMES, UNCORRECTED, Scheme, times_power_of_two
+from neula.kernels.products.parts import SCHEMES, UNCORRECTED, Scheme
 
 U = 2.0**-24
 SHAPES = [(1, 1, 1), (33, 17, 65), (64, 64, 128), (70, 64, 33)]
@@ -182,12 +182,6 @@ def test_what_is_not_finite_stays_in_its_row(scheme: Scheme, bad: float) -> None
 def test_an_overflow_is_infinite() -> None:
     a, b = torch.full((3, 4), 1e20, device=DEVICE), torch.full((4, 2), -1e20, device=DEVICE)
     assert (corrected_gemm(a, b) == -math.inf).all()
-
-
-def test_powers_of_two() -> None:
-    x = torch.tensor([1.0, -1.0, 2.0**-120, 2.0**120])
-    exponents = torch.tensor([-149, 127, 240, -252])
-    assert torch.equal(times_power_of_two(x, exponents).double(), x.double() * 2.0 ** exponents.double())
 
 
 @EACH_LOW

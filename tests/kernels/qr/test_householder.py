@@ -15,7 +15,6 @@ from neula.kernels.qr import householder
 from neula.kernels.qr.householder import (
     PRODUCTS,
     WIDTH,
-    Product,
     TileReflectors,
     apply_tiles,
     factor_tiles,
@@ -132,22 +131,6 @@ def test_applied_in_every_product(tiles: Tiles, n: int, product: str) -> None:
     assert norm(q - expected) <= bound(60, n, product) * norm(c)
     # Uncorrected it is the format that errs, and not only in theory.
     assert product.endswith("_cor") or norm(q - expected) > 100 * U32 * norm(c)
-
-
-@pytest.mark.parametrize("product", ["fp16_cor", "tf32_cor"])
-def test_corrected_products_are_as_good_as_float32(tiles: Tiles, product: str) -> None:
-    """The paper's claim, three times at most, against products in float32."""
-
-    def errors(these: Tiles, product: str | Product) -> torch.Tensor:
-        reflectors, r = these.factor(a, 64, product)
-        q = these.apply(reflectors, identities(reflectors), product).double()
-        norm, identity = torch.linalg.matrix_norm, torch.eye(50, dtype=torch.float64, device=DEVICE)
-        exact = a.double()
-        return torch.stack([norm(exact - q @ r.double()) / norm(exact), norm(identity - q.mT @ q)])
-
-    a = uniform(1, 64, 50)
-    reference = errors(Tiles(factor_tiles.reference, apply_tiles.reference), torch.matmul)
-    assert (errors(tiles, product) <= 3 * reference).all()
 
 
 @pytest.mark.parametrize("product", ["fp16_cor", "tf32"])

@@ -118,16 +118,31 @@ def test_gram_errs_by_four_units_on_average(gram: Gram) -> None:
     assert gram_errors(gram(a), a).diagonal().mean() <= 4
 
 
-def test_gram_of_numbers_of_one_sign(gram: Gram) -> None:
-    """Sums of squares everywhere, which a unit that truncates would make ever smaller."""
-    a = uniform(5000, 20).abs()
-    assert gram_errors(gram(a), a).max() <= gram_bound(5000)
+def graded(n: int, decades: float) -> torch.Tensor:
+    return 10.0 ** torch.linspace(-decades, decades, n, device=DEVICE)
 
 
-@pytest.mark.parametrize("decades", [6, 15])
-def test_gram_of_columns_of_any_size(gram: Gram, decades: int) -> None:
-    a = uniform(500, 33) * 10.0 ** torch.linspace(-decades, decades, 33, device=DEVICE)
-    assert gram_errors(gram(a), a).max() <= gram_bound(500)
+def indicator() -> torch.Tensor:
+    """Zeros except for a few rows in a piece, which the sample misses."""
+    a = uniform(4000, 8)
+    a[:, 3] = 0
+    a[700:760, 3] = 1
+    return a
+
+
+HARD_GRAMS = {
+    # Sums of squares everywhere, which a unit that truncates would make ever smaller.
+    "one sign": (lambda: uniform(5000, 20).abs(), 5000),
+    "graded": (lambda: uniform(500, 33) * graded(33, 6), 500),
+    "steep": (lambda: uniform(500, 33) * graded(33, 15), 500),
+    "indicator": (indicator, 1),
+}
+
+
+@pytest.mark.parametrize("kind", HARD_GRAMS)
+def test_gram_of_hard_matrices(gram: Gram, kind: str) -> None:
+    make, m = HARD_GRAMS[kind]
+    assert gram_errors(gram(make()), make()).max() <= gram_bound(m)
 
 
 def test_gram_of_zero_columns(gram: Gram) -> None:
@@ -152,14 +167,6 @@ def test_gram_with_an_outlier(gram: Gram, row: int, size: float) -> None:
     wrong = gram_errors(g, a) > gram_bound(1)
     assert size == 1e6 or not wrong.any()
     assert not g[wrong].isfinite().any()
-
-
-def test_gram_of_columns_that_the_sample_misses(gram: Gram) -> None:
-    """As of indicators: zeros but for a few rows in a piece."""
-    a = uniform(4000, 8)
-    a[:, 3] = 0
-    a[700:760, 3] = 1
-    assert gram_errors(gram(a), a).max() <= gram_bound(1)
 
 
 @OVERFLOWS
@@ -206,25 +213,23 @@ def test_product_of_every_shape(multiply: Multiply, m: int, n: int) -> None:
     assert torch.equal(w, before[1])
 
 
-@pytest.mark.parametrize("n", [33, 130])
-def test_product_with_the_inverse_of_a_graded_r(multiply: Multiply, n: int) -> None:
-    """Columns over 12 orders of magnitude, and rows of W over as many: their product has neither."""
-    scales = 10.0 ** torch.linspace(-6, 6, n, device=DEVICE)
-    a, w = uniform(100, n) * scales, triangle(n) / scales[:, None]
-    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(n)
-
-
-def test_product_with_columns_of_w_of_any_size(multiply: Multiply) -> None:
-    a, w = uniform(100, 20), triangle(20) * 10.0 ** torch.linspace(-20, 20, 20, device=DEVICE)
-    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(20)
-
-
-def test_product_with_sizes_that_are_not_tight(multiply: Multiply) -> None:
-    """Up to a thousand times the largest element: norms of a million rows are no more."""
-    a, w = uniform(100, 20), triangle(20)
+@pytest.mark.parametrize(
+    ("n", "of_a", "of_w", "looser"),
+    [
+        # With the inverse of a graded R: the product of such columns and such rows is of moderate size.
+        (33, 6, 0, 1),
+        (130, 6, 0, 1),
+        (20, 0, 20, 1),
+        # Norms of a million rows are up to a thousand times as large as the largest element.
+        (20, 0, 0, 1e3),
+    ],
+)
+def test_product_of_hard_matrices(multiply: Multiply, n: int, of_a: int, of_w: int, looser: float) -> None:
+    scales = graded(n, of_a)
+    a, w = uniform(100, n) * scales, triangle(n) / scales[:, None] * graded(n, of_w)
     largest = a.abs().amax(0).double()
-    for size in (largest, 1e3 * largest):
-        assert product_errors(multiply(a, w, size), a, w).max() <= product_bound(20)
+    for size in (sizes(a), looser * largest):
+        assert product_errors(multiply(a, w, size), a, w).max() <= product_bound(n)
 
 
 def test_product_with_nan(multiply: Multiply) -> None:
