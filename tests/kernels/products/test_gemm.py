@@ -35,12 +35,13 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """By which version of the functions that are dispatched."""
     if request.param == "kernel":
         pytest.importorskip("triton")
-    for function in (keep, multiply_kept):
+    for function in () if request.param == "dispatch" else (keep, multiply_kept):
         monkeypatch.setattr(function, "takes", lambda *_, **__: request.param == "kernel")
     return request.param
 
 
 BY_KERNEL = pytest.mark.parametrize("way", [KERNEL], indirect=True)
+DISPATCHED = pytest.mark.parametrize("way", ["dispatch"], indirect=True)
 
 
 def uniform(m: int, n: int, seed: int, low: float = -1.0) -> torch.Tensor:
@@ -269,6 +270,7 @@ def test_a_projection_splits_its_columns_once(
     assert sum(part.shape[1] for part in found) == n
 
 
+@DISPATCHED
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 3, 4), (3, 0, 4), (3, 4, 0)])
 def test_nothing_to_do(m: int, n: int, k: int) -> None:
     c = corrected_gemm(torch.empty(m, k, device=DEVICE), torch.empty(k, n, device=DEVICE))
@@ -277,6 +279,7 @@ def test_nothing_to_do(m: int, n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
+@DISPATCHED
 def test_the_kernel_is_taken() -> None:
     x, y = Kept.from_matrix(uniform(200, 300, 24)), Kept.from_matrix(uniform(100, 300, 25))
     assert multiply_kept.runs(DEVICE)
@@ -289,6 +292,7 @@ def test_the_kernel_is_taken() -> None:
 
 
 @pytest.mark.gpu
+@DISPATCHED
 @EACH_SCHEME
 @EACH_LOW
 @pytest.mark.parametrize(("m", "n", "k"), [(4096, 4096, 4096), (300, 500, 100_000), (100_001, 130, 129)])
@@ -304,6 +308,7 @@ def test_as_accurate_as_cublas(scheme: Scheme, low: float, m: int, n: int, k: in
 
 
 @pytest.mark.gpu
+@DISPATCHED
 @EACH_SCHEME
 def test_sixteen_decades_as_accurate_as_cublas(scheme: Scheme) -> None:
     a, b = wide(2048, 4096, 28), wide(4096, 1024, 29)
@@ -312,6 +317,7 @@ def test_sixteen_decades_as_accurate_as_cublas(scheme: Scheme) -> None:
 
 
 @pytest.mark.gpu
+@DISPATCHED
 def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
     """On positive matrices one sum over all of k is far worse than the bound, which the kernel meets."""
     k = 65536
@@ -324,6 +330,7 @@ def test_the_unit_truncates_and_the_kernel_does_not_let_it() -> None:
 
 
 @pytest.mark.gpu
+@DISPATCHED
 def test_tiles_fill_the_gpu() -> None:
     """Where any do; those of a tiny product are small."""
     from neula.kernels.launch import multiprocessors
