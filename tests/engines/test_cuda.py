@@ -1,4 +1,4 @@
-"""What is built on the CUDA engine, on a GPU (``pytest -m gpu``); test_engines.py tests its products."""
+"""Algorithms on the CUDA engine, on a GPU (``pytest -m gpu``); test_engines.py tests its products."""
 
 import math
 import threading

@@ -94,7 +94,7 @@ HELD = {
     "table1": (bnd.TABLE_1, bnd.measure_storage, 300, 8192),
     "table2": (bnd.TABLE_2, bnd.measure_panels, 300, 8192),
 }
-"""What measures figures whose claims hold, for a CPU and for a GPU."""
+"""Figures whose claims hold, functions that measure them, and sizes for a CPU and for a GPU."""
 
 
 @cache

@@ -126,7 +126,7 @@ EACH = {
     "figure7": (perf.FIGURE_7, perf.measure_low_format, BARS, [(1024, 512), (4096, 128)]),
     "table4": (ls.TABLE_4, ls.measure_low_rank, (480, 160), (2048, 320)),
 }
-"""What measures a figure, at sizes that take no time and at sizes for a GPU."""
+"""Figures, functions that measure them, sizes that take no time, and sizes for a GPU."""
 
 
 @pytest.fixture(scope="module")
