@@ -18,6 +18,7 @@ from neula.engines import (
     FP16,
     FP32,
     FP64,
+    TF32,
     UNITS,
     CpuEngine,
     CudaEngine,
@@ -39,11 +40,13 @@ from neula.kernels.precision import exact_matmul
 U32, U64 = 2.0**-24, 2.0**-53
 
 
-CPU_FORMATS = {"emulated": ("fp16", "bf16", "tf32", "fp32", "fp64"), "cpu": ("bf16", "fp32", "fp64")}
+OFFERED = [*(("emulated", f) for f in FORMATS), *(("cpu", f) for f in ("bf16", "fp32", "fp64"))]
 EACH = pytest.mark.parametrize(
     "engine",
-    [(name, f) for name, formats in CPU_FORMATS.items() for f in formats],
-    ids="-".join,
+    [
+        *(pytest.param(each, id="-".join(each)) for each in OFFERED),
+        *(pytest.param(("cuda", f), id=f"cuda-{f}", marks=pytest.mark.gpu) for f in FORMATS),
+    ],
     indirect=True,
 )
 
@@ -52,12 +55,17 @@ EACH = pytest.mark.parametrize(
 def engine(request: pytest.FixtureRequest) -> Engine:
     """One engine in one format; a CPU without a bf16 unit does not offer bf16."""
     name, format = request.param
-    if format not in ENGINES[name]("cpu").formats:
+    device = torch.device("cuda", torch.cuda.current_device()) if name == "cuda" else "cpu"
+    if format not in ENGINES[name](device).formats:
         pytest.skip(f"the {name} engine does not offer {format} on this machine")
-    return ENGINES[name]("cpu", format)
+    return ENGINES[name](device, format)
 
 
 SHAPES = [(1, 1, 1), (7, 1, 5), (1, 300, 1), (33, 129, 57)]
+
+
+def doubles(x: torch.Tensor) -> np.ndarray:
+    return x.double().cpu().numpy()
 
 
 def random(m: int, n: int, seed: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
@@ -72,7 +80,7 @@ def working(engine: Engine, m: int, n: int, seed: int) -> torch.Tensor:
 
 def exact(a: torch.Tensor, b: torch.Tensor) -> np.ndarray:
     """Product in 80-bit arithmetic: 11 more bits than the most precise engine has."""
-    return a.double().numpy().astype(np.longdouble) @ b.double().numpy().astype(np.longdouble)
+    return doubles(a).astype(np.longdouble) @ doubles(b).astype(np.longdouble)
 
 
 def gemm_bound(
@@ -81,82 +89,91 @@ def gemm_bound(
     """Elementwise bound on the rounding errors of ``alpha A B + beta C`` (Higham, section 3.5).
 
     A sum of k products, and three operations more: ``(k + 3) u (|alpha| |A| |B| + |beta| |C|)``. The CPU's
-    bf16 units also round the product to bf16: "in the storage precision or narrower".
+    bf16 units also round the product to bf16: "in the storage precision or narrower". Tensor cores align and
+    truncate up to 17 addends to float32 at a time, ``2 u`` each of the sum of magnitudes: four times as much
+    leaves a factor of 2. They cut tf32 operands off, which errs twice as much as rounding them.
     """
     u = U64 if engine.storage == torch.float64 else U32
     size = abs(alpha) * exact(a.abs(), b.abs())
-    bound = (a.shape[1] + 3) * u * (size + (0.0 if c is None else abs(beta) * c.double().abs().numpy()))
+    bound = (a.shape[1] + 3) * u * (size + (0.0 if c is None else abs(beta) * np.abs(doubles(c))))
+    if isinstance(engine, CudaEngine):
+        return 4 * bound + (4.2 * TF32.u * size if engine.format is TF32 else 0.0)
     narrow = isinstance(engine, CpuEngine) and engine.format is BF16
     return bound + (2 * BF16.u * size if narrow else 0.0)
 
 
 def rounded(engine: Engine, x: torch.Tensor) -> torch.Tensor:
-    """The operand as the unit reads it, in float64."""
+    """The operand as the unit reads it, in float64; those that tensor cores cut off as they are."""
+    if isinstance(engine, CudaEngine) and engine.format is TF32:
+        return x.double()
     return round_to(x.to(engine.storage), engine.format).double()
 
 
+@pytest.fixture
+def users_switches() -> Iterator[None]:
+    """A user who asked for fast products of his own."""
+    backends = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = [switch.fp32_precision for switch in backends], torch.get_default_dtype()
+    for switch, value in zip(backends, ("tf32", "bf16"), strict=True):
+        switch.fp32_precision = value
+    torch.set_default_dtype(torch.float64)
+    yield
+    for switch, value in zip(backends, before[0], strict=True):
+        switch.fp32_precision = value
+    torch.set_default_dtype(before[1])
+
+
 @EACH
+@pytest.mark.usefixtures("users_switches")
 def test_gemm_is_that_of_blas(engine: Engine) -> None:
-    for (m, k, n), (alpha, beta) in itertools.product(SHAPES, ((1.0, 0.0), (-1.0, 1.0), (0.5, -3.0))):
+    """Without reading C for beta = 0, and without the user's switches, which let products be less precise."""
+    shapes = [*SHAPES, (512, 1000, 64)] if isinstance(engine, CudaEngine) else SHAPES
+    for (m, k, n), (alpha, beta) in itertools.product(shapes, ((1.0, 0.0), (-1.0, 1.0), (0.5, -3.0))):
         a, b, c = working(engine, m, k, 1), working(engine, k, n, 2), working(engine, m, n, 3)
         low_a, low_b = rounded(engine, a), rounded(engine, b)
-        expected = alpha * exact(low_a, low_b) + beta * c.double().numpy()
+        expected = alpha * exact(low_a, low_b) + beta * doubles(c)
         bound = gemm_bound(engine, low_a, low_b, c, alpha, beta)
         before = [x.clone() for x in (a, b)]
+        if beta == 0:
+            c.fill_(math.nan)
 
         result = engine.gemm(engine.operand(a), engine.operand(b), c, alpha=alpha, beta=beta)
 
         assert result.data_ptr() == c.data_ptr(), "written in place"
         assert result.dtype == engine.storage
-        assert (np.abs(c.double().numpy() - expected) <= bound).all()
+        assert (np.abs(doubles(c) - expected) <= bound).all()
         assert torch.equal(a, before[0])
         assert torch.equal(b, before[1])
         made = engine.gemm(engine.operand(a), engine.operand(b), alpha=alpha)
         assert (made.shape, made.dtype) == ((m, n), engine.storage)
         size = gemm_bound(engine, low_a, low_b, None, alpha, 0.0)
-        assert (np.abs(made.double().numpy() - alpha * exact(low_a, low_b)) <= size).all()
+        assert (np.abs(doubles(made) - alpha * exact(low_a, low_b)) <= size).all()
 
 
 @EACH
-def test_gemm_on_views_of_column_major_storage(engine: Engine) -> None:
-    """Products as in the recursion: transposed left operand, blocks of columns, neighbours untouched."""
-    store = working(engine, 129, 40, 4)
-    target = working(engine, 33, 30, 5)
-    a, b, c = store[:, 3:20], store[:, 20:27], target[4:21, 11:18]
-    low_a, low_b = rounded(engine, a), rounded(engine, b)
-    expected = exact(low_a.T, low_b)
-    bound = gemm_bound(engine, low_a.T, low_b, None, 1.0, 0.0)
-    untouched = target.clone()
-
-    engine.gemm(engine.operand(a).T, engine.operand(b), c)
-
-    assert (np.abs(c.double().numpy() - expected) <= bound).all()
-    untouched[4:21, 11:18] = target[4:21, 11:18]
-    assert torch.equal(untouched, target)
-
-
-@EACH
-def test_gemm_of_strided_operands(engine: Engine) -> None:
-    a, b = random(60, 90, 6).to(engine.storage), random(90, 40, 7).to(engine.storage)
-    for left, right in ((a[::2, ::3], b[::3, 1::2]), (a.T[:31], b[:60]), (a[:, 4:5], b[4:5])):
-        low_a, low_b = rounded(engine, left), rounded(engine, right)
-        result = engine.gemm(engine.operand(left), engine.operand(right))
-        error = np.abs(result.double().numpy() - exact(low_a, low_b))
+def test_gemm_of_views(engine: Engine) -> None:
+    """As in the recursion: a transposed left operand, blocks of columns, into columns between others."""
+    store, whole = working(engine, 129, 40, 4), random(60, 90, 6).to(engine.device, engine.storage)
+    for a, b in (
+        (store[:, 3:20].T, store[:, 20:27]),
+        (whole[::2, ::3], whole[:30, 1::2]),
+        (whole.T[:31], whole[:60]),
+        (whole[:, 4:5], whole[4:5]),
+    ):
+        target = working(engine, a.shape[0] + 9, b.shape[1] + 5, 5)
+        c, untouched = target[4:-5, 3:-2], target.clone()
+        low_a, low_b = rounded(engine, a), rounded(engine, b)
+        engine.gemm(engine.operand(a), engine.operand(b), c)
+        error = np.abs(doubles(c) - exact(low_a, low_b))
         assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
-
-
-@EACH
-def test_beta_zero_does_not_read_c(engine: Engine) -> None:
-    """As in BLAS: memory that was never written may hold NaN."""
-    a, b = engine.operand(working(engine, 5, 4, 1)), engine.operand(working(engine, 4, 3, 2))
-    for alpha in (1.0, 2.0):
-        c = working(engine, 5, 3, 3).fill_(math.nan)
-        assert torch.isfinite(engine.gemm(a, b, c, alpha=alpha)).all()
+        untouched[4:-5, 3:-2] = c
+        assert torch.equal(untouched, target)
 
 
 @EACH
 def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
     x = working(engine, 33, 7, 8)
+    x[0, :3] = torch.tensor([7e4, 2.0**-24, 2.0**-26])
     before = x.clone()
     buffer = engine.operand_buffer(x)
     low = engine.operand(x, buffer)
@@ -170,7 +187,7 @@ def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
         assert buffer.stride() == (1, 33), "column-major"
         part = engine.operand(x[:, 2:4], buffer[:, 2:4])
         assert part.data_ptr() == buffer[:, 2:4].data_ptr()
-    wider = random(20, 6, 9)
+    wider = random(20, 6, 9).to(engine.device)
     assert torch.equal(engine.operand(wider).double(), rounded(engine, wider))
 
 
@@ -180,7 +197,7 @@ def test_gemm_low_keeps_c_in_the_format(engine: Engine) -> None:
     m, k, n = 20, 12, 9
     generator = torch.Generator().manual_seed(0)
     a, b, c = (
-        engine.operand(torch.randn(*shape, generator=generator, dtype=engine.storage))
+        engine.operand(torch.randn(*shape, generator=generator, dtype=engine.storage).to(engine.device))
         for shape in ((m, k), (k, n), (m, n))
     )
     exact = c.double() - a.double() @ b.double()
@@ -217,7 +234,7 @@ def test_bmm_multiplies_each_pair(engine: Engine) -> None:
     assert product.dtype == engine.storage
     for i in range(4):
         low_a, low_b = rounded(engine, a[i]), rounded(engine, b[i])
-        error = np.abs(product[i].double().numpy() - exact(low_a, low_b))
+        error = np.abs(doubles(product[i]) - exact(low_a, low_b))
         assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
 
 
@@ -232,12 +249,12 @@ def test_empty_is_column_major(engine: Engine) -> None:
 def test_column_max(engine: Engine) -> None:
     """In one block or in many, with the largest elements in the last row; NaN and infinity come through."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        a = random(300, 33, 11, dtype)
+        a = random(300, 33, 11, dtype).to(engine.device)
         for view in (a, a.T, a[::7, 1::2], a[:1], a[:, :1]):
             assert torch.equal(engine.column_max(view), view.abs().max(0).values)
-    a = torch.zeros(3000, 700)
-    a[-1] = -torch.arange(700.0)
-    assert torch.equal(engine.column_max(a), torch.arange(700.0))
+    a, largest = torch.zeros(3000, 700, device=engine.device), torch.arange(700.0, device=engine.device)
+    a[-1] = -largest
+    assert torch.equal(engine.column_max(a), largest)
     for row, bad in ((0, math.nan), (1500, math.inf), (2999, -math.inf)):
         a[:], a[row, 13] = 1.0, bad
         assert (~torch.isfinite(engine.column_max(a))).nonzero().tolist() == [[13]]
@@ -252,8 +269,8 @@ def test_fill_scales_before_it_rounds(engine: Engine, m: int, n: int) -> None:
     scales = torch.ldexp(torch.ones(n, dtype=torch.float64), -torch.frexp(sizes)[1].double())
     expected = (a.numpy() * scales.numpy()).astype(np.float64 if engine.format is FP64 else np.float32)
     out = engine.empty(m, n)
-    assert engine.fill(out, a, scales) is out
-    assert torch.equal(out, torch.from_numpy(expected))
+    assert engine.fill(out, a.to(out.device), scales.to(out.device)) is out
+    assert torch.equal(out.cpu(), torch.from_numpy(expected))
 
 
 @EACH
@@ -262,28 +279,18 @@ def test_gram(engine: Engine) -> None:
         a = working(engine, max(m, n), k, 13)
         gram = engine.gram(a)
         assert gram.dtype == torch.float64
-        # At worst the products are summed in the storage precision.
-        u = U64 if engine.storage == torch.float64 else U32
+        # On a CPU products may be summed in the storage precision.
+        u = U32 if isinstance(engine, CpuEngine) and engine.storage == torch.float32 else U64
         bound = (a.shape[0] + 1) * u * exact(a.T.abs(), a.abs())
-        assert (np.abs(gram.numpy() - exact(a.T, a)) <= bound).all()
-
-
-def test_emulated_gram_is_as_good_as_double() -> None:
-    m = 5000
-    a = working(EmulatedEngine("cpu", "fp32"), m, 7, 14)
-    error = np.abs(EmulatedEngine("cpu", "fp32").gram(a).numpy() - exact(a.T, a))
-    assert (error <= m * U64 * exact(a.T.abs(), a.abs())).all()
+        assert (np.abs(doubles(gram) - exact(a.T, a)) <= bound).all()
 
 
 @EACH
-def test_using_makes_another_engine(engine: Engine) -> None:
+def test_using_keeps_the_unit(engine: Engine) -> None:
     other = engine.using("fp32")
     assert (type(other), other.format, other.device) == (type(engine), FP32, engine.device)
     assert other is not engine
     assert engine.using(engine.format).format is engine.format
-
-
-def test_using_keeps_the_unit() -> None:
     engine = EmulatedEngine("cpu", "fp16", "h100", block=3, accumulate="fp16")
     for other, block in ((engine.using("bf16"), 3), (engine.using("bf16").unblocked, 1)):
         assert (other.format, other.accumulate, other.unit, other.block) == (
@@ -297,19 +304,19 @@ def test_using_keeps_the_unit() -> None:
     assert [EmulatedEngine("cpu", name, "h100").block for name in ("fp16", "bf16", "tf32")] == [16, 16, 8]
 
 
-def test_unknown_names_list_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"unknown format 'int8'.*'fp16'"):
-        EmulatedEngine("cpu", "int8")
-    with pytest.raises(ValueError, match=r"unknown format for the cpu engine 'fp16'.*'fp32'"):
-        CpuEngine("cpu", "fp16")
-    with pytest.raises(ValueError, match=r"unknown accumulation 'fp8'.*'fp32', 'fp16'"):
-        EmulatedEngine("cpu", "fp16", accumulate="fp8")
-    with pytest.raises(ValueError, match=r"unknown unit 'v1000'.*'v100', 'a100', 'h100', 'ideal'"):
-        EmulatedEngine("cpu", "fp16", "v1000")
-    with pytest.raises(ValueError, match="unknown format"):
-        EmulatedEngine("cpu").using("half")
-    with pytest.raises(ValueError, match="block must be at least 1, got 0"):
-        EmulatedEngine("cpu", "fp16", block=0)
+@pytest.mark.parametrize(
+    ("kind", "given", "options", "message"),
+    [
+        (EmulatedEngine, ("int8",), {}, r"unknown format 'int8'.*'fp16'"),
+        (CpuEngine, ("fp16",), {}, r"unknown format for the cpu engine 'fp16'.*'fp32'"),
+        (EmulatedEngine, ("fp16",), {"accumulate": "fp8"}, r"unknown accumulation 'fp8'.*'fp32', 'fp16'"),
+        (EmulatedEngine, ("fp16", "v1000"), {}, r"unknown unit 'v1000'.*'v100', 'a100', 'h100', 'ideal'"),
+        (EmulatedEngine, ("fp16",), {"block": 0}, "block must be at least 1, got 0"),
+    ],
+)
+def test_unknown_names_list_the_known_ones(kind: type, given: tuple, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind("cpu", *given, **options)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -323,9 +330,6 @@ def test_panels_and_preconditioners_are_ones_that_exist(name: str) -> None:
     assert {tuning.single.panel, tuning.double.panel} <= set(PANELS)
     assert min(tuning.single.cutoff, tuning.double.cutoff) >= 1
     assert set(tuning.preconditioners) <= set(engine.formats) <= set(FORMATS)
-
-
-# ---------------------------------------------------------------- which engine
 
 
 def test_auto_goes_by_the_device() -> None:
@@ -343,9 +347,6 @@ def test_describe_names_every_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(described["cpu"]["formats"][f]["rate_gflops"] > 0 for f in ("bf16", "fp32", "fp64"))
     assert "not offered" in described["cpu"]["formats"]["fp16"]["note"]
     json.dumps(list(described.values()))
-
-
-# ---------------------------------------------------------------- emulated tensor cores
 
 
 def leading_exponent(x: Fraction) -> int:
@@ -411,15 +412,10 @@ def test_fp16_accumulation_overflows() -> None:
     assert float(engine.gemm(ones[:, :3], large[:3])) == 49152.0
     assert float(engine.gemm(ones, large)) == math.inf
     assert float(EmulatedEngine("cpu", "fp16").gemm(ones, large)) == 131072.0
-
-
-@pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_single_product_is_exact(format: str, unit: str) -> None:
-    """Two significands of 11 bits make one of 22."""
-    engine = EmulatedEngine("cpu", format, unit)
-    a, b = engine.operand(random(40, 1, 40, torch.float32)), engine.operand(random(1, 30, 41, torch.float32))
-    assert torch.equal(engine.gemm(a, b).double(), a.double() @ b.double())
+    a, formats = torch.tensor([[7e4, 1.0], [1.0, 1.0]]), ("fp16", "bf16")
+    half, bf16 = (x.gemm(x.operand(a), torch.eye(2)) for x in (EmulatedEngine("cpu", y) for y in formats))
+    assert half.isinf().tolist() == [[True, False], [False, False]]
+    assert torch.isfinite(bf16).all()
 
 
 @pytest.mark.parametrize("format", ["fp32", "fp64"])
@@ -427,82 +423,6 @@ def test_wide_formats_have_no_tensor_core(format: str) -> None:
     engine = EmulatedEngine("cpu", format, accumulate="fp16")
     a, b = working(engine, 9, 30, 42), working(engine, 30, 8, 43)
     assert torch.equal(engine.gemm(a, b), EmulatedEngine("cpu", format, "ideal").gemm(a, b))
-
-
-def test_overflow_of_an_operand_is_infinite_and_spreads() -> None:
-    a, b = torch.tensor([[7e4, 1.0], [1.0, 1.0]]), torch.eye(2)
-    product = EmulatedEngine("cpu", "fp16").gemm(EmulatedEngine("cpu", "fp16").operand(a), b)
-    assert product[0, 0] == math.inf
-    assert product[1, 0] == 1.0
-    bf16 = EmulatedEngine("cpu", "bf16")
-    assert torch.isfinite(bf16.gemm(bf16.operand(a), b)).all()
-
-
-def test_subnormal_operands_are_kept() -> None:
-    engine = EmulatedEngine("cpu", "fp16")
-    x = torch.tensor([[2.0**-24, 3 * 2.0**-24, 2.0**-26]])
-    product = engine.gemm(engine.operand(x), torch.eye(3))
-    assert product.tolist() == [[2.0**-24, 3 * 2.0**-24, 0.0]]
-
-
-def relative_errors(engine: EmulatedEngine, k: int, seed: int) -> torch.Tensor:
-    """Relative errors of 32 x 32 sums of k products of numbers uniform in (0, 1)."""
-    generator = torch.Generator().manual_seed(seed)
-    a = engine.operand(torch.rand(32, k, generator=generator))
-    b = engine.operand(torch.rand(k, 32, generator=generator))
-    exact_product = a.double() @ b.double()
-    return (engine.gemm(a, b).double() - exact_product) / exact_product
-
-
-@pytest.mark.parametrize(("unit", "k"), [("v100", 1024), ("a100", 4096), ("h100", 1024)])
-def test_truncation_drifts_in_proportion_to_k(unit: str, k: int) -> None:
-    """A truncation of the sum loses 0 to 1 units in its last place, a half on average; a unit is u to 2u of
-    the sum, and the sum is half of the final one on average: ``-(1/4 .. 1/2) u`` for each block. Alignment
-    takes off 0 to 1 bits of its own last place for each product: with none beyond those of fp32, as much
-    again.
-    """
-    engine = EmulatedEngine("cpu", "fp16", unit)
-    errors = relative_errors(engine, k, seed=50)
-    steps = k // engine.block
-    assert (errors <= 0).all(), "sums of positive numbers only ever become too small"
-    mean = float(errors.mean())
-    most = 1 + engine.block * 2.0**-engine.unit.extra_bits
-    # 1024 errors, each a sum of many: the mean is known to a percent, and steps + 1 stands for steps.
-    assert -0.5 * 1.1 * most * (steps + 1) * U32 < mean < -0.25 * 0.9 * (steps - 1) * U32
-    assert -float(errors.min()) <= engine.unit.sum_error(k, engine.block)
-
-
-def test_rounding_to_nearest_grows_like_the_square_root_of_k() -> None:
-    """Errors of both signs: ``sqrt(k) u`` bounds their root mean square (each addition errs by at most u of
-    a partial sum, independently), and their mean is far below that of truncation.
-    """
-    for k in (256, 4096):
-        errors = relative_errors(EmulatedEngine("cpu", "fp16", "ideal"), k, seed=51)
-        spread = float(errors.square().mean().sqrt())
-        assert spread <= math.sqrt(k) * U32
-        # 1024 errors of both signs: their mean is a 1/32 of their spread, 5 sigma allowed. Sums in one row
-        # share an operand, but not the rounding of partial sums.
-        assert abs(float(errors.mean())) <= 5 / 32 * spread + 0.1 * U32
-
-
-# ---------------------------------------------------------------- nothing global changes
-
-
-@pytest.fixture
-def users_switches() -> Iterator[None]:
-    """A user who asked for fast products of his own."""
-    before = (
-        torch.backends.cuda.matmul.fp32_precision,
-        torch.backends.mkldnn.matmul.fp32_precision,
-        torch.get_default_dtype(),
-    )
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.backends.cuda.matmul.fp32_precision = before[0]
-    torch.backends.mkldnn.matmul.fp32_precision = before[1]
-    torch.set_default_dtype(before[2])
 
 
 @EACH
@@ -513,19 +433,9 @@ def test_engines_leave_global_state_alone(
     a = working(engine, 65, 33, 60)
     engine.gemm(engine.operand(a).T, engine.operand(a), engine.empty(33, 33))
     engine.gram(a)
-    engine.fill(engine.empty(65, 33), a, torch.ones(33, dtype=a.dtype))
+    engine.fill(engine.empty(65, 33), a, torch.ones(33, dtype=a.dtype, device=a.device))
     cpu.measured_rates.__wrapped__(64, 64)
     assert global_state() == before
-
-
-@EACH
-def test_engines_ignore_the_users_switches(engine: Engine, users_switches: None) -> None:
-    """A switch that lets the user's products be less precise does not reach those of an engine."""
-    a, b = working(engine, 200, 300, 61), working(engine, 300, 100, 62)
-    low_a, low_b = rounded(engine, a), rounded(engine, b)
-    result = engine.gemm(engine.operand(a), engine.operand(b))
-    error = np.abs(result.double().numpy() - exact(low_a, low_b))
-    assert (error <= gemm_bound(engine, low_a, low_b, None, 1.0, 0.0)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

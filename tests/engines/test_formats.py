@@ -116,27 +116,25 @@ def test_fp16_between_all_of_its_neighbours() -> None:
 
 @NARROW
 def test_any_float32_against_rational_arithmetic(target: Format) -> None:
-    x = torch.cat([any_float32(3000, seed=2), around(target, 3000, seed=3).float()])
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan])
+    x = torch.cat([special, any_float32(3000, seed=2), around(target, 3000, seed=3).float()])
     expected = torch.tensor([nearest(v, target) for v in x.tolist()], dtype=torch.float64).float()
     assert same_bits(round_to(x, target), expected)
 
 
 @pytest.mark.parametrize("target", [FP16, BF16, TF32, FP32], ids=lambda f: f.name)
-def test_ties_go_to_even(target: Format) -> None:
-    x = ties(target, 2000, seed=4)
+def test_float64_is_rounded_once(target: Format) -> None:
+    """Via float32 the tail of a number just off a tie is lost, and the second rounding goes the wrong way.
+
+    Ties go to the even neighbour.
+    """
+    tie = ties(target, 1000, seed=5)
+    off = 1 + 2.0**-40 * (1 - 2 * (torch.arange(1000).double() % 2))
+    special = torch.tensor([0.0, -0.0, math.inf, math.nan], dtype=torch.float64)
+    x = torch.cat([tie, tie * off, around(target, 1000, seed=6), special])
     expected = torch.tensor([nearest(v, target) for v in x.tolist()], dtype=torch.float64)
     assert same_bits(round_to(x, target), expected)
     assert same_bits(round_to(-x, target), -expected)
-
-
-@pytest.mark.parametrize("target", [FP16, BF16, TF32, FP32], ids=lambda f: f.name)
-def test_float64_is_rounded_once(target: Format) -> None:
-    """Via float32 the tail of a number just off a tie is lost, and the second rounding goes the wrong way."""
-    tie = ties(target, 1000, seed=5)
-    off = 1 + 2.0**-40 * (1 - 2 * (torch.arange(1000).double() % 2))
-    x = torch.cat([tie * off, around(target, 1000, seed=6)])
-    expected = torch.tensor([nearest(v, target) for v in x.tolist()], dtype=torch.float64)
-    assert same_bits(round_to(x, target), expected)
 
 
 def test_fp64_leaves_float64_alone() -> None:
@@ -158,13 +156,6 @@ def test_numbers_of_the_format_stay(target: Format, dtype: torch.dtype) -> None:
 
 
 @NARROW
-def test_special_values(target: Format) -> None:
-    x = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan])
-    for wide in (x, x.double()):
-        assert same_bits(round_to(wide, target), wide)
-
-
-@NARROW
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_overflow_starts_half_a_unit_above_the_largest(target: Format, dtype: torch.dtype) -> None:
     half_unit = 2.0 ** (target.max_exponent - target.significand)
@@ -174,15 +165,6 @@ def test_overflow_starts_half_a_unit_above_the_largest(target: Format, dtype: to
     expected = torch.tensor([math.inf, target.largest], dtype=dtype)
     assert same_bits(round_to(x, target), expected)
     assert same_bits(round_to(-x, target), -expected)
-
-
-@NARROW
-def test_unit_roundoff_is_reached_and_not_exceeded(target: Format) -> None:
-    generator = torch.Generator().manual_seed(8)
-    x = 1 + torch.rand(100_000, generator=generator, dtype=torch.float64).float().double()
-    error = ((round_to(x, target) - x) / x).abs().max()
-    # The largest error is u / (1 + u), at the first tie above 1; 1e5 samples come within a percent of it.
-    assert 0.95 * target.u < error <= target.u
 
 
 @NARROW

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import neula
-from neula.engines import CudaEngine, EmulatedEngine, graphs
+from neula.engines import CudaEngine, graphs
 from neula.engines.graphs import Written
 
 pytestmark = pytest.mark.gpu
@@ -139,13 +139,6 @@ def test_least_squares_with_other_weights() -> None:
         w = torch.rand(50, device="cuda", generator=generator, dtype=torch.float64) + 0.5
         expected = torch.linalg.lstsq(w[:, None] * a, (w * b)[..., None]).solution[..., 0]
         assert float((neula.lstsq(a, b, weights=w).x - expected).norm()) <= 1e-12 * float(expected.norm())
-
-
-def test_other_engines_just_call() -> None:
-    x = torch.ones(3)
-    (y,) = EmulatedEngine("cpu").replay(lambda z: (z + 1,), (x,), "plus")
-    assert torch.equal(y, x + 1)
-    assert not graphs._graphs
 
 
 def test_results_in_given_room_and_inputs_that_are_overwritten() -> None:

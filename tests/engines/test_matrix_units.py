@@ -56,12 +56,6 @@ def test_probes_find_what_is_emulated(name: str, format: str) -> None:
     assert probed(engine) == as_stated(UNITS[name], engine)
 
 
-def test_more_products_never_lose_less_in_theory() -> None:
-    for unit in UNITS.values():
-        errors = [unit.sum_error(k, unit.block) for k in (1, 16, 17, 1000)]
-        assert errors == sorted(errors)
-
-
 @pytest.mark.gpu
 @FORMATS
 def test_the_unit_of_this_gpu_is_the_one_that_is_stated(format: str) -> None:

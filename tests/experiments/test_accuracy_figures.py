@@ -19,7 +19,7 @@ from neula.papers.qr import accuracy as acc
 OF_PAPER = figures_by_name(QR_PAPER)
 
 SHAPE = (384, 192)
-U16, U32 = 2.0**-11, 2.0**-24
+U16 = 2.0**-11
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +56,6 @@ def test_twice_for_all_holds_below_a_condition_of_the_roundoff(accuracy: Measure
     assert OF_PAPER["figure4"].claims[TWICE_FOR_ALL[1]].judge(mild).holds
 
 
-# --- the measures themselves ------------------------------------------------------------------------------
-
-
 def test_orthogonality_is_that_of_numpy() -> None:
     generator = torch.Generator().manual_seed(2)
     for size in (1e-6, 1e-3, 0.1):
@@ -86,9 +83,6 @@ def test_worst_column_is_that_of_numpy() -> None:
     assert acc._worst_column(a, q, r) == pytest.approx(0.25, rel=1e-5)
 
 
-# --- section 3.5 ------------------------------------------------------------------------------------------
-
-
 def test_overflow_is_where_the_range_ends(overflow: Measurements) -> None:
     """Entries of columns to 1e4 are below 65504, of those to 1e6 many are above."""
     lost = [row["exponent"] for row in overflow if row["scaling"] == "without" and not row["finite"]]
@@ -103,9 +97,6 @@ def test_underflow_is_where_the_range_ends(overflow: Measurements) -> None:
     # Normal numbers of fp16 end at 6e-5: columns to 1e-4 lose some bits, what is below 6e-8 vanishes.
     assert errors[-2] <= bound
     assert all(errors[e] > 0.1 for e in acc.EXPONENTS if e <= -9)
-
-
-# --- on a GPU ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.gpu

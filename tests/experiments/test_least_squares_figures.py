@@ -63,9 +63,6 @@ def test_claims_hold(data: str, request: pytest.FixtureRequest) -> None:
         assert any(character.isdigit() for character in verdict.measured)
 
 
-# --- Figure 8 ---------------------------------------------------------------------------------------------
-
-
 def test_solvers_are_measured() -> None:
     shapes = [(1100, 100), (2800, 64)]  # large enough for the chain that the paper is about
     rows = stored(ls.measure_solvers(Setting(ExperimentScale.small), shapes))
@@ -86,9 +83,6 @@ def test_the_committed_data_are_of_the_paper_s_method() -> None:
         assert not row["converged"]
 
 
-# --- the stress case --------------------------------------------------------------------------------------
-
-
 def test_the_stress_case_is_measured() -> None:
     rows = stored(cond.measure_stress(Setting(ExperimentScale.small), [(512, 256)]))
     loose, tight = (rows.where(solver="cgls", tolerance=t)[0]["iterations"] for t in (cond.LOOSE, cond.TIGHT))
@@ -96,9 +90,6 @@ def test_the_stress_case_is_measured() -> None:
     refined, single = (rows.where(solver=name)[0] for name in (cond.SINGLE, ls.SGEQRF))
     assert refined["optimality"] <= ls.SAME_LEVEL * single["optimality"]
     assert all(claim.judge(rows).measured for claim in OF_PAPER["stress"].claims)
-
-
-# --- Figure 9 ---------------------------------------------------------------------------------------------
 
 
 def gradients(rows: Measurements, solver: str) -> np.ndarray:
@@ -132,9 +123,6 @@ def test_condition_is_that_of_the_product() -> None:
     assert cond.preconditioned_condition(a, r) == pytest.approx(expected, rel=1e-6)
     assert cond.preconditioned_condition(a, torch.zeros_like(r)) is None
     assert cond.preconditioned_condition(torch.ones_like(a), r) is None
-
-
-# --- iterations -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("solver", [cgls, lsqr])

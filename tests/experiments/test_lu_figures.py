@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,7 @@ U16, U32 = 2.0**-11, 2.0**-24
 SMALL = Setting(ExperimentScale.small)
 
 
+<<<<<<< HEAD
 @pytest.fixture(scope="module")
 def tables() -> dict[str, Measurements]:
     return {
@@ -67,6 +69,8 @@ F1, F2, F3, F4, F5, F6 = (
 )
 
 
+=======
+>>>>>>> wip-t1
 def test_movement_is_that_of_the_papers_formulas() -> None:
     """Section 4.1: ``4/3 q n^2`` bytes for 3.1 with an fp32 matrix, ``2/3 q n^2`` for 4.1, to first order."""
     n, a = 256, hpl_ai_matrix(256, dtype=torch.float32)
@@ -75,9 +79,6 @@ def test_movement_is_that_of_the_papers_formulas() -> None:
         modelled = bnd.modelled_bytes(n, name)
         assert modelled == pytest.approx(leading * q * n**2, abs=2.1 * n**2)
         assert 0 <= bnd.counted_bytes(a, name) - modelled <= bnd.LEFT_OUT * n**2
-
-
-# --- errors and bounds ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +111,39 @@ def test_a_unit_is_measured_beside_its_emulation(monkeypatch: pytest.MonkeyPatch
     assert {row["unit"] for row in rows.where(format="bf16")} == {EMULATED}
 
 
-def test_tunable_matrices() -> None:
-    rows = stored(figures.measure_tunable(SMALL, [300]))
-    assert rows.column("algorithm") == list(COMPARED)
-    for claim in F5.claims:
-        verdict = claim.judge(rows)
+ON_A_GPU = [pytest.param(ExperimentScale.paper, marks=pytest.mark.gpu)]
+HELD = {
+    "figure5": (figures.FIGURE_5, figures.measure_tunable, [300], [1024]),
+    "table1": (bnd.TABLE_1, bnd.measure_storage, 300, 8192),
+    "table2": (bnd.TABLE_2, bnd.measure_panels, 300, 8192),
+}
+"""Figures whose claims hold, functions that measure them, and sizes for a CPU and for a GPU."""
+
+
+@cache
+def held(name: str, scale: ExperimentScale = ExperimentScale.small) -> Measurements:
+    _, measure, small, large = HELD[name]
+    return stored(measure(Setting(scale), small if scale is ExperimentScale.small else large))
+
+
+@pytest.mark.parametrize("scale", [ExperimentScale.small, *ON_A_GPU])
+@pytest.mark.parametrize("name", HELD)
+def test_claims_hold(name: str, scale: ExperimentScale) -> None:
+    for claim in HELD[name][0].claims:
+        verdict = claim.judge(held(name, scale))
         assert verdict.holds, f"{claim.text}: {verdict.measured}"
+
+
+def test_rows_of_tables() -> None:
+    assert held("figure5").column("algorithm") == list(COMPARED)
+    assert held("table1").column("algorithm") == [SINGLE, HALF, BUFFERED]
+    assert held("table1").column("MB of factors") == pytest.approx([0.36, 0.18, 0.18])
+    assert held("table1").column("MB at most") == [None] * 3
+    names = [BUFFERED, WIDE_PANELS, "5.2/3.1", "5.2/3.1-fp32", DOUBLY_LOW, DOUBLY_WIDE]
+    assert held("table2").column("measured as") == names
+    # In units of u16: n u32 is n / 8192.
+    wanted = [256, 2, 64, 2, 8, 2]
+    assert held("table2").column("f in u16") == pytest.approx([c + 300 / 8192 for c in wanted])
 
 
 def test_the_bound_adds_what_the_constants_leave_out() -> None:
@@ -165,9 +193,6 @@ def test_the_time_of_what_fails_is_none() -> None:
     assert rows[figures.LIBRARY] >= 0
 
 
-# --- tables 1 and 2 ---------------------------------------------------------------------------------------
-
-
 def test_the_error_of_factors_by_hand() -> None:
     a = torch.tensor([[4.0, 2.0], [2.0, 5.0]])
     factors = neula.lu_factor(a, engine=ENGINE, pivot="none")
@@ -186,6 +211,7 @@ def test_underflow_does_not_count() -> None:
     assert bnd.factorization_error(a, factors) <= 2 * U16
 
 
+<<<<<<< HEAD
 def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
     for table in (OF_PAPER["table1"], OF_PAPER["table2"]):
         assert all(claim.judge(tables[table.name]).holds for claim in table.claims)
@@ -208,6 +234,8 @@ def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
 # --- table 3 ----------------------------------------------------------------------------------------------
 
 
+=======
+>>>>>>> wip-t1
 def few(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Only these matrices, as small as the files below."""
     problems = [p._replace(n=60) for p in figures.PROBLEMS if p.name in names]
@@ -283,9 +311,6 @@ def test_scaling_leaves_the_solution_known() -> None:
     assert torch.log2(ratio.abs()).round().sub(torch.log2(ratio.abs())).abs().max() < 1e-4
 
 
-# --- iterations -------------------------------------------------------------------------------------------
-
-
 def test_iterations_that_suffice() -> None:
     """``sqrt(n) rate^i`` is below the tolerance after so many, and not after one less."""
     n = 100
@@ -349,9 +374,6 @@ def test_iterations_of_the_algorithms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert OF_PAPER["iterations"].claims[0].judge(rows).holds
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 def test_errors_of_the_paper_on_a_gpu() -> None:
     """Without the claims on rounding after every few products, which hardware does not do, so that 3.1 with
@@ -362,7 +384,11 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
         assert {row["algorithm"] for row in rows.where(unit=unit)} == set(ALGORITHMS) - (
             {STANDARD} if unit == UNIT else set()
         )
-    for claim in (F1.claims[2], F3.claims[0], F4.claims[1], F4.claims[3], F4.claims[7]):
+    for claim in (
+        figures.FIGURE_1.claims[2],
+        figures.FIGURE_3.claims[0],
+        *(figures.FIGURE_4.claims[i] for i in (1, 3, 7)),
+    ):
         verdict = claim.judge(rows)
         # 5.1 errs 20 to 61 times less than 4.1 on an H200, more than the paper's order of magnitude.
         assert verdict.outcome() in (Outcome.holds, Outcome.in_part), f"{claim.text}: {verdict.measured}"
@@ -370,6 +396,7 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+<<<<<<< HEAD
 def test_tunable_matrices_on_a_gpu() -> None:
     rows = stored(figures.measure_tunable(Setting(ExperimentScale.paper), [1024]))
     for claim in F5.claims:
@@ -395,15 +422,10 @@ def test_rates_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
+=======
+>>>>>>> wip-t1
 def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(its, "CONDITIONS", [1e1])
     rows = stored(its.measure_iterations(Setting(ExperimentScale.paper), 256))
     assert OF_PAPER["iterations"].claims[0].judge(rows).holds
     assert None not in rows.column("gmres")
-
-
-@pytest.mark.gpu
-def test_applications_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    few(monkeypatch, "torsion1")
-    rows = stored(figures.measure_applications(Setting(ExperimentScale.paper)))
-    assert rows.column("algorithm") == list(COMPARED)

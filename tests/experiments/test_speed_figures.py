@@ -24,12 +24,11 @@ from neula.papers.qr import least_squares as ls
 
 OF_PAPER = figures_by_name(QR_PAPER)
 
-# --- what the paper reports -------------------------------------------------------------------------------
-
 (M, N), CAQR_RATE, LIBRARY_RATE = models.V100_SHAPE, models.V100_CAQR, models.V100_LIBRARY
 column = both_products = models.v100_rates
 
 
+<<<<<<< HEAD
 FIGURES = [
     OF_PAPER[name] for name in ("table3", "figure1", "figure2", "figure5", "figure6", "figure7", "table4")
 ]
@@ -41,33 +40,37 @@ by_name = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.n
 
 @pytest.mark.parametrize(("m", "n", "cutoff"), [(4096, 1024, 128), (32768, 16384, 128), (512, 64, 8)])
 def test_recurrence_5(m: int, n: int, cutoff: int) -> None:
+=======
+def test_recurrence_5() -> None:
+>>>>>>> wip-t1
     """``2 m n^2`` operations, of which the panels are the part ``cutoff / n``."""
-    assert models.rgsqrf_operations(m, n, cutoff) == 2 * m * n * n
-    assert models.rgsqrf_operations(m, n + 37, cutoff) == 2 * m * (n + 37) ** 2
-    equal = {2**k: 3.0 for k in range(15)}
-    assert models.panel_share(m, n, cutoff, equal, equal) == pytest.approx(cutoff / n)
+    for m, n, cutoff in ((4096, 1024, 128), (512, 64, 8)):
+        for k in (n, n + 37):
+            assert models.rgsqrf_operations(m, k, cutoff) == 2 * m * k * k
+        equal = {2**k: 3.0 for k in range(15)}
+        assert models.panel_share(m, n, cutoff, equal, equal) == pytest.approx(cutoff / n)
 
 
-def test_formula_7_by_hand() -> None:
-    # Half of the operations at rate 1, half at rate 3: 2 / (1/1 + 1/3); a level above, half of it at 6.
-    assert models.predicted_rgsqrf(16, 16, {16: 1.0}, {}) == 1.0
-    assert models.predicted_rgsqrf(32, 16, {16: 1.0}, {16: 3.0}) == pytest.approx(1.5)
-    assert models.predicted_rgsqrf(64, 16, {16: 1.0}, {16: 3.0, 32: 6.0}) == pytest.approx(2.4)
+FREE = {2**k: math.inf for k in range(4, 15)}
 
 
-def test_formula_4_by_hand() -> None:
-    # n/B = 4 parts of products at rate 4 take 1, 2 parts of panels at rate 1 take 2: 6 / 3.
-    assert models.predicted_householder(8, 2, {2: 1.0}, {2: 4.0}) == pytest.approx(2.0)
-    assert models.predicted_householder(8, 2, {2: 1.0}, {2: 4.0}, panel_parts=1) == pytest.approx(2.5)
-
-
-def test_products_for_nothing() -> None:
-    """Only the panels take time: B/n of all operations of RGSQRF, 2/(n/B + 2) of formula (4)."""
-    free = {2**k: math.inf for k in range(4, 15)}
-    for block in (128, 1024):
-        assert models.predicted_rgsqrf(N, block, {block: 1.0}, free) == pytest.approx(N / block)
-        expected = (N / block + 2) / 2
-        assert models.predicted_householder(N, block, {block: 1.0}, free) == pytest.approx(expected)
+@pytest.mark.parametrize(
+    ("model", "given", "expected"),
+    [
+        # Half of the operations at rate 1, half at rate 3: 2 / (1/1 + 1/3); a level above, half of it at 6.
+        (models.predicted_rgsqrf, (16, 16, {16: 1.0}, {}), 1.0),
+        (models.predicted_rgsqrf, (32, 16, {16: 1.0}, {16: 3.0}), 1.5),
+        (models.predicted_rgsqrf, (64, 16, {16: 1.0}, {16: 3.0, 32: 6.0}), 2.4),
+        # n/B = 4 parts of products at rate 4 take 1, 2 parts of panels at rate 1 take 2: 6 / 3.
+        (models.predicted_householder, (8, 2, {2: 1.0}, {2: 4.0}), 2.0),
+        (models.predicted_householder, (8, 2, {2: 1.0}, {2: 4.0}, 1), 2.5),
+        # Products for nothing: B/n of all operations of RGSQRF, 2/(n/B + 2) of formula (4).
+        *((models.predicted_rgsqrf, (N, b, {b: 1.0}, FREE), N / b) for b in (128, 1024)),
+        *((models.predicted_householder, (N, b, {b: 1.0}, FREE), (N / b + 2) / 2) for b in (128, 1024)),
+    ],
+)
+def test_formulas_by_hand(model: Callable[..., float], given: tuple, expected: float) -> None:
+    assert model(*given) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +98,6 @@ def test_formula_4_gives_the_papers_estimate(kind: str) -> None:
     assert max(low, key=lambda block: low[block]) == 1024
     assert 1.2 < low[1024] / fp32[1024] < 1.45
     assert all(rate < LIBRARY_RATE for rate in low.values())
-
-
-# --- panels are little of the work ------------------------------------------------------------------------
 
 
 class WatchedEngine(EmulatedEngine):
@@ -131,37 +131,45 @@ def test_operations_outside_the_panels(cutoff: int) -> None:
     assert engine.flops == 2 * m * n * n - 2 * m * n * cutoff
 
 
-# --- measuring --------------------------------------------------------------------------------------------
-
-MEASURE: dict[str, Callable[..., Iterator[Row]]] = {
-    "table3": models.measure_rates,
-    "figure1": models.measure_householder,
-    "figure2": models.measure_recursion,
-    "figure5": perf.measure_reortho,
-    "figure6": perf.measure_panels,
-    "figure7": perf.measure_low_format,
-    "table4": ls.measure_low_rank,
-}
 BARS = [(160, 160), (512, 32)]
-TINY = {"table4": (480, 160), "figure5": BARS, "figure6": BARS, "figure7": BARS}
+BARS = [(160, 160), (512, 32)]
+EACH = {
+    "table3": (models.TABLE_3, models.measure_rates, (512, 512), (4096, 1024)),
+    "figure1": (models.FIGURE_1, models.measure_householder, (512, 512), (4096, 1024)),
+    "figure2": (models.FIGURE_2, models.measure_recursion, (512, 512), (4096, 1024)),
+    "figure5": (perf.FIGURE_5, perf.measure_reortho, BARS, [(1024, 512), (4096, 128)]),
+    "figure6": (perf.FIGURE_6, perf.measure_panels, BARS, [(1024, 512), (4096, 128)]),
+    "figure7": (perf.FIGURE_7, perf.measure_low_format, BARS, [(1024, 512), (4096, 128)]),
+    "table4": (ls.TABLE_4, ls.measure_low_rank, (480, 160), (2048, 320)),
+}
+"""Figures, functions that measure them, sizes that take no time, and sizes for a GPU."""
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, Measurements]:
-    """All figures at sizes that take no time."""
     setting = Setting(ExperimentScale.small)
     with timed_once(models, perf, ls):
-        return {name: stored(make(setting, TINY.get(name, (512, 512)))) for name, make in MEASURE.items()}
+        return {name: stored(make(setting, tiny)) for name, (_, make, tiny, _) in EACH.items()}
 
 
-@by_name
-def test_measuring(figure: Figure, measured: dict[str, Measurements]) -> None:
-    rows = measured[figure.name]
+def check_measured(figure: Figure, rows: Measurements) -> None:
+    """Claims can be judged, whatever the verdict is: these sizes show nothing."""
     rates = [row[name] for row in rows for name in ("ms", "tflops", "speedup") if row.get(name) is not None]
     assert all(rate > 0 for rate in rates)
     for claim in figure.claims:
-        verdict = claim.judge(rows)  # whatever it is: these sizes show nothing
-        assert any(character.isdigit() for character in verdict.measured)
+        assert any(character.isdigit() for character in claim.judge(rows).measured)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_measuring(name: str, measured: dict[str, Measurements]) -> None:
+    check_measured(EACH[name][0], measured[name])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EACH)
+def test_measuring_on_a_gpu(name: str) -> None:
+    figure, make, _, large = EACH[name]
+    check_measured(figure, stored(make(Setting(ExperimentScale.paper), large)))
 
 
 def test_predictions_are_the_formulas_fed_with_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,9 +226,6 @@ def test_repeated_steps_stay_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < engine.largest < m**0.5 * float(a.abs().max())
 
 
-# --- Figure 7: accuracy -----------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def low_format() -> Mapping[str, Row]:
     return {row["method"]: row for row in perf._low_format_accuracy(Setting(ExperimentScale.small))}
@@ -232,9 +237,6 @@ def test_low_format_in_the_panel_costs_accuracy(low_format: Mapping[str, Row]) -
         assert on_on[quantity] > off_on[quantity] > 100 * off_off[quantity]
     for row, u in ((on_on, 2.0**-11), (off_on, 2.0**-11), (off_off, 2.0**-24)):
         assert row["backward_error"] < 3 * u * (2 + math.log2(512))
-
-
-# --- Table 4 ----------------------------------------------------------------------------------------------
 
 
 def optimal_errors(a: np.ndarray) -> Iterator[float]:
@@ -266,9 +268,6 @@ def test_approximation_error_is_that_of_numpy() -> None:
     assert error == pytest.approx(float(s[5:].norm() / s.norm()))
 
 
-# --- on a GPU ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.gpu
 def test_the_papers_scale_is_that_of_the_gpu() -> None:
     setting = Setting(ExperimentScale.paper)
@@ -279,6 +278,7 @@ def test_the_papers_scale_is_that_of_the_gpu() -> None:
     assert setting.fitting([(1024, 512)], 40) == [(1024, 512)]
     assert setting.fitting([(1 << 24, 1 << 20)], 40) == []
     assert "16777216 x 1048576 left out" in setting.notes[0]
+<<<<<<< HEAD
 
 
 @pytest.mark.gpu
@@ -306,3 +306,5 @@ def test_models_are_measured_on_a_gpu(name: str) -> None:
 def test_low_rank_is_measured_on_a_gpu() -> None:
     rows = stored(ls.measure_low_rank(Setting(ExperimentScale.paper), (2048, 320)))
     assert OF_PAPER["table4"].claims[0].judge(rows).holds
+=======
+>>>>>>> wip-t1

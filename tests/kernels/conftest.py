@@ -1,4 +1,8 @@
-"""Without a GPU, kernels run in Triton's interpreter, which has to be chosen before Triton is imported."""
+"""Kernels run on the GPU where there is one (``pytest -m gpu``).
+
+Elsewhere those in Triton run in its interpreter, which has to be chosen before Triton is imported, and those
+in CUDA C++ are compiled for the CPU (``cuda_on_host.h``), where there is a compiler.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,12 @@ from typing import Any
 import pytest
 import torch
 
+from capabilities import LEVELS, core_of
 from neula.kernels.cholesky import cholesky_tiles
 from neula.kernels.cuda_source import laid_out, path_of
+from neula.kernels.few_vectors import one_pass_host, probes_host
+from neula.kernels.qr import cholesky_qr_host
+from neula.kernels.small_problems import bounded_host, seminormal_host
 
 # Nothing else in the tests imports Triton; if something has, the tests of kernels are skipped.
 INTERPRETED = not torch.cuda.is_available() and "triton" not in sys.modules
@@ -85,6 +93,14 @@ def tiles_on_host(compiled_for_host: Callable[..., ctypes.CDLL], monkeypatch: py
         return launch
 
     monkeypatch.setattr(cholesky_tiles, "compiled", compiled)
+
+
+@pytest.fixture(params=LEVELS)
+def instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiled core with as many lanes as a processor has, or fewer."""
+    compiled = core_of(request.param)
+    for module in (bounded_host, cholesky_qr_host, one_pass_host, probes_host, seminormal_host):
+        monkeypatch.setattr(module, "core", lambda: compiled)
 
 
 @pytest.fixture

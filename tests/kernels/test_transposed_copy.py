@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.devices import DEVICE, GPU
+from tests.devices import DEVICE, KERNEL, variants
 
 from neula.kernels.transposed_copy import transpose_in_place, transposed_copy
 
-
-def kernel(out: torch.Tensor, a: torch.Tensor, scales: torch.Tensor | None = None) -> torch.Tensor:
-    pytest.importorskip("triton")
-    from neula.kernels import transposed_copy as module
-
-    return module.transposed_copy_triton(out, a, scales)
+copy = variants(transposed_copy, "dispatch", KERNEL)
+transpose = variants(transpose_in_place, "dispatch", KERNEL)
 
 
-@pytest.mark.parametrize("copy", [transposed_copy, pytest.param(kernel, marks=GPU)])
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (64, 64), (100, 70), (3, 200)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scaled", [False, True])
@@ -39,7 +34,6 @@ def test_infinite_where_the_format_ends() -> None:
     assert int(out.isinf().sum()) == a.numel() - 1
 
 
-@pytest.mark.parametrize("copy", [transposed_copy, pytest.param(kernel, marks=GPU)])
 @pytest.mark.parametrize("orders", ["rows to columns", "columns to columns", "columns to rows"])
 @pytest.mark.parametrize("into", [torch.float32, torch.float64])
 def test_scaled_copies_of_every_order(copy, orders: str, into: torch.dtype) -> None:  # type: ignore[no-untyped-def]
@@ -53,7 +47,6 @@ def test_scaled_copies_of_every_order(copy, orders: str, into: torch.dtype) -> N
     assert torch.equal(copy(out, a, scales), (a.double() * scales).to(into))
 
 
-@pytest.mark.parametrize("copy", [transposed_copy, pytest.param(kernel, marks=GPU)])
 def test_scaled_in_place(copy) -> None:  # type: ignore[no-untyped-def]
     a = torch.arange(300.0 * 290, device=DEVICE).reshape(290, 300).mT
     scales = 2.0 ** torch.arange(290, device=DEVICE).remainder(40)
@@ -61,21 +54,13 @@ def test_scaled_in_place(copy) -> None:  # type: ignore[no-untyped-def]
     assert torch.equal(copy(a, a, scales), expected)
 
 
-def kernel_in_place(a: torch.Tensor) -> torch.Tensor:
-    pytest.importorskip("triton")
-    from neula.kernels import transposed_copy as module
-
-    module.transpose_in_place_triton(a)
-    return a.T
-
-
-@pytest.mark.parametrize("transpose", [transpose_in_place, pytest.param(kernel_in_place, marks=GPU)])
 @pytest.mark.parametrize("n", [1, 64, 100, 200])
 def test_in_place(transpose, n: int) -> None:  # type: ignore[no-untyped-def]
     whole = torch.randn(n + 3, n + 8, generator=torch.Generator().manual_seed(n)).half().to(DEVICE).T
     before = whole.clone()
     a = whole[5 : n + 5, 2 : n + 2]
     turned = transpose(a)
+    turned = a.T if turned is None else turned  # of the kernel
     assert turned.data_ptr() == a.data_ptr()
     assert torch.equal(turned, before[5 : n + 5, 2 : n + 2])
     whole[5 : n + 5, 2 : n + 2] = before[5 : n + 5, 2 : n + 2]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE
+from tests.devices import DEVICE, variants
 
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky import cholesky as module
@@ -41,29 +41,18 @@ def on_host(compiled_for_host: Callable[..., ctypes.CDLL]) -> Factorize:
 
 
 KERNELS = ["on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
-
-
-def found(name: str, request: pytest.FixtureRequest) -> Factorize:
-    return request.getfixturevalue("on_host") if name == "on_host" else module.cholesky_inverse_cuda
-
-
-@pytest.fixture(params=KERNELS)
-def kernel(request: pytest.FixtureRequest) -> Factorize:
-    return found(request.param, request)
-
-
-@pytest.fixture(params=["reference", *KERNELS])
-def factorize(request: pytest.FixtureRequest) -> Factorize:
-    return cholesky_inverse.reference if request.param == "reference" else found(request.param, request)
+kernel = variants(cholesky_inverse, *KERNELS)
+factorize = variants(cholesky_inverse, "reference", *KERNELS)
 
 
 def gram_of(a: torch.Tensor) -> torch.Tensor:
     return a.double().mT @ a.double()
 
 
-@pytest.mark.parametrize("n", [1, 32, 33, 128])
-def test_factor_and_inverse(factorize: Factorize, n: int) -> None:
-    a = random_matrix("normal", 3 * n + 5, n, seed=n).to(DEVICE)
+@pytest.mark.parametrize(("n", "kind"), [(1, "normal"), (32, "normal"), (33, "normal"), (128, "geometric")])
+def test_factor_and_inverse(factorize: Factorize, n: int, kind: str) -> None:
+    """The residual of a Cholesky factorization does not depend on the condition number, here up to 1e6."""
+    a = random_matrix(kind, 3 * n + 5, n, cond=1e3, seed=n).to(DEVICE)
     gram = gram_of(a)
     before = gram.clone()
     r, inverse, norms = factorize(gram)
@@ -99,15 +88,6 @@ def test_room_of_any_strides(factorize: Factorize, order: str) -> None:
     assert r.data_ptr() == room.data_ptr()
     assert torch.equal(r, factorize(gram).r)
     assert int(whole.isnan().sum()) == whole.numel() - 1600
-
-
-def test_ill_conditioned(factorize: Factorize) -> None:
-    """cond(G) = 1e6: the residual of a Cholesky factorization does not depend on the condition number."""
-    gram = gram_of(random_matrix("geometric", 500, 128, cond=1e3, seed=6).to(DEVICE))
-    r, inverse, norms = (x.double() for x in factorize(gram))
-    assert ((r.mT @ r - gram).abs() <= 132 * U * norms[:, None] * norms).all()
-    unity = torch.eye(128, dtype=torch.float64, device=DEVICE)
-    assert ((r @ inverse - unity).abs() <= 132 * U * (r.abs() @ inverse.abs())).all()
 
 
 def test_nan_and_zero_columns_show(factorize: Factorize) -> None:

@@ -155,8 +155,6 @@ def test_a_pivot_of_rounding_errors_is_said_by_the_kernel(on_host: Factorize) ->
     assert int(on_host(torch.ones(1, 20, 20))[1]) == 2
 
 
-# ---------------------------------------------------------------- by tiles
-
 TILES = ["reference", "on_host", pytest.param("kernel", marks=pytest.mark.gpu)]
 
 

@@ -12,7 +12,7 @@ from neula.kernels.cholesky.pivoted_cholesky import PivotedFactors, pivoted_chol
 U = 2.0**-53
 
 
-@pytest.fixture(params=["lapack", "reference", KERNEL])
+@pytest.fixture(params=["lapack", "reference", KERNEL], autouse=True)
 def _by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "kernel":
         pytest.importorskip("triton")
@@ -34,7 +34,6 @@ def factored(g: torch.Tensor, tolerance: float) -> PivotedFactors:
     return pivoted_cholesky(g.clone(), tolerance)
 
 
-@pytest.mark.usefixtures("_by")
 @pytest.mark.parametrize(("n", "rank"), [(1, 1), (20, 20), (40, 3), (70, 64)])
 def test_the_rank_shows(n: int, rank: int) -> None:
     g = gram(n, rank)
@@ -53,7 +52,6 @@ def test_the_rank_shows(n: int, rank: int) -> None:
     )
 
 
-@pytest.mark.usefixtures("_by")
 def test_nothing_is_found_below_the_tolerance() -> None:
     g = gram(50, 50, decay=0.5)
     size = float(g.diagonal().max())
@@ -63,7 +61,6 @@ def test_nothing_is_found_below_the_tolerance() -> None:
     assert float(r.gather(1, pivots[:, None]).square().min()) > 1e-6 * size
 
 
-@pytest.mark.usefixtures("_by")
 def test_zero_has_rank_zero() -> None:
     r, pivots, left = factored(torch.zeros(5, 5, dtype=torch.float64, device=DEVICE), 0.0)
     assert r.shape == (0, 5)
@@ -71,7 +68,6 @@ def test_zero_has_rank_zero() -> None:
     assert left == 0
 
 
-@pytest.mark.usefixtures("_by")
 def test_columns_that_a_cholesky_factorization_in_their_order_takes_for_independent() -> None:
     """The first columns are nearly dependent, the others not: without pivots their coefficients are huge."""
     generator = torch.Generator().manual_seed(1)

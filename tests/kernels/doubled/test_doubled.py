@@ -1,7 +1,4 @@
-"""Products in twice the precision against exact ones: slices, and the kernel against the same bounds.
-
-The kernel runs on the GPU where there is one (``pytest -m gpu``), on the CPU elsewhere.
-"""
+"""Products in twice the precision against exact ones: slices, and the kernel against the same bounds."""
 
 from __future__ import annotations
 
@@ -24,12 +21,6 @@ U = 2.0**-53
 BOUND = 8 * 2.0**-104
 """Of an error, relative to ``n max|a| max|x|``. Products of what is left after slicing, products of the
 low part of x, and sums of rounding errors have rounding errors of a few ``U^2 = 2^-106`` each."""
-
-
-@pytest.fixture
-def slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products are made of slices, also on a GPU."""
-    monkeypatch.setattr(doubled, "cuts", lambda *_: True)
 
 
 WAYS = ["kept slices", "blocks", KERNEL, pytest.param("units", marks=UNITS)]
@@ -206,12 +197,9 @@ def test_empty(batch: int, m: int, n: int, k: int) -> None:
 def test_what_is_not_finite_stays_where_it_is(bad: float) -> None:
     a, x, b = normal(3, 4, 5), normal(3, 5, 2), normal(3, 4, 2)
     expected = Doubled.from_matrix(a).residual(x, b), Doubled.from_matrix(a).transposed_product(b, U * b)
-    a[1, 2, 3] = bad
-    x[2, 0, 1] = bad
-    (high, low), z = (
-        Doubled.from_matrix(a).residual(x, b),
-        Doubled.from_matrix(a).transposed_product(b, U * b),
-    )
+    a[1, 2, 3] = x[2, 0, 1] = bad
+    high, low = Doubled.from_matrix(a).residual(x, b)
+    z = Doubled.from_matrix(a).transposed_product(b, U * b)
     for got, before in ((high, expected[0][0]), (low, expected[0][1])):
         assert torch.equal(got[0], before[0])
         assert not got[1, 2].isfinite().any()
@@ -221,26 +209,18 @@ def test_what_is_not_finite_stays_where_it_is(bad: float) -> None:
     assert not z[1, 3].isfinite().any()
 
 
-def check_large_inner_dimension(rows: int) -> None:
+@pytest.mark.parametrize("kept", [0, doubled.KEPT, pytest.param(None, marks=pytest.mark.gpu)])
+def test_large_inner_dimension(kept: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """No products cancel: all sums are as large as they may be."""
-    n = 20000
+    if kept is not None:
+        monkeypatch.setattr(doubled, "cuts", lambda *_: True)
+        monkeypatch.setattr(doubled, "KEPT", kept)
+    n, rows = 20000, 3 if kept is None else 1
     a, x, b = 1 - 0.1 * normal(1, rows, n).abs(), 2 - U * normal(1, n, 1).abs(), normal(1, rows, 1)
     of = Doubled.from_matrix(a)
     check_residual(of, a, x, b)
     check_residual(of, a, x, of.product(x), 0.7 * U * x)
     check_transposed_product(of.mH, a.mT, x, 0.7 * U * x)
-
-
-@pytest.mark.usefixtures("slices")
-@pytest.mark.parametrize("kept", [0, doubled.KEPT])
-def test_large_inner_dimension(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doubled, "KEPT", kept)
-    check_large_inner_dimension(1)
-
-
-@pytest.mark.gpu
-def test_large_inner_dimension_on_a_gpu() -> None:
-    check_large_inner_dimension(3)
 
 
 @pytest.mark.parametrize("way", [pytest.param("units", marks=UNITS)], indirect=True)

@@ -1,25 +1,17 @@
-"""Residuals and gradients together in twice the precision: by definition, and by the kernel.
-
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Residuals and gradients together in twice the precision: by definition, and by the kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-import mpmath
-import numpy as np
 import pytest
 import torch
 from tests.devices import KERNEL, normal
+from tests.kernels.doubled.test_doubled import BOUND, U, exactly, numbers  # noqa: F401
 
 from neula.kernels.doubled.doubled import Pair
 from neula.kernels.doubled.doubled_normal import doubled_normal
-
-U = 2.0**-53
-BOUND = 8 * 2.0**-104
-"""Of an error, relative to ``n max|a| max|x|``: see the tests of doubled products."""
 
 Evaluate = Callable[..., tuple[Pair, Pair]]
 
@@ -32,18 +24,6 @@ def evaluate(request: pytest.FixtureRequest) -> Evaluate:
     from neula.kernels.doubled import doubled_normal as module
 
     return partial(module.doubled_normal_triton, given=(128, 8, 3, 1))
-
-
-@pytest.fixture(autouse=True)
-def exactly() -> Iterator[None]:
-    """No sum made here has more bits."""
-    with mpmath.workprec(400):
-        yield
-
-
-def numbers(*parts: torch.Tensor) -> np.ndarray:
-    """Their sum in numbers of mpmath, which are added and multiplied without rounding errors."""
-    return sum(np.vectorize(mpmath.mpf, otypes=[object])(v.cpu().numpy()) for v in parts)
 
 
 @pytest.mark.usefixtures("uninitialized_is_nan")
@@ -60,11 +40,13 @@ def test_errors_are_those_of_twice_the_precision(
     assert high.shape == low.shape == b.shape
     assert g.shape == rest.shape == x.shape
     assert (low.abs() <= U * high.abs()).all()
-    expected = numbers(b) - numbers(a) @ numbers(x, x_low)
+    expected = numbers(b) - numbers(a) @ (numbers(x) + numbers(x_low))
     size = float(n * a.abs().max() * x.abs().max() + b.abs().max())
-    assert abs(numbers(high, low) - expected).max() <= BOUND * size
-    gradient = numbers(a).T @ numbers(high, low)
-    assert abs(numbers(g, rest) - gradient).max() <= BOUND * float(m * a.abs().max() * high.abs().max())
+    assert abs((numbers(high) + numbers(low)) - expected).max() <= BOUND * size
+    gradient = numbers(a).T @ (numbers(high) + numbers(low))
+    assert abs(numbers(g) + numbers(rest) - gradient).max() <= BOUND * float(
+        m * a.abs().max() * high.abs().max()
+    )
 
 
 def test_nan_comes_out(evaluate: Evaluate) -> None:

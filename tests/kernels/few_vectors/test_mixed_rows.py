@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.devices import DEVICE, GPU
+from tests.devices import DEVICE, KERNEL, variants
 
 from neula.kernels.lu.butterfly import mixed
 
-
-def kernel(out: torch.Tensor, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    pytest.importorskip("triton")
-    from neula.kernels.lu import butterfly as module
-
-    return module.mixed_triton(out, x, weights)
+mix = variants(mixed, "dispatch", KERNEL)
 
 
 def expected(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
@@ -22,7 +17,6 @@ def expected(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return matrix[:, : len(x)] @ x.double()
 
 
-@pytest.mark.parametrize("mix", [mixed, pytest.param(kernel, marks=GPU)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 # Tiles are 128 elements along memory and 4 across: one, and more than one in either direction.
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from capabilities import LEVELS, core_of
 from neula import _core
 from neula.kernels import core as core_module
 from neula.kernels.few_vectors import one_pass_host
@@ -26,13 +25,6 @@ def _threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     """However small the matrix is."""
     monkeypatch.setattr(one_pass_host, "EACH", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
-
-
-@pytest.fixture(params=LEVELS)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lanes as a processor has, or fewer."""
-    compiled = core_of(request.param)
-    monkeypatch.setattr(one_pass_host, "core", lambda: compiled)
 
 
 def numbers(*shape: int, dtype: type[np.floating] = np.float64, seed: int = 0) -> np.ndarray:
@@ -57,7 +49,7 @@ def close(found: np.ndarray, a: np.ndarray, x: np.ndarray, b: np.ndarray | float
     return bool((np.abs(found - (b - a @ x)) <= 2 * (a.shape[1] + 2) * U * size).all())
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_products(shape: tuple[int, int]) -> None:
     for dtype, several in itertools.product((np.float64, np.float32), ((), (1,), (2,), (5,))):

@@ -1,26 +1,17 @@
-"""Errors along random vectors: the reference by definition, and the kernel against the reference.
-
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Errors along random vectors: the reference by definition, and the kernel against the reference."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE, KERNEL, variants
 
+from neula.kernels.few_vectors import probes
 from neula.kernels.few_vectors.probes import probe_errors
 
-
-@pytest.fixture(params=[KERNEL])
-def kernel() -> Callable[..., tuple[torch.Tensor, ...]]:
-    pytest.importorskip("triton")
-    from neula.kernels.few_vectors import probes as module
-
-    return module.probe_errors_triton
+kernel = variants(probe_errors, KERNEL)
 
 
 def problem(batch: int, m: int, n: int, *dtypes: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -48,29 +39,26 @@ def test_the_definition() -> None:
         assert norm(lost, 2) * (1 - 1e-13) <= spectral <= norm(lost, 2) * 4**0.25 * (1 + 1e-13)
 
 
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (64, 32), (70, 40), (20, 50)])
+@pytest.mark.parametrize(
+    ("m", "n", "tall"),
+    [(1, 1, None), (64, 32, None), (70, 40, None), (20, 50, None), (33, 32, 1), (20, 52, 1), (130, 100, 1)],
+)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_the_kernel_agrees_with_the_reference(kernel, m: int, n: int, dtype: torch.dtype) -> None:
-    """Nothing cancels in these sums of n or m products: ``sqrt(m n) u`` is what they may err by."""
+def test_the_kernel_agrees_with_the_reference(  # type: ignore[no-untyped-def]
+    kernel, m: int, n: int, tall: int | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing cancels in these sums of n or m products: ``sqrt(m n) u`` is what they may err by.
+
+    Matrices of many rows are read in blocks.
+    """
+    if tall is not None:
+        monkeypatch.setattr(probes, "TALL", tall)
     narrow = torch.float32 if dtype == torch.float16 else dtype
     arguments = problem(3, m, n, dtype, narrow, narrow)
     u = torch.finfo(narrow).eps / 2
     for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
         assert found.dtype == narrow
         assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * u * expected).all()
-
-
-@pytest.mark.parametrize(("m", "n"), [(33, 32), (20, 52), (130, 100)])
-def test_blocks_of_rows_that_a_program_goes_through(
-    kernel, m: int, n: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Matrices of many rows, which are read in blocks, meet the same bound."""
-    from neula.kernels.few_vectors import probes as module
-
-    monkeypatch.setattr(module, "TALL", 1)
-    arguments = problem(3, m, n, *[torch.float32] * 3)
-    for found, expected in zip(kernel(*arguments), probe_errors.reference(*arguments), strict=True):
-        assert ((found - expected).abs() <= 4 * math.sqrt(m * n) * 2.0**-24 * expected).all()
 
 
 def test_views(kernel) -> None:
@@ -94,17 +82,6 @@ def test_bad_numbers_stay_in_their_matrix(kernel) -> None:
     for found, before in zip(kernel(*arguments), clean, strict=True):
         assert torch.equal(found[[0, 2]], before[[0, 2]])
     assert not kernel(*arguments)[0][1].isfinite()
-
-
-def test_a_kernel_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from neula.kernels.few_vectors import probes as module
-
-    def fail(*_: torch.Tensor) -> None:
-        raise RuntimeError("no C compiler")
-
-    monkeypatch.setattr(module, "probe_errors_triton", fail)
-    with pytest.warns(RuntimeWarning, match=r"plain torch takes its place.*no C compiler"):
-        assert not probe_errors.tried.run(torch.device("cpu"))
 
 
 @pytest.mark.gpu

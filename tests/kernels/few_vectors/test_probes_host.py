@@ -6,20 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from capabilities import LEVELS, core_of
 from neula.certificates.orthogonality import PROBES, gaussian_probes, margin
 from neula.kernels import probe_errors
 from neula.kernels.few_vectors import probes_host
 from neula.kernels.few_vectors.probes_host import reflected_errors
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(params=LEVELS)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lanes as a processor has, or fewer."""
-    compiled = core_of(request.param)
-    monkeypatch.setattr(probes_host, "core", lambda: compiled)
 
 
 def factors(a: torch.Tensor, wrong: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -35,7 +27,7 @@ def matrices(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.randn(*shape, dtype=dtype, generator=torch.Generator().manual_seed(0))
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 1), (2, 9, 9), (1, 64, 32), (4, 37, 6), (2, 130, 17)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("wrong", [0.0, 1e-3])
@@ -59,7 +51,7 @@ def test_the_same_as_the_definition(shape: tuple[int, int, int], dtype: torch.dt
     assert np.allclose(found[3] / margin(n, PROBES), spectral, rtol=1e-12, atol=least)
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("by_rows", [False, True])

@@ -1,7 +1,4 @@
-"""Products of triangles with a few vectors: the reference by definition, the kernel against the same bound.
-
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Products of triangles with a few vectors: the reference by definition, the kernel to the same bound."""
 
 from __future__ import annotations
 

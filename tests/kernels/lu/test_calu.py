@@ -2,51 +2,33 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.devices import DEVICE, HAS_GPU, KERNEL
 
 from neula.io.matrices import random_matrix
 from neula.kernels.lu import calu
-from neula.kernels.lu.calu import eliminate, rows_of_u, update
 from neula.kernels.lu.tournament import WIDTH, PanelFactors, find_pivots_reference
 
 U16, U32 = 2.0**-11, 2.0**-24
 
 
-class Kernels:
-    """The kernels, in Triton's interpreter without a GPU, with blocks that are small there."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("triton")
-        from neula.kernels.lu import calu as module
-
-        if not HAS_GPU:
-            monkeypatch.setattr(module, "FEW_ROWS", 32)
-            monkeypatch.setattr(module, "ROWS", 64)
-            monkeypatch.setattr(module, "COLUMNS", 16)
-        self.rows_of_u = module.rows_of_u_triton
-        self.update = module.update_triton
-        self.eliminate = module.eliminate_triton
-        self.move_rows = module.move_rows_triton
-
-
-class Reference:
-    """The same in plain torch."""
-
-    rows_of_u = staticmethod(rows_of_u.reference)
-    update = staticmethod(update.reference)
-    eliminate = staticmethod(eliminate.reference)
-    move_rows = staticmethod(calu.move_rows)
-
-
 @pytest.fixture(params=["reference", KERNEL])
-def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels | Reference:
-    return Reference() if request.param == "reference" else Kernels(monkeypatch)
+def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The functions in plain torch, or their kernels: in Triton's interpreter with small blocks."""
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+    if request.param == "kernel" and not HAS_GPU:
+        for name, size in (("FEW_ROWS", 32), ("ROWS", 64), ("COLUMNS", 16)):
+            monkeypatch.setattr(calu, name, size)
+    functions = (calu.rows_of_u, calu.update, calu.eliminate, calu.move_rows)
+    return SimpleNamespace(**{x.reference.__name__: getattr(x, request.param) for x in functions})
 
 
 @pytest.mark.parametrize(("m", "r"), [(32, 32), (71, 64), (130, 96)])
-def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
+def test_a_panel(m: int, r: int, steps: SimpleNamespace) -> None:
     """``|A - L U| <= (2 u + r u32) |L| |U|`` (Lopez and Mary, Table 2), rows where they are."""
     panel = random_matrix("normal", m, r, dtype=torch.float32, seed=m).to(DEVICE)
     before = panel.clone()
@@ -83,7 +65,7 @@ def test_a_panel(m: int, r: int, steps: Kernels | Reference) -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(5, 1, 1), (40, 9, 12), (300, 70, 130)])
-def test_moves(m: int, n: int, k: int, steps: Kernels | Reference) -> None:
+def test_moves(m: int, n: int, k: int, steps: SimpleNamespace) -> None:
     generator = torch.Generator().manual_seed(k)
     rows = torch.randperm(m, generator=generator)[:k]
     to, origin = rows, rows[torch.randperm(k, generator=generator)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,8 +88,6 @@ def test_inverses_by_doubling(n: int) -> None:
     assert ((lower @ inverse - torch.eye(n, dtype=torch.float64)).abs() <= bound).all()
 
 
-# ---------------------------------------------------------------- the kernel of one block
-
 Factor = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 
 
@@ -152,43 +151,19 @@ def test_a_zero_pivot_of_one_block_stays(factor: Factor, zero: int) -> None:
     assert not bool(u_inverse.isfinite().all())
 
 
-# ---------------------------------------------------------------- blocks in a low format
-
-
-class Kernels:
-    """The kernels in Triton's interpreter, with blocks as small as they can have."""
-
-    width = 32
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        pytest.importorskip("triton")
-        from neula.kernels.lu import lu_block as module
-
-        if not HAS_GPU:
-            monkeypatch.setattr(module, "WIDTH", self.width)
-            for name in ("ROWS", "STRIP", "TILE"):
-                monkeypatch.setattr(module, name, 16)
-        else:
-            self.width = module.WIDTH
-        self.solve = module.solve_upper_triton
-        self.solve_off_diagonal = module.solve_off_diagonal_triton
-        self.factor = partial(module.factor_block_triton, width=self.width)
-
-
-class Reference:
-    """The same in plain torch."""
-
-    width = 32
-    solve = staticmethod(solve_upper.reference)
-    solve_off_diagonal = staticmethod(solve_off_diagonal.reference)
-
-    def factor(self, block: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return factor_block.reference(block, self.width)
-
-
 @pytest.fixture(params=["reference", KERNEL])
-def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels | Reference:
-    return Reference() if request.param == "reference" else Kernels(monkeypatch)
+def blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The functions in plain torch, or their kernels: in Triton's interpreter with the smallest blocks."""
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+    if request.param == "kernel" and not HAS_GPU:
+        for name, size in (("WIDTH", 32), ("ROWS", 16), ("STRIP", 16), ("TILE", 16)):
+            monkeypatch.setattr(module, name, size)
+    width = module.WIDTH if request.param == "kernel" else 32
+    solve, both, factor = (getattr(x, request.param) for x in (solve_upper, solve_off_diagonal, factor_block))
+    return SimpleNamespace(
+        width=width, solve=solve, solve_off_diagonal=both, factor=partial(factor, width=width)
+    )
 
 
 def dominant(r: int, seed: int = 0) -> torch.Tensor:
@@ -205,7 +180,7 @@ def tiny(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("r", [1, 32, 75])
-def test_factors_and_inverses_of_a_block(r: int, blocks: Kernels | Reference) -> None:
+def test_factors_and_inverses_of_a_block(r: int, blocks: SimpleNamespace) -> None:
     """Lopez and Mary, Table 2: 2 u + r u32 for panels by Algorithm 5.1; sums of the unit are truncated."""
     block = dominant(r)
     a = block.double().cpu()
@@ -227,7 +202,7 @@ def test_factors_and_inverses_of_a_block(r: int, blocks: Kernels | Reference) ->
 
 
 @pytest.mark.parametrize(("m", "r"), [(1, 1), (40, 75), (64, 32)])
-def test_solutions_beside_a_block(m: int, r: int, blocks: Kernels | Reference) -> None:
+def test_solutions_beside_a_block(m: int, r: int, blocks: SimpleNamespace) -> None:
     """``|X U - B| <= (u + r u32 + what the inverses have lost) |X| |U|`` (Higham, Theorem 8.5)."""
     block = dominant(r)
     l_inverses, u_inverses = blocks.factor(block)
@@ -245,7 +220,7 @@ def test_solutions_beside_a_block(m: int, r: int, blocks: Kernels | Reference) -
 
 
 @pytest.mark.parametrize(("n", "r"), [(41, 1), (100, 75), (128, 64)])
-def test_both_sides_of_a_block(n: int, r: int, blocks: Kernels | Reference) -> None:
+def test_both_sides_of_a_block(n: int, r: int, blocks: SimpleNamespace) -> None:
     """As one after the other."""
     a = dominant(n)
     inverses = blocks.factor(a[:r, :r])
@@ -258,7 +233,7 @@ def test_both_sides_of_a_block(n: int, r: int, blocks: Kernels | Reference) -> N
         assert torch.allclose(found.double(), expected.double(), rtol=2 * U16, atol=1e-7)
 
 
-def test_a_zero_pivot_stays_on_the_diagonal_of_a_block(blocks: Kernels | Reference) -> None:
+def test_a_zero_pivot_stays_on_the_diagonal_of_a_block(blocks: SimpleNamespace) -> None:
     block = dominant(70)
     block[:, 33] = block[:, 2]
     block.copy_(torch.eye(70))

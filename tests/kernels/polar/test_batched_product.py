@@ -1,7 +1,4 @@
-"""Products of batches: the reference by definition, and the kernel against the same bound.
-
-The kernel runs on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Products of batches: the reference by definition, and the kernel against the same bound."""
 
 from __future__ import annotations
 

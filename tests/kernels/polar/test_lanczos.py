@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL, normal
+from tests.devices import DEVICE, normal, variants
 
 from neula.kernels.polar import lanczos
 
-
-@pytest.fixture(params=["reference", KERNEL])
-def variant(request: pytest.FixtureRequest) -> str:
-    if request.param == "kernel":
-        pytest.importorskip("triton")
-
-    return request.param
-
-
-def of(function: Any, variant: str) -> Any:
-    return getattr(function, variant)
+advance = variants(lanczos.advance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("k", [1, 70])
-def test_steps_make_a_tridiagonal_matrix(variant: str, dtype: torch.dtype, k: int) -> None:
+def test_steps_make_a_tridiagonal_matrix(advance: Callable, dtype: torch.dtype, k: int) -> None:
     a = normal(2, k, k, dtype=dtype)
     a = a + a.mT
     steps = min(k, 5)
@@ -36,7 +26,7 @@ def test_steps_make_a_tridiagonal_matrix(variant: str, dtype: torch.dtype, k: in
     t = torch.zeros(2, steps, steps, dtype=dtype, device=DEVICE)
     for j in range(steps):
         image = (a @ basis[:, j, :, None])[..., 0].contiguous()
-        t[:, j, j], beside = of(lanczos.advance, variant)(image, basis, j)
+        t[:, j, j], beside = advance(image, basis, j)
         if j + 1 < steps:
             t[:, j, j + 1] = t[:, j + 1, j] = beside
     noise = 30 * k**0.5 * torch.finfo(dtype).eps
@@ -44,12 +34,12 @@ def test_steps_make_a_tridiagonal_matrix(variant: str, dtype: torch.dtype, k: in
     assert (basis @ a @ basis.mT - t).norm() <= noise * a.norm()
 
 
-def test_an_invariant_subspace_ends_in_zeros(variant: str) -> None:
+def test_an_invariant_subspace_ends_in_zeros(advance: Callable) -> None:
     basis = torch.zeros(3, 3, 40, device=DEVICE)
     basis[:, 0, 0] = 1.0
     image = torch.zeros(3, 40, device=DEVICE)
     image[0, 0], image[1, 0], image[1, 1], image[2, 3] = 2.0, 2.0, 1e-5, math.nan
-    diagonal, beside = of(lanczos.advance, variant)(image, basis, 0)
+    diagonal, beside = advance(image, basis, 0)
     assert diagonal[:2].tolist() == [2.0, 2.0]
     assert beside[:2].tolist() == [0.0, 0.0]
     assert not basis[:2, 1].any()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from types import ModuleType
 
 import pytest
 import torch
-from tests.devices import DEVICE, KERNEL
+from tests.devices import DEVICE, KERNEL, variants
 
 from neula.engines import UNITS, EmulatedEngine
 from neula.kernels.core import core
@@ -91,18 +90,12 @@ def test_compiled_and_in_torch_are_the_same(unit: str, shape: tuple[int, ...], m
     assert torch.equal(engine.bmm(a, b), found)
 
 
-@pytest.fixture(params=[KERNEL])
-def kernels() -> ModuleType:
-    """The Triton kernels, in its interpreter where there is no GPU."""
-    pytest.importorskip("triton")
-    from neula.kernels.products import block_fma as module
-
-    return module
+truncated_sums = variants(block_fma.truncated_sums, KERNEL)
 
 
 @UNIT
 @pytest.mark.parametrize(("format", "batch"), [("fp16", (2,)), ("bf16", ()), ("tf32", ())])
-def test_truncated_by_the_kernel(kernels: ModuleType, format: str, unit: str, batch: tuple[int, ...]) -> None:
+def test_truncated_by_the_kernel(truncated_sums, format: str, unit: str, batch: tuple[int, ...]) -> None:
     """Bit by bit what plain torch computes, also for tiles that are not whole and for a transposed B."""
     engine = EmulatedEngine("cpu", format, unit)
     a, b = operands(engine, 33, 9, 65, seed=5)
@@ -111,7 +104,7 @@ def test_truncated_by_the_kernel(kernels: ModuleType, format: str, unit: str, ba
     a, b = a.expand(*batch, 33, 9).to(DEVICE), b.T.contiguous().T.expand(*batch, 9, 65).to(DEVICE)
     assert engine.unit.extra_bits is not None
     given = a, b, engine.block, 2.0 ** (-23 - engine.unit.extra_bits), 1 - engine.format.max_exponent
-    found = kernels.truncated_sums_triton(*given)
+    found = truncated_sums(*given)
     assert torch.equal(found, block_fma.truncated_sums.reference(*given))
     assert found.abs().max() > 0
 

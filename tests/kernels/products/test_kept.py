@@ -1,7 +1,4 @@
-"""Operands whose parts are kept, by kernel and by reference, against float64.
-
-The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Operands whose parts are kept, by kernel and by reference, against float64."""
 
 from __future__ import annotations
 
@@ -21,10 +18,10 @@ Functions = tuple[Callable[..., Any], Callable[..., Any]]
 
 @pytest.fixture(params=["reference", pytest.param("kernel", marks=[pytest.mark.gpu] if HAS_GPU else [])])
 def functions(request: pytest.FixtureRequest) -> Functions:
-    if request.param == "reference":
-        return keep.reference, partial(multiply_kept.reference, alpha=-1.0, beta=1.0)
-    pytest.importorskip("triton")
-    return keep.kernel, partial(multiply_kept.kernel, alpha=-1.0, beta=1.0)
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+    split, multiply = (getattr(x, request.param) for x in (keep, multiply_kept))
+    return split, partial(multiply, alpha=-1.0, beta=1.0)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (70, 33, 64), (33, 70, 100)])

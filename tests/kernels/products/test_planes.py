@@ -1,7 +1,4 @@
-"""Planes of complex matrices: the definition, and the kernels against it.
-
-The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Planes of complex matrices: the definition, and the kernels against it."""
 
 from __future__ import annotations
 

@@ -8,25 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from capabilities import LEVELS, core_of
 from neula.certificates.orthogonality import gaussian_probes
 from neula.engines.formats import in_double
 from neula.io.matrices import random_matrix
-from neula.kernels.few_vectors import probes_host
 from neula.kernels.few_vectors.probes_host import reflected_errors
 from neula.kernels.qr import cholesky_qr_host
 from neula.kernels.qr.cholesky_qr_host import cholesky_qr
 
 CPU = torch.device("cpu")
 U = 2.0**-53
-
-
-@pytest.fixture(params=LEVELS)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lanes as a processor has, or fewer."""
-    compiled = core_of(request.param)
-    for module in (cholesky_qr_host, probes_host):
-        monkeypatch.setattr(module, "core", lambda: compiled)
 
 
 SHAPES = [
@@ -67,7 +57,7 @@ def orthogonality(q: torch.Tensor) -> float:
     return float(loss.max()) / n**0.5
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("dtype", [*REAL, *COMPLEX])
 def test_factors(dtype: torch.dtype) -> None:
     """As accurate as reflections: two passes lose no orthogonality but by rounding."""
@@ -91,7 +81,7 @@ def test_factors(dtype: torch.dtype) -> None:
             assert np.allclose(found, again, rtol=1e-10, atol=1e-16 * sum(shape))
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("n", [1, 2, 3, 20])
 @pytest.mark.parametrize("double", [True, False])
 def test_errors_of_complex_factors(n: int, double: bool) -> None:
@@ -132,7 +122,7 @@ def test_ill_conditioned(condition: float, dtype: torch.dtype) -> None:
     assert np.isfinite(found).all()
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("condition", [1e7, 1e8, 1e9, 1e11, 1e13, 1e15, np.inf])
 @pytest.mark.parametrize("shape", [(40, 16, 6), (40, 20, 20), (10, 64, 32), (2, 300, 100)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])

@@ -20,14 +20,11 @@ class Ways(NamedTuple):
     restored: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.dtype], torch.Tensor]
 
 
-@pytest.fixture(params=["definition", KERNEL])
+@pytest.fixture(params=["reference", KERNEL])
 def ways(request: pytest.FixtureRequest) -> Ways:
-    if request.param == "definition":
-        return Ways(without_first_column.reference, with_first_column.reference)
-    pytest.importorskip("triton")
-    from neula.kernels.qr import first_column as module
-
-    return Ways(module.without_first_column_triton, module.with_first_column_triton)
+    if request.param == "kernel":
+        pytest.importorskip("triton")
+    return Ways(*(getattr(x, request.param) for x in (without_first_column, with_first_column)))
 
 
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (5, 1), (70, 33)])

@@ -1,7 +1,4 @@
-"""Projections: reference and kernels against float64, by the bound of float32 products.
-
-The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Projections: reference and kernels against float64, by the bound of float32 products."""
 
 from __future__ import annotations
 

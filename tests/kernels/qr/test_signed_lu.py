@@ -6,22 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, HAS_GPU
+from tests.devices import DEVICE, variants
 
 from neula.kernels.qr.signed_lu import signed_lu
 
-
-def by_kernel(block: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    pytest.importorskip("triton")
-    from neula.kernels.qr import signed_lu as module
-
-    return module.signed_lu_triton(block)
+compute = variants(signed_lu)
 
 
-KERNEL = pytest.param(by_kernel, marks=[pytest.mark.gpu] if HAS_GPU else [])
-
-
-@pytest.mark.parametrize("compute", [signed_lu.reference, KERNEL])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n", [1, 7, 16, 32])
 def test_factors_signs_and_inverses(n: int, dtype: torch.dtype, compute: Callable) -> None:
@@ -45,7 +36,6 @@ def test_factors_signs_and_inverses(n: int, dtype: torch.dtype, compute: Callabl
         assert float((inverse @ factor - identity).abs().max()) <= bound * size
 
 
-@pytest.mark.parametrize("compute", [signed_lu.reference, KERNEL])
 def test_nan_stays_in_its_block(compute: Callable) -> None:
     block = torch.zeros(2, 5, 5, device=DEVICE)
     block[0, 2, 1] = torch.nan

@@ -1,7 +1,4 @@
-"""Gram matrices and products of tall matrices by kernel and by reference, against float64.
-
-The kernels run on the GPU where there is one (``pytest -m gpu``), in Triton's interpreter elsewhere.
-"""
+"""Gram matrices and products of tall matrices by kernel and by reference, against float64."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tests.devices import DEVICE, HAS_GPU, KERNEL, OnGPU
+from tests.devices import DEVICE, HAS_GPU, KERNEL, OnGPU, variants
 
 import neula
 from neula.certificates.bounds import orthogonality_bound, residual_bound
@@ -50,9 +47,8 @@ def gram(request: pytest.FixtureRequest, sums_by_torch: None) -> Gram:
     return tall_gram if request.param == "dispatch" else gram_by_kernel
 
 
-@pytest.fixture(params=["dispatch", KERNEL])
-def multiply(request: pytest.FixtureRequest) -> Multiply:
-    return tall_product if request.param == "dispatch" else by_kernel(tall_product)
+multiply = variants(tall_product, "dispatch", KERNEL)
+panel = variants(multiply_panel, "dispatch", KERNEL)
 
 
 def uniform(m: int, n: int, seed: int = 0) -> torch.Tensor:
@@ -104,9 +100,7 @@ def product_bound(n: int) -> float:
     return 12 + 2 * math.ceil(n / 16)
 
 
-# ---------------------------------------------------------------- Gram matrices
-
-
+@pytest.mark.usefixtures("uninitialized_is_nan")
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_gram_of_every_shape(gram: Gram, m: int, n: int) -> None:
     a = uniform(m, n)
@@ -124,16 +118,31 @@ def test_gram_errs_by_four_units_on_average(gram: Gram) -> None:
     assert gram_errors(gram(a), a).diagonal().mean() <= 4
 
 
-def test_gram_of_numbers_of_one_sign(gram: Gram) -> None:
-    """Sums of squares everywhere, which a unit that truncates would make ever smaller."""
-    a = uniform(5000, 20).abs()
-    assert gram_errors(gram(a), a).max() <= gram_bound(5000)
+def graded(n: int, decades: float) -> torch.Tensor:
+    return 10.0 ** torch.linspace(-decades, decades, n, device=DEVICE)
 
 
-@pytest.mark.parametrize("decades", [6, 15])
-def test_gram_of_columns_of_any_size(gram: Gram, decades: int) -> None:
-    a = uniform(500, 33) * 10.0 ** torch.linspace(-decades, decades, 33, device=DEVICE)
-    assert gram_errors(gram(a), a).max() <= gram_bound(500)
+def indicator() -> torch.Tensor:
+    """Zeros except for a few rows in a piece, which the sample misses."""
+    a = uniform(4000, 8)
+    a[:, 3] = 0
+    a[700:760, 3] = 1
+    return a
+
+
+HARD_GRAMS = {
+    # Sums of squares everywhere, which a unit that truncates would make ever smaller.
+    "one sign": (lambda: uniform(5000, 20).abs(), 5000),
+    "graded": (lambda: uniform(500, 33) * graded(33, 6), 500),
+    "steep": (lambda: uniform(500, 33) * graded(33, 15), 500),
+    "indicator": (indicator, 1),
+}
+
+
+@pytest.mark.parametrize("kind", HARD_GRAMS)
+def test_gram_of_hard_matrices(gram: Gram, kind: str) -> None:
+    make, m = HARD_GRAMS[kind]
+    assert gram_errors(gram(make()), make()).max() <= gram_bound(m)
 
 
 def test_gram_of_zero_columns(gram: Gram) -> None:
@@ -158,14 +167,6 @@ def test_gram_with_an_outlier(gram: Gram, row: int, size: float) -> None:
     wrong = gram_errors(g, a) > gram_bound(1)
     assert size == 1e6 or not wrong.any()
     assert not g[wrong].isfinite().any()
-
-
-def test_gram_of_columns_that_the_sample_misses(gram: Gram) -> None:
-    """As of indicators: zeros but for a few rows in a piece."""
-    a = uniform(4000, 8)
-    a[:, 3] = 0
-    a[700:760, 3] = 1
-    assert gram_errors(gram(a), a).max() <= gram_bound(1)
 
 
 @OVERFLOWS
@@ -200,9 +201,7 @@ def test_each_width_is_tried_by_itself(function: Kernel, monkeypatch: pytest.Mon
     assert asked == [64, 64, 128, 128, 256, 256][: 4 if function is multiply_panel else 6]
 
 
-# ---------------------------------------------------------------- products
-
-
+@pytest.mark.usefixtures("uninitialized_is_nan")
 @pytest.mark.parametrize(("m", "n"), SHAPES)
 def test_product_of_every_shape(multiply: Multiply, m: int, n: int) -> None:
     a, w = uniform(m, n), triangle(n)
@@ -214,25 +213,23 @@ def test_product_of_every_shape(multiply: Multiply, m: int, n: int) -> None:
     assert torch.equal(w, before[1])
 
 
-@pytest.mark.parametrize("n", [33, 130])
-def test_product_with_the_inverse_of_a_graded_r(multiply: Multiply, n: int) -> None:
-    """Columns over 12 orders of magnitude, and rows of W over as many: their product has neither."""
-    scales = 10.0 ** torch.linspace(-6, 6, n, device=DEVICE)
-    a, w = uniform(100, n) * scales, triangle(n) / scales[:, None]
-    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(n)
-
-
-def test_product_with_columns_of_w_of_any_size(multiply: Multiply) -> None:
-    a, w = uniform(100, 20), triangle(20) * 10.0 ** torch.linspace(-20, 20, 20, device=DEVICE)
-    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(20)
-
-
-def test_product_with_sizes_that_are_not_tight(multiply: Multiply) -> None:
-    """Up to a thousand times the largest element: norms of a million rows are no more."""
-    a, w = uniform(100, 20), triangle(20)
+@pytest.mark.parametrize(
+    ("n", "of_a", "of_w", "looser"),
+    [
+        # With the inverse of a graded R: the product of such columns and such rows is of moderate size.
+        (33, 6, 0, 1),
+        (130, 6, 0, 1),
+        (20, 0, 20, 1),
+        # Norms of a million rows are up to a thousand times as large as the largest element.
+        (20, 0, 0, 1e3),
+    ],
+)
+def test_product_of_hard_matrices(multiply: Multiply, n: int, of_a: int, of_w: int, looser: float) -> None:
+    scales = graded(n, of_a)
+    a, w = uniform(100, n) * scales, triangle(n) / scales[:, None] * graded(n, of_w)
     largest = a.abs().amax(0).double()
-    for size in (largest, 1e3 * largest):
-        assert product_errors(multiply(a, w, size), a, w).max() <= product_bound(20)
+    for size in (sizes(a), looser * largest):
+        assert product_errors(multiply(a, w, size), a, w).max() <= product_bound(n)
 
 
 def test_product_with_nan(multiply: Multiply) -> None:
@@ -243,9 +240,6 @@ def test_product_with_nan(multiply: Multiply) -> None:
     q = multiply(a, w, sizes(uniform(50, 6)))
     assert q[20, 3:].isnan().all()
     assert q[[*range(20), *range(21, 50)]].isfinite().all()
-
-
-# ---------------------------------------------------------------- both
 
 
 def test_any_strides(gram: Gram, multiply: Multiply) -> None:
@@ -259,16 +253,6 @@ def test_any_strides(gram: Gram, multiply: Multiply) -> None:
         assert product_errors(multiply(view, w, sizes(a)), a, w).max() <= product_bound(20)
 
 
-@pytest.mark.usefixtures("uninitialized_is_nan")
-def test_new_memory_is_written_before_it_is_read(gram: Gram, multiply: Multiply) -> None:
-    a, w = uniform(100, 37), triangle(37)
-    assert gram_errors(gram(a), a).max() <= gram_bound(100)
-    assert product_errors(multiply(a, w, sizes(a)), a, w).max() <= product_bound(37)
-
-
-# ---------------------------------------------------------------- the QR that is made of them
-
-
 @pytest.fixture(params=["dispatch", KERNEL])
 def passes(request: pytest.FixtureRequest, sums_by_torch: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """neula.tsqr multiplies with the kernels, also where they are interpreted."""
@@ -277,41 +261,22 @@ def passes(request: pytest.FixtureRequest, sums_by_torch: None, monkeypatch: pyt
         monkeypatch.setattr("neula.algorithms.orthogonal.tsqr.tall_product", by_kernel(tall_product))
 
 
-def check_tsqr(a: torch.Tensor) -> int:
-    """Certified, truly: returns the number of attempts."""
+@OVERFLOWS
+@pytest.mark.usefixtures("passes")
+@pytest.mark.parametrize(("row", "size"), [(0, 1e2), (0, 1e6), (499, 1e2), (499, 1e6), (499, 0.0)])
+def test_tsqr_with_an_outlier(row: int, size: float) -> None:
+    """Certified, truly, whatever the kernels have made of columns of a condition of 1e3."""
+    a = random_matrix("geometric", 1000, 9, cond=1e3).to(DEVICE, torch.float32)
+    a[row, 4] = size
     result = neula.tsqr(a)
     assert result.converged
     a, q, r = a.double(), result.Q.double(), result.R.double()
     norms = torch.linalg.vector_norm(a, dim=0)
-    k = q.shape[1]
     noise = 4 * FP32.u  # what certificates of a batch may err by
     norm = torch.linalg.matrix_norm
-    assert norm((a - q @ r) / norms) <= (residual_bound(FP32, k) + noise) * norm(a / norms)
-    identity = torch.eye(k, dtype=torch.float64, device=a.device)
-    assert norm(identity - q.mT @ q) <= (orthogonality_bound(FP32, k) + noise) * math.sqrt(k)
-    return len(result.attempts)
-
-
-@OVERFLOWS
-@pytest.mark.usefixtures("passes")
-@pytest.mark.parametrize("cond", [1.0, 2.5, 1e2, 1e4, 1e7])
-def test_tsqr_of_any_condition(cond: float) -> None:
-    """Gram matrices in float32 suffice once up to about 3, twice up to about 1e3; the tree always does."""
-    a = random_matrix("geometric", 1200, 20, cond=cond).to(DEVICE, torch.float32)
-    assert check_tsqr(a) <= {1.0: 1, 2.5: 1, 1e2: 2}.get(cond, 3)
-
-
-@OVERFLOWS
-@pytest.mark.usefixtures("passes")
-@pytest.mark.parametrize("row", [0, 499])
-@pytest.mark.parametrize("size", [1e2, 1e6])
-def test_tsqr_with_an_outlier(row: int, size: float) -> None:
-    a = uniform(1000, 9)
-    a[row, 4] = size
-    check_tsqr(a)
-
-
-# ---------------------------------------------------------------- on a GPU
+    assert norm((a - q @ r) / norms) <= (residual_bound(FP32, 9) + noise) * norm(a / norms)
+    identity = torch.eye(9, dtype=torch.float64, device=a.device)
+    assert norm(identity - q.mT @ q) <= (orthogonality_bound(FP32, 9) + noise) * 3
 
 
 @pytest.mark.gpu
@@ -341,18 +306,10 @@ def test_repeated_runs_are_identical(n: int) -> None:
         del x, results
 
 
-# ---------------------------------------------------------------- panels, in place
-
-
 def column_major(a: torch.Tensor, rows: int) -> torch.Tensor:
     """A copy whose columns start at multiples of some rows."""
     m, n = a.shape
     return torch.empty(n, rows, device=DEVICE).mT[:m].copy_(a)
-
-
-@pytest.fixture(params=["dispatch", KERNEL])
-def panel(request: pytest.FixtureRequest) -> Callable[..., None]:
-    return multiply_panel if request.param == "dispatch" else by_kernel(multiply_panel)
 
 
 @pytest.mark.parametrize(("m", "n", "padding"), [(5, 3, 3), (256, 64, 0), (264, 100, 3)])
@@ -370,9 +327,3 @@ def test_panels_of_every_shape(
         # Triton's interpreter truncates to bf16.
         spacing = torch.finfo(rounded.dtype).eps * q.abs() + torch.finfo(rounded.dtype).tiny
         assert ((rounded.float() - q).abs() <= spacing).all()
-
-
-def test_half_gram_has_the_gram_matrix_as_its_symmetric_part() -> None:
-    a = uniform(300, 40)
-    half = half_gram(a)
-    assert torch.allclose((half + half.mT) / 2, tall_gram(a), rtol=0, atol=1e-12)

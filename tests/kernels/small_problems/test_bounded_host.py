@@ -9,21 +9,12 @@ import pytest
 import torch
 from tests.bounded.kkt import U, by_enumeration, violation
 
-from capabilities import LEVELS, core_of
 from neula.algorithms.bounded.active_set import PATIENCE
 from neula.kernels.magnitudes import MODERATE
-from neula.kernels.small_problems import bounded_host
 from neula.kernels.small_problems.bounded_host import BoundedLimits, BoundedMinimum, minimum
 from neula.problems.bounded.run import ROUGH, SETTLED, STEPS
 
 LIMITS = BoundedLimits(MODERATE, ROUGH, SETTLED, STEPS, PATIENCE, 100)
-
-
-@pytest.fixture(params=LEVELS)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lanes as a processor has, or fewer."""
-    compiled = core_of(request.param)
-    monkeypatch.setattr(bounded_host, "core", lambda: compiled)
 
 
 def bounds_of(n: int, width: float = 0.1) -> np.ndarray:
@@ -32,12 +23,14 @@ def bounds_of(n: int, width: float = 0.1) -> np.ndarray:
     return np.array((lower, upper))
 
 
-def found_by(a: np.ndarray, b: np.ndarray, bounds: np.ndarray) -> BoundedMinimum | None:
-    given = torch.from_numpy(a), torch.from_numpy(b)[:, None]
-    return minimum(*given, bounds, LIMITS, of_all=True)
+def found_by(
+    a: np.ndarray, b: np.ndarray, bounds: np.ndarray, limits: BoundedLimits = LIMITS, *, of_all: bool = True
+) -> BoundedMinimum | None:
+    given = torch.from_numpy(a), torch.from_numpy(b.copy())[:, None]
+    return minimum(*given, bounds, limits, of_all=of_all)
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2), (9, 3), (30, 8), (33, 17), (50, 50), (200, 64), (5, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("order", ["C", "F"])
@@ -98,17 +91,13 @@ def test_numbers_are_what_they_stand_for(shape: tuple[int, int], dtype: type, or
 def test_norms_are_bounds() -> None:
     rng = np.random.default_rng(0)
     a = rng.standard_normal((40, 12)) * np.logspace(0, 9, 12)
-    found = minimum(
-        torch.from_numpy(a), torch.from_numpy(a[:, :1].copy()), bounds_of(12, np.inf), LIMITS, of_all=True
-    )
+    found = found_by(a, a[:, 0], bounds_of(12, np.inf))
     assert found is not None
     values = np.linalg.svd(a / np.linalg.norm(a, axis=0), compute_uv=False)
     numbers = found.numbers
     assert values[0] <= numbers.norm_of_all <= 12**0.25 * values[0] * (1 + 1e-12)
     assert 1 <= numbers.inverse_norm_of_all * values[-1] <= 12**0.25 * (1 + 1e-12)
-    without = minimum(
-        torch.from_numpy(a), torch.from_numpy(a[:, :1].copy()), bounds_of(12, 1.0), LIMITS, of_all=False
-    )
+    without = found_by(a, a[:, 0], bounds_of(12, 1.0), of_all=False)
     assert without is not None
     assert math.isnan(without.numbers.norm_of_all)
 
@@ -116,13 +105,10 @@ def test_norms_are_bounds() -> None:
 def test_the_best_of_all_faces() -> None:
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        a, b = rng.standard_normal((7, 4)), rng.standard_normal((7, 1))
-        lower, upper = bounds_of(4, 0.3)
-        found = minimum(
-            torch.from_numpy(a), torch.from_numpy(b), np.array((lower, upper)), LIMITS, of_all=False
-        )
+        a, b, bounds = rng.standard_normal((7, 4)), rng.standard_normal(7), bounds_of(4, 0.3)
+        found = found_by(a, b, bounds, of_all=False)
         assert found is not None
-        assert np.allclose(found.x, by_enumeration(a, b[:, 0], lower, upper), rtol=1e-11, atol=1e-12)
+        assert np.allclose(found.x, by_enumeration(a, b, *bounds), rtol=1e-11, atol=1e-12)
 
 
 def test_exchanges_of_all_that_lead_nowhere() -> None:
@@ -163,6 +149,6 @@ def test_nothing_is_found(kind: str) -> None:
 
 def test_too_few_sets() -> None:
     rng = np.random.default_rng(0)
-    a, b = torch.from_numpy(rng.standard_normal((40, 30))), torch.from_numpy(rng.standard_normal((40, 1)))
-    assert minimum(a, b, bounds_of(30), LIMITS._replace(sets=1), of_all=False) is None
-    assert minimum(a, b, bounds_of(30), LIMITS, of_all=False) is not None
+    given = rng.standard_normal((40, 30)), rng.standard_normal(40), bounds_of(30)
+    assert found_by(*given, LIMITS._replace(sets=1), of_all=False) is None
+    assert found_by(*given, of_all=False) is not None

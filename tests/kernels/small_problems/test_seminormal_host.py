@@ -7,21 +7,12 @@ import pytest
 import torch
 
 from by_seminormal import solved
-from capabilities import LEVELS, core_of
 from neula.algorithms.krylov.batched_lstsq import limits_of
-from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.seminormal_host import NUMBERS, Probes, SeminormalHostSolutions
 
 U = 2.0**-53
 LIMITS = limits_of(U / 2, 5)
 SHAPES = [(1, 1), (5, 5), (9, 3), (33, 17), (70, 41), (3, 7), (17, 33)]
-
-
-@pytest.fixture(params=LEVELS)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lanes as a processor has, or fewer."""
-    compiled = core_of(request.param)
-    monkeypatch.setattr(seminormal_host, "core", lambda: compiled)
 
 
 def by_core(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype = torch.float64) -> SeminormalHostSolutions:
@@ -39,7 +30,7 @@ def equal(one: SeminormalHostSolutions, other: SeminormalHostSolutions) -> bool:
     )
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_strides_do_not_matter(shape: tuple[int, int], dtype: torch.dtype, rng: np.random.Generator) -> None:
@@ -57,7 +48,7 @@ def test_strides_do_not_matter(shape: tuple[int, int], dtype: torch.dtype, rng: 
         assert np.array_equal(one.numbers[:, 0], numbers[:, i], equal_nan=True)
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("number", [np.nan, np.inf, 1e300])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_numbers_beyond_the_safe_range(
@@ -74,7 +65,7 @@ def test_numbers_beyond_the_safe_range(
     assert np.isfinite(found.x[[0, 2]]).all()
 
 
-@pytest.mark.usefixtures("_instructions")
+@pytest.mark.usefixtures("instructions")
 def test_empty_batches_and_no_right_hand_sides() -> None:
     assert by_core(torch.ones(0, 3, 2), torch.ones(0, 3, 1)).x.shape == (0, 2, 1)
     assert by_core(torch.ones(2, 3, 1), torch.ones(2, 3, 0)).x.shape == (2, 1, 0)

@@ -9,13 +9,11 @@ import pytest
 import torch
 
 from by_seminormal import solved
-from capabilities import LEVELS, core_of
 from exact_solutions import error_of
 from neula.algorithms.krylov.batched_lstsq import limits_of
 from neula.certificates.forward_error import SURE
 from neula.certificates.verdict import Evidence, Limits
 from neula.engines import FP64
-from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.seminormal_host import (
     NUMBERS,
     Probes,
@@ -24,16 +22,11 @@ from neula.kernels.small_problems.seminormal_host import (
 )
 from shortest_solutions import UNITS, integers, scaled, shortest
 
+pytestmark = pytest.mark.usefixtures("instructions")
+
 U = FP64.u
 LIMITS = limits_of(U / 2, 5)
 SHAPES = [(3, 2, 1), (9, 6, 4), (12, 12, 7), (5, 9, 3), (25, 20, 11)]
-
-
-@pytest.fixture(params=LEVELS, autouse=True)
-def _instructions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many lanes as a processor has, or fewer."""
-    compiled = core_of(request.param)
-    monkeypatch.setattr(seminormal_host, "core", lambda: compiled)
 
 
 def by_kernel(

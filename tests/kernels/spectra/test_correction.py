@@ -8,8 +8,6 @@ from tests.devices import normal as random
 
 from neula.kernels.spectra.correction import turned
 
-F32, F64 = torch.float32, torch.float64
-
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(

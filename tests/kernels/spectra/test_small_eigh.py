@@ -1,7 +1,4 @@
-"""Small eigenvalue problems: reference and kernel against the same bounds.
-
-The kernel is CUDA C++, and runs like that of Cholesky factors (``test_cholesky_inverse.py``).
-"""
+"""Small eigenvalue problems: reference and kernel against the same bounds."""
 
 from __future__ import annotations
 
