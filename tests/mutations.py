@@ -538,7 +538,7 @@ _COMPLEX = [
     Mutation(
         "conjugate forgotten in the transposed system", "problems/systems/lu_solve.py",
         "x = x.conj().resolve_conj() if trans == 1 else x", "x = x.resolve_conj()",
-        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_factorizations.py",
+        "A^T x = b by A^H conj(x) = conj(b)", "complex/test_lu.py",
     ),
     Mutation(
         "conjugate forgotten in Householder's T", "kernels/qr/householder.py",
