@@ -45,22 +45,10 @@ RISES, FALLS, NEITHER = 1, -1, 0
 
 
 class Bound(NamedTuple):
-    """A bound and its definition.
-
-    Attributes
-    ----------
-    function, exact : callable
-        Of the same numbers, the second of fractions; None where it is infinite.
-    directions : tuple of int
-        Whether it rises or falls with each argument.
-    roundings : int
-        Of the function, at most.
-    """
-
     function: Callable[..., Any]
-    exact: Callable[..., Fraction | None]
-    directions: tuple[int, ...]
-    roundings: int
+    exact: Callable[..., Fraction | None]  # of fractions; None where it is infinite
+    directions: tuple[int, ...]  # whether it rises or falls with each argument
+    roundings: int  # of the function, at most
 
 
 def _part(a: Fraction, b: Fraction) -> Fraction | None:
@@ -163,8 +151,7 @@ def _any_records(arguments: int) -> np.ndarray:
 
 def _of(function: Callable[..., Any], records: np.ndarray) -> np.ndarray:
     with np.errstate(all="ignore"):
-        found: np.ndarray = function(*records)
-    return found
+        return np.asarray(function(*records))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
