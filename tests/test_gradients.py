@@ -130,6 +130,15 @@ EAGER: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
 }
 """Functions that transforms of functions refuse, without forward mode."""
 
+TRANSFORMED = (
+    *("qr (1, 1)", "qr (5, 2)", "qr (2, 4)", "r", "tsqr", "orth", "cholesky", "upper", "pinv"),
+    *("pinv of a wide matrix", "polar", "polar of a wide matrix", "eigh", "some of eigh"),
+    *("solve (4, 4)", "solve (2, 3, 3), columns", "solve a batch for a vector", "definite, vector"),
+    *("lstsq (5, 2)", "lstsq (5, 2), columns", "lstsq (2, 2, 3), columns", "weights (6, 3), damp 0.7"),
+    *("svd (4, 3)", "svd (2, 2, 3)", "svd (3, 3)", "matmul (2, 3, 4) (4, 2)", "matmul (3, 4) (4,)"),
+)
+"""Of each function a shape or two, which transforms take as well."""
+
 KINDS = {
     "real": (REAL,) * 3,
     "complex": (COMPLEX,) * 3,
@@ -183,38 +192,91 @@ def test_added_columns_have_no_gradient():
     assert neula.qr(a.detach(), mode="complete").Q.shape == (5, 5)
 
 
-@DEVICES
-@pytest.mark.parametrize("shape", [(300, 60), (4, 90, 40), (100, 100)], **IDS)
-def test_factors_agree_with_torch(shape, device):
-    """On sizes at which the chain does not begin with Householder reflections."""
+def weighted(q: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+    weight = torch.linspace(-1, 1, q.numel(), dtype=q.dtype, device=q.device).reshape(q.shape)
+    return (weight * q).sum() + r.triu().sin().sum()
 
-    def loss(q, r):
-        weight = torch.linspace(-1, 1, q.numel(), dtype=q.dtype, device=q.device).reshape(q.shape)
-        return (weight * q).sum() + r.triu().sin().sum()
 
-    a = variable(*shape, device=device)
+def weighted_by_torch(a: torch.Tensor) -> torch.Tensor:
     q, r = torch.linalg.qr(a)
     signs = r.diagonal(dim1=-2, dim2=-1).sign()
-    (expected,) = gradients(loss(q * signs[..., None, :], signs[..., None] * r), a)
-    (found,) = gradients(loss(*neula.qr(a)), a)
+    return weighted(q * signs[..., None, :], signs[..., None] * r)
+
+
+def solved_in_half_precision(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    result = neula.solve(a, b, compute="fp16", engine="cuda" if a.is_cuda else "emulated")
+    assert "fp64" not in result.method
+    return result.x.sin().sum()
+
+
+AGREEING: dict[str, tuple[Callable, Callable, int, float, tuple[tuple[int, ...], ...]]] = {
     # Both gradients have errors of c n u cond(A)^2 (R^-T of factors that are known to u cond(A)).
-    cond = float(torch.linalg.cond(a.detach()).max())
-    assert gap(found, expected) <= 10 * shape[-1] * 2.0**-53 * cond**2
+    **{
+        f"qr {shape}": (lambda a: weighted(*neula.qr(a)), weighted_by_torch, 2, 10 * shape[-1], (shape,))
+        for shape in ((300, 60), (4, 90, 40), (100, 100))
+    },
+    # Errors of the normal equations, c n u cond(A)^2, and their derivative has that factor once more.
+    "lstsq": (
+        lambda a, b: lstsq(a, b).sin().sum(),
+        lambda a, b: torch.linalg.solve(a.mT @ a, a.mT @ b).sin().sum(),
+        4,
+        10 * 110,
+        ((1000, 110), (1000, 2)),
+    ),
+    # x and y each with a backward error of sqrt(n) u, times the condition number.
+    "solve": (
+        solved_in_half_precision,
+        lambda a, b: torch.linalg.solve(a, b).sin().sum(),
+        1,
+        10 * math.sqrt(200),
+        ((200, 200), (200, 2)),
+    ),
+}
+"""Ours, the same by torch, and a bound: a factor times a power of the condition number."""
+
+
+@DEVICES
+@pytest.mark.parametrize("name", AGREEING)
+def test_agrees_with_torch(name, device):
+    """On sizes at which R or the factors are of low precision, and QR does not begin with reflections."""
+    ours, theirs, power, factor, shapes = AGREEING[name]
+    inputs = [variable(*shape, seed=seed, device=device) for seed, shape in enumerate(shapes)]
+    if name == "solve":  # on a GPU only what needs no interchanges is factorized in low precision
+        dominant = inputs[0].detach() + 2 * 200**0.5 * torch.eye(200, device=device)
+        inputs[0] = dominant.requires_grad_()
+    cond = float(torch.linalg.cond(inputs[0].detach()).max())
+    for x, y in zip(gradients(ours(*inputs), *inputs), gradients(theirs(*inputs), *inputs), strict=True):
+        assert gap(x, y) <= factor * 2.0**-53 * cond**power
+
+
+LOW: dict[str, tuple[Callable, int, float, tuple[tuple[int, ...], ...]]] = {
+    # Q and R are known to u times their bound and cond(A), which R^-T brings in once more; the rest is the
+    # rounding of incoming gradients and sums.
+    "qr": (
+        lambda a: neula.qr(a).R.sum() + 50 * (neula.qr(a).Q ** 3).sum(),
+        2,
+        6 * (2 + math.log2(6)) + 10,
+        ((2, 50, 6),),
+    ),
+    # Rounded x (which the residual multiplies by |A|) and rounded results; everything else is in double.
+    "lstsq": (lambda a, b: lstsq(a, b).sum(), 2, 4, ((50, 4), (50,))),
+    "minimum norm": (lambda a, b: lstsq(a, b).sum(), 2, 4, ((4, 50), (4,))),
+    # The backward error of x is 4 u, and x and the results are rounded; y is solved for in double.
+    "solve": (lambda a, b: solve(a, b).sum(), 1, 6, ((20, 20), (20,))),
+}
 
 
 @DEVICES
 @pytest.mark.parametrize("dtype", U, ids=str)
-def test_factors_in_low_precision(dtype, device):
-    a = variable(2, 50, 6, dtype=dtype, device=device)
-    exact = a.detach().double().requires_grad_()
-    found, expected = (
-        gradients(neula.qr(x).R.sum() + 50 * (neula.qr(x).Q ** 3).sum(), x)[0] for x in (a, exact)
-    )
-    assert found.dtype == dtype
-    # Q and R are known to u times their bound and cond(A), which R^-T brings in once more; the rest is the
-    # rounding of incoming gradients and sums.
-    cond = float(torch.linalg.cond(exact.detach()).max())
-    assert gap(found, expected) <= (6 * (2 + math.log2(6)) + 10) * cond**2 * U[dtype]
+@pytest.mark.parametrize("name", LOW)
+def test_low_precision(name, dtype, device):
+    function, power, factor, shapes = LOW[name]
+    inputs = [variable(*x, seed=seed, dtype=dtype, device=device) for seed, x in enumerate(shapes)]
+    exact = [x.detach().double().requires_grad_() for x in inputs]
+    cond = float(torch.linalg.cond(exact[0].detach()).max())
+    for x, y in zip(gradients(function(*inputs), *inputs), gradients(function(*exact), *exact), strict=True):
+        assert x.dtype == dtype
+        assert gap(x, y) <= factor * cond**power * U[dtype]
 
 
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
@@ -262,31 +324,6 @@ def test_one_operand_alone():
     )
     for x, y in zip(both, alone, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=0)
-
-
-@DEVICES
-def test_solutions_agree_with_the_normal_equations(device):
-    """On a size at which R is of low precision."""
-    a, b = variable(1000, 110, device=device), variable(1000, 2, seed=1, device=device)
-    found = gradients(neula.lstsq(a, b).x.sin().sum(), a, b)
-    expected = gradients(torch.linalg.solve(a.mT @ a, a.mT @ b).sin().sum(), a, b)
-    # Errors of the normal equations, c n u cond(A)^2, and their derivative has that factor once more.
-    cond = float(torch.linalg.cond(a.detach()))
-    for x, y in zip(found, expected, strict=True):
-        assert gap(x, y) <= 10 * 110 * 2.0**-53 * cond**4
-
-
-@pytest.mark.parametrize("dtype", U, ids=str)
-@pytest.mark.parametrize("shape", [(50, 4), (4, 50)], **IDS)
-def test_solutions_in_low_precision(shape, dtype):
-    a, b = variable(*shape, dtype=dtype), variable(shape[0], seed=1, dtype=dtype)
-    exact = [x.detach().double().requires_grad_() for x in (a, b)]
-    found, expected = (gradients(neula.lstsq(*x).x.sum(), *x) for x in ((a, b), exact))
-    # Rounded x (which the residual multiplies by |A|) and rounded results; everything else is in double.
-    cond = float(torch.linalg.cond(exact[0].detach()))
-    for x, y in zip(found, expected, strict=True):
-        assert x.dtype == dtype
-        assert gap(x, y) <= 4 * cond**2 * U[dtype]
 
 
 def test_a_solution_of_lower_rank_has_no_gradient():
@@ -346,35 +383,6 @@ def test_products_in_low_precision(dtype):
 
 
 # ---------------------------------------------------------------- linear systems
-
-
-@DEVICES
-def test_systems_agree_with_torch(device):
-    """On a size and an arithmetic where the factors are of low precision."""
-    n, options = 200, {"compute": "fp16", "engine": "cuda" if device == "cuda" else "emulated"}
-    a, b = variable(n, n, device=device), variable(n, 2, seed=1, device=device)
-    # On a GPU only what needs no interchanges is factorized in low precision.
-    a = (a.detach() + 2 * n**0.5 * torch.eye(n, device=device)).requires_grad_()
-    result = neula.solve(a, b, **options)
-    assert "fp64" not in result.method
-    found = gradients(result.x.sin().sum(), a, b)
-    expected = gradients(torch.linalg.solve(a, b).sin().sum(), a, b)
-    # x and y each with a backward error of sqrt(n) u, times the condition number.
-    cond = float(torch.linalg.cond(a.detach()))
-    for x, y in zip(found, expected, strict=True):
-        assert gap(x, y) <= 10 * math.sqrt(n) * 2.0**-53 * cond
-
-
-@pytest.mark.parametrize("dtype", U, ids=str)
-def test_systems_in_low_precision(dtype):
-    a, b = variable(20, 20, dtype=dtype), variable(20, seed=1, dtype=dtype)
-    exact = [x.detach().double().requires_grad_() for x in (a, b)]
-    found, expected = (gradients(neula.solve(*x).x.sum(), *x) for x in ((a, b), exact))
-    # The backward error of x is 4 u, and x and the results are rounded; y is solved for in double.
-    cond = float(torch.linalg.cond(exact[0].detach()))
-    for x, y in zip(found, expected, strict=True):
-        assert x.dtype == dtype
-        assert gap(x, y) <= 6 * cond * U[dtype]
 
 
 def test_the_backward_pass_solves_by_the_same_variant():
@@ -450,30 +458,22 @@ def test_forward_mode_is_refused_where_there_is_no_formula():
         neula.ridge_path(forward_ad.make_dual(a, a), a[:, 0], [1.0])
 
 
-BATCHED: dict[str, Callable] = {
-    "qr": lambda a, b: torch.cat([x.flatten() for x in neula.qr(a)]),
-    "qr of a wide matrix": lambda a, b: neula.qr(a.mT).R.sin(),
-    "orth": lambda a, b: neula.orth(a),
-    "polar": lambda a, b: torch.cat([x.flatten() for x in neula.polar(a, side="right")]),
-    "polar of a wide matrix": lambda a, b: neula.polar(a.mT).U.sin(),
-    "orth by polar": lambda a, b: neula.orth(a, method="polar"),
-    "lstsq": lambda a, b: neula.lstsq(a, b).x,
-    "damped and weighted": lambda a, b: neula.lstsq(a, b, damp=0.1, weights=1 + b**2).x,
-    "minimum norm": lambda a, b: neula.lstsq(a.mT, b[:3]).x,
-    "solve": lambda a, b: neula.solve(a[..., :3, :], b[:3]).x,
-    "cholesky": lambda a, b: neula.cholesky(a.mT @ a, upper=True).U,
-    "matmul": lambda a, b: neula.matmul(a.mT, b),
-}
-
-
-@pytest.mark.parametrize("name", BATCHED)
+@pytest.mark.parametrize("name", TRANSFORMED)
 def test_batches_that_torch_hides(name):
     """Along any dimension, of both operands or one; test_transforms.py has derivatives under transforms."""
-    f, a, b = BATCHED[name], variable(6, 3).detach(), variable(6, seed=1).detach()
-    first, last = (torch.stack([x, 2 * x, x + 1], 1) for x in (a, b))
-    for dims, inputs in (((1, 1), (first, last)), ((1, None), (first, b)), ((None, 1), (a, last))):
-        found = torch.func.vmap(f, in_dims=dims)(*inputs)
+
+    def f(*operands: torch.Tensor) -> Tensors:
+        result = FUNCTIONS[name][0](*operands)
+        return result if isinstance(result, tuple) else (result,)
+
+    inputs = [x.detach() for x in inputs_of(name, "real")]
+    batches = [torch.stack([x, 2 * x, x + 1], 1) for x in inputs]
+    ways = [(1, 1), (1, None), (None, 1)] if len(inputs) == 2 else [(1,) * len(inputs)]
+    for dims in ways:
+        given = [x if d is None else batch for d, x, batch in zip(dims, inputs, batches, strict=True)]
+        found = torch.func.vmap(f, in_dims=dims)(*given)
         alone = [
-            f(*(x if d is None else x[:, i] for x, d in zip(inputs, dims, strict=True))) for i in range(3)
+            f(*(x if d is None else x[:, i] for x, d in zip(given, dims, strict=True))) for i in range(3)
         ]
-        torch.testing.assert_close(found, torch.stack(alone), rtol=1e-9, atol=1e-10)
+        for part, expected in zip(found, zip(*alone, strict=True), strict=True):
+            torch.testing.assert_close(part, torch.stack(expected), rtol=1e-9, atol=1e-10)

@@ -7,18 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_gradients import CASES, COMPLEX, FUNCTIONS, REAL, Tensors, inputs_of, variable
+from tests.test_gradients import CASES, COMPLEX, FUNCTIONS, REAL, TRANSFORMED, Tensors, inputs_of, variable
 from torch.autograd import forward_ad
 
 import neula
-
-TRANSFORMED = (
-    *("qr (1, 1)", "qr (5, 2)", "qr (2, 4)", "r", "tsqr", "orth", "cholesky", "upper", "pinv"),
-    *("pinv of a wide matrix", "polar", "polar of a wide matrix", "eigh", "some of eigh"),
-    *("solve (4, 4)", "solve (2, 3, 3), columns", "solve a batch for a vector", "definite, vector"),
-    *("lstsq (5, 2)", "lstsq (5, 2), columns", "lstsq (2, 2, 3), columns", "weights (6, 3), damp 0.7"),
-    *("svd (4, 3)", "svd (2, 2, 3)", "svd (3, 3)", "matmul (2, 3, 4) (4, 2)", "matmul (3, 4) (4,)"),
-)
 
 
 def real_loss(f: Callable[..., Any], *inputs: torch.Tensor) -> torch.Tensor:
