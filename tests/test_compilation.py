@@ -87,16 +87,10 @@ def test_a_function_is_one_call_of_a_graph():
 
 
 def test_what_has_no_operator_breaks_the_graph():
-    """As before: on both sides of it everything is compiled."""
-    a = torch.eye(5, dtype=torch.float64)
-    assert torch.equal(
-        torch.compile(lambda a: neula.qr(2 * a, pivoting=True).R + 1, backend="eager")(a), 2 * a + 1
-    )
-
-
-def test_constraints_are_not_left_out():
-    """The operator of least squares has no argument for them."""
-    a, row = torch.eye(5, 3, dtype=torch.float64), torch.eye(1, 3, dtype=torch.float64)
+    """On both sides of it everything is compiled; no argument without a place in an operator is left out."""
+    a, row = torch.eye(5, dtype=torch.float64), torch.eye(1, 5, dtype=torch.float64)
+    pivoted = torch.compile(lambda a: neula.qr(2 * a, pivoting=True).R + 1, backend="eager")
+    assert torch.equal(pivoted(a), 2 * a + 1)
     constrained = lambda a: neula.lstsq(a, a[:, 0], constraints=(row, 7 * row[0, :1])).x  # noqa: E731
     assert float(torch.compile(constrained, backend="eager")(a)[0]) == pytest.approx(7)
 
@@ -233,16 +227,17 @@ def test_export() -> None:
     torch.testing.assert_close(exported(*inputs), Whitened()(*inputs))
 
 
-def test_operators_are_there_before_a_function_is() -> None:
-    program = "import neula, torch; neula.ops; print(torch.ops.neula.qr(torch.eye(3))[4].item())"
-    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "True"
-
-
-def test_the_compiler_is_not_imported():
-    """It takes longer than everything else together."""
-    program = "import sys, torch, neula; neula.qr(torch.eye(3)); sys.exit('torch._dynamo' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+@pytest.mark.parametrize(
+    "program",
+    [
+        "neula.ops; print(torch.ops.neula.qr(torch.eye(3))[4].item())",
+        "neula.qr(torch.eye(3)); print('torch._dynamo' not in sys.modules)",  # which takes long to import
+    ],
+    ids=["operators are there before a function is", "the compiler is not imported"],
+)
+def test_a_new_process(program: str) -> None:
+    command = [sys.executable, "-c", f"import sys, torch, neula; {program}"]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip() == "True"
 
 
 def test_the_name_and_the_documentation_stay():

@@ -189,6 +189,7 @@ NO_NUMBERS = (
         ('1,2\n3,"4\n5,6\n', r"line 2 opens a quotation that is never closed"),
         ("1.0.2,2\n3,4\n", r"line 1 is neither numbers nor names .* column 1 is '1.0.2'"),
         ("1,2x,3\n4,5,6\n", r"line 1 is neither numbers nor names .* column 2 is '2x'"),
+        ("\N{FULLWIDTH DIGIT ONE},2\n3,4\n", r"line 1 is neither numbers nor names"),
         ("x,,z\n1,2,3\n", r"line 1 is neither numbers nor names .* column 2 is ''"),
         ("1,2,abc\n3,4,def\n", r"line 1 is neither numbers nor names .* column 3 is 'abc'"),
         ("x,y,z\n1,2\n", r"line 1 names 3 columns, the lines below have 2"),
