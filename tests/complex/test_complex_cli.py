@@ -40,12 +40,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for extension in (".npy", ".csv", ".mtx", ".h5"):
             write_matrix(f"{name}{extension}", array, name=name)
     write_files({Path("all.mat"): matrices})
-    columns = [part for j in range(5) for part in (A[:, j].real, A[:, j].imag)]
-    names = [f"a{j}_{part}" for j in range(5) for part in ("re", "im")]
-    rows = np.column_stack([*columns, B.real, B.imag])
-    write_files({Path("table.parquet"): {"table": Table(rows, (*names, "u", "v"))}})
-    text = [",".join([*names, "u", "v"]), *(",".join(map(repr, row)) for row in rows.tolist())]
-    Path("table.csv").write_text("\n".join(text) + "\n")
+    names = (*(f"a{j}_{part}" for j in range(5) for part in ("re", "im")), "u", "v")
+    rows = np.column_stack([A, B]).view(float)  # real and imaginary parts by turns
+    write_files({Path("table.parquet"): {"table": Table(rows, names)}})
+    np.savetxt("table.csv", rows, "%.17g", ",", header=",".join(names), comments="")
     return tmp_path
 
 
