@@ -508,7 +508,7 @@ _COMPLEX = [
     Mutation(
         "conjugate forgotten in the loss of orthogonality", "certificates/orthogonality.py",
         "some.mH, some, alpha=-1.0", "some.mT, some, alpha=-1.0",
-        "I - Q^H Q", "campaign/test_ratios.py complex/test_qr.py",
+        "I - Q^H Q", "certificates/test_orthogonality.py",
     ),
     Mutation(
         "conjugate forgotten in Gram matrices", "engines/formats.py",

@@ -137,6 +137,7 @@ def test_losses_of_leading_columns(dtype: torch.dtype) -> None:
     q = torch.linalg.qr(torch.randn(200, 80, dtype=dtype, generator=generator)).Q
     q[:, 70] += 0.3 * q[:, 3]
     lost = torch.eye(80, dtype=dtype) - q.mH @ q
+    torch.testing.assert_close(gram_defect(q[None])[0], lost, rtol=0, atol=200 * 2.0**-53)
     average = float(torch.linalg.matrix_norm(lost)) / 80**0.5
     for powers, exact, near in ((0, average, 2.0), (12, float(torch.linalg.matrix_norm(lost, 2)), 1.01)):
         first, all_of_them = leading_losses(q, [60, 80], powers=powers).tolist()
