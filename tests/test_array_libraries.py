@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -64,18 +64,12 @@ CALLS: dict[str, Callable[[Made], Any]] = {
 }
 
 
-def parts(result: Any) -> Iterator[tuple[str, Any]]:
-    """Public parts of a result, by name: an array, or the public fields of an object."""
-    if not is_dataclass(result):
-        yield "", result
-        return
-    for field in fields(result):
-        if not field.name.startswith("_"):
-            yield field.name, getattr(result, field.name)
-
-
 def arrays_of(result: Any) -> dict[str, Any]:
-    return {name: x for name, x in parts(result) if hasattr(x, "shape") and not isinstance(x, Attempt)}
+    """Arrays of a result by the names of its public fields, or the result itself."""
+    if not is_dataclass(result):
+        return {"": result}
+    named = {x.name: getattr(result, x.name) for x in fields(result) if not x.name.startswith("_")}
+    return {name: x for name, x in named.items() if hasattr(x, "shape") and not isinstance(x, Attempt)}
 
 
 def test_every_public_function_is_called() -> None:

@@ -25,12 +25,9 @@ def test_optimality_is_what_it_says() -> None:
     assert optimality(a, b, torch.zeros(2, 1, dtype=torch.float64)) == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
+def test_folders_without_results_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no bench-\*\.json; measure with: neula bench --out"):
         bench.read(tmp_path)
-
-
-def test_what_bench_has_not_written(tmp_path) -> None:
     (tmp_path / "bench-x.json").write_text('{"about": {"problem": "foo"}, "rows": []}')
     with pytest.raises(ValueError, match=r"bench-x.json does not hold what neula bench writes"):
         bench.read(tmp_path)
@@ -124,17 +121,11 @@ def test_a_peer_that_is_not_as_accurate_does_not_count(monkeypatch: pytest.Monke
     assert bench._measure(bench.Task("qr", (20, 4), torch.float64, 1.0, calls), 0.0)["peer"] != "rough"
 
 
-def test_calls_are_timed_in_turns() -> None:
+def test_calls_are_timed_in_turns_or_each_by_itself() -> None:
     order: list[str] = []
-    seconds = interleaved_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0, (3, 5))
-    assert order == ["a", "b"] * 3
-    assert len(seconds) == 2
+    calls = [lambda: order.append("a"), lambda: order.append("b")]
+    assert len(interleaved_seconds(calls, 0.0, (3, 5))) == 2
     interleaved_seconds([lambda: order.append("c")], 60.0, (1, 2))
-    assert order[6:] == ["c", "c"]
-
-
-def test_calls_are_timed_each_by_itself() -> None:
-    order: list[str] = []
-    seconds = rested_seconds([lambda: order.append("a"), lambda: order.append("b")], 0.0, rounds=2)
-    assert order == ["a", "a", "b", "b"] * 2  # the first of each to warm up
-    assert len(seconds) == 2
+    assert len(rested_seconds(calls, 0.0, rounds=2)) == 2
+    by_itself = ["a", "a", "b", "b"] * 2  # the first of each to warm up
+    assert order == [*["a", "b"] * 3, "c", "c", *by_itself]

@@ -8,6 +8,7 @@ from importlib.resources import files
 import numpy as np
 import pytest
 import torch
+from tests.exact_solutions import product, solved
 
 from neula.io.datasets import (
     SURVEYING_NAMES,
@@ -48,77 +49,38 @@ def exact_columns(name: str) -> tuple[list[Fraction], list[list[Fraction]]]:
     return response, [[row[1] ** k for k in range(SHAPES[name][1])] for row in table]
 
 
-def exact_least_squares(response: list[Fraction], rows: list[list[Fraction]]) -> list[Fraction]:
-    """The exact solution: Gaussian elimination on the normal equations, in rational arithmetic."""
-    n = len(rows[0])
-    system = [
-        [sum(row[i] * row[j] for row in rows) for j in range(n)]
-        + [sum(row[i] * y for row, y in zip(rows, response, strict=True))]
-        for i in range(n)
-    ]
-    for k in range(n):
-        system[k] = [value / system[k][k] for value in system[k]]
-        for i in range(n):
-            if i != k:
-                system[i] = [a - system[i][k] * b for a, b in zip(system[i], system[k], strict=True)]
-    return [row[n] for row in system]
-
-
-def test_all_sets_are_there():
-    assert set(nist_names()) == set(SHAPES)
-
-
-@pytest.mark.parametrize("name", nist_names())
-def test_nist_matrix_is_the_nearest_float64_matrix(name):
+@pytest.mark.parametrize("name", SHAPES)
+def test_linear_problems(name):
+    """The matrix is the nearest one in float64, and the exact solution the certified one."""
     response, rows = exact_columns(name)
-    problem = nist(name.upper())
+    problem, transposed = nist(name.upper()), list(zip(*rows, strict=True))
     assert problem.name == name
     assert problem.A.shape == SHAPES[name]
     assert problem.A.dtype == problem.b.dtype == np.float64
     assert problem.A.tolist() == [[float(value) for value in row] for row in rows]
     assert problem.b.tolist() == [float(value) for value in response]
-
-
-@pytest.mark.parametrize("name", nist_names())
-def test_exact_solution_is_the_certified_one(name):
-    response, rows = exact_columns(name)
-    problem = nist(name)
-    x = exact_least_squares(response, rows)
+    x = solved([product(transposed, column) for column in transposed], product(transposed, response))
     np.testing.assert_allclose([float(value) for value in x], problem.certified, rtol=CERTIFIED)
-    residual = [
-        y - sum(a * c for a, c in zip(row, x, strict=True)) for y, row in zip(response, rows, strict=True)
-    ]
+    left = sum((y - z) ** 2 for y, z in zip(response, product(rows, x), strict=True))
     m, n = problem.A.shape
-    deviation = math.sqrt(sum(value**2 for value in residual) / (m - n))
-    assert deviation == pytest.approx(problem.residual_std, rel=CERTIFIED, abs=0.0)
+    assert math.sqrt(left / (m - n)) == pytest.approx(problem.residual_std, rel=CERTIFIED, abs=0.0)
 
 
 # --- non-linear -------------------------------------------------------------------------------------------
 
 
-def test_all_nonlinear_sets_are_there():
+def test_nonlinear_problems():
     names = nist_nonlinear_names()
     assert len(names) == 27
     assert {"bennett5", "boxbod", "lanczos1", "mgh17", "nelson", "thurber"} < set(names)
-
-
-def test_response_of_nelson_is_a_logarithm():
-    problem = nist_nonlinear("nelson")
-    assert problem.y[0] == np.log(15.0)
-    assert set(problem.predictors) == {"x1", "x2"}
-
-
-def test_models_of_torch_and_numpy_are_the_same():
-    problem = nist_nonlinear("enso")
-    for b in problem.starts:
-        found = problem.residuals(torch.from_numpy(b))
+    nelson = nist_nonlinear("nelson")
+    assert nelson.y[0] == np.log(15.0)
+    assert set(nelson.predictors) == {"x1", "x2"}
+    enso = nist_nonlinear("enso")
+    for b in enso.starts:
+        found = enso.residuals(torch.from_numpy(b))
         assert isinstance(found, torch.Tensor)
-        np.testing.assert_allclose(found, problem.residuals(b), rtol=1e-12, atol=1e-12)
-
-
-def test_unknown_nonlinear_set():
-    with pytest.raises(ValueError, match=r"unknown NIST non-linear data set 'misra'.*'bennett5'"):
-        nist_nonlinear("misra")
+        np.testing.assert_allclose(found, enso.residuals(b), rtol=1e-12, atol=1e-12)
 
 
 def test_problems_cannot_change_each_other():
@@ -142,12 +104,22 @@ def test_surveying_problem(name, nonzeros, condition):
     assert np.linalg.norm(b - A @ np.linalg.lstsq(A, b)[0]) < 0.1 * np.linalg.norm(b)
 
 
-def test_unknown_names_list_the_known_ones():
-    with pytest.raises(ValueError, match=r"unknown NIST data set 'anscombe'.*'filip'.*'wampler5'"):
-        nist("anscombe")
-    with pytest.raises(ValueError, match=r"unknown surveying problem 'well1850'.*'well1033', 'illc1033'"):
-        surveying("well1850")
+@pytest.mark.parametrize(
+    ("read", "name", "message"),
+    [
+        (nist, "anscombe", r"unknown NIST data set 'anscombe'.*'filip'.*'wampler5'"),
+        (surveying, "well1850", r"unknown surveying problem 'well1850'.*'well1033', 'illc1033'"),
+        (nist_nonlinear, "misra", r"unknown NIST non-linear data set 'misra'.*'bennett5'"),
+    ],
+)
+def test_unknown_names_list_the_known_ones(read, name, message):
+    with pytest.raises(ValueError, match=message):
+        read(name)
+
+
+def test_names():
     assert SURVEYING_NAMES == ("well1033", "illc1033")
+    assert set(nist_names()) == set(SHAPES)
 
 
 @pytest.mark.parametrize(

@@ -44,51 +44,43 @@ def test_a_row_for_every_measurement(name: str) -> None:
             assert f"| {row['speedup']:.2f} |" in page
 
 
-@pytest.mark.parametrize(
-    ("source", "link", "expected"),
-    [
-        ("docs/design.md", "../README.md#speed", "performance.md"),
-        ("docs/design.md", "../benchmarks/data", "performance.md"),
-        ("docs/experiments/qr-paper/index.md", "../../../README.md", "../../index.md"),
-        ("docs/api/data.md", "../engines.md#x", "../engines.md#x"),
-        ("CONTRIBUTING.md", "docs/design.md#rank", "design.md#rank"),
-        ("CONTRIBUTING.md", "CHANGELOG.md", "changelog.md"),
-        ("docs/design.md", "../src/neula/qr.py", "../src/neula/qr.py"),
-        ("docs/design.md", "https://example.org/a.md", "https://example.org/a.md"),
-        ("docs/design.md", "#rank", "#rank"),
-    ],
-)
-def test_links_out_of_docs(source: str, link: str, expected: str) -> None:
-    assert generated.site_links(f"see [there]({link}).", source) == f"see [there]({expected})."
+LINKS = [
+    ("docs/design.md", "../README.md#speed", "performance.md"),
+    ("docs/design.md", "../benchmarks/data", "performance.md"),
+    ("docs/experiments/qr-paper/index.md", "../../../README.md", "../../index.md"),
+    ("docs/api/data.md", "../engines.md#x", "../engines.md#x"),
+    ("CONTRIBUTING.md", "docs/design.md#rank", "design.md#rank"),
+    ("CONTRIBUTING.md", "CHANGELOG.md", "changelog.md"),
+    ("docs/design.md", "../src/neula/qr.py", "../src/neula/qr.py"),
+    ("docs/design.md", "https://example.org/a.md", "https://example.org/a.md"),
+    ("docs/design.md", "#rank", "#rank"),
+]
+FORMULAS = [
+    (r"for \(\|x\| > 0\)", r"for {math}`\Vert x\Vert  > 0`"),
+    ("\\[\nx = y\n\\]", "```{math}\nx = y\n```"),
+    (r"`\(code\)`", r"`\(code\)`"),
+]
+SIGNS = [
+    ("  **gaps, clusters** : array, shape (*batch, k)", r"  **gaps, clusters** : array, shape (\*batch, k)"),
+    ("Calls fun(x, *args, **kwargs).", r"Calls fun(x, \*args, \*\*kwargs)."),
+    ("``fun(*args)`` and coef_, with *emphasis*", r"``fun(*args)`` and coef\_, with *emphasis*"),
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (r"for \(\|x\| > 0\)", r"for {math}`\Vert x\Vert  > 0`"),
-        ("\\[\nx = y\n\\]", "```{math}\nx = y\n```"),
-        (r"`\(code\)`", r"`\(code\)`"),
-    ],
-)
-def test_formulas(text: str, expected: str) -> None:
-    assert generated.formulas(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (
-            "    **gaps, clusters** : array, shape (*batch, k)",
-            r"    **gaps, clusters** : array, shape (\*batch, k)",
-        ),
-        ("Calls fun(x, *args, **kwargs).", r"Calls fun(x, \*args, \*\*kwargs)."),
-        ("``fun(*args)`` and coef_, with *emphasis*", r"``fun(*args)`` and coef\_, with *emphasis*"),
-    ],
-)
-def test_signs_that_are_no_markup(line: str, expected: str) -> None:
+def escaped(line: str) -> str:
     lines = [line]
     generated.escape_signs(None, "", "", None, None, lines)
-    assert lines == [expected]
+    return lines[0]
+
+
+def test_what_is_changed_in_texts() -> None:
+    """Links out of docs, formulas, and signs that are no markup."""
+    for source, link, expected in LINKS:
+        assert generated.site_links(f"see [there]({link}).", source) == f"see [there]({expected})."
+    for text, expected in FORMULAS:
+        assert generated.formulas(text) == expected
+    for line, expected in SIGNS:
+        assert escaped(line) == expected
 
 
 def test_a_name_is_found_wherever_it_is_imported_from() -> None:

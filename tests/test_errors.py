@@ -50,28 +50,22 @@ NAMES = {
     "svd": ("certify", "engine"),
     "matmul": ("compute",),
 }
+NO_NUMBERS = ("x", b"x", [], {}, 1j, object(), math.nan, np.array([1.0, 2.0]))
+NO_NAMES = ("x", 3, [], {}, object(), np.array([1.0, 2.0]))
 
 
-def _arguments(function: str) -> tuple[np.ndarray, ...]:
-    two = ("lstsq", "solve", "matmul", "nnls", "lsq_linear")
-    a = np.array([[4.0, 1.0], [2.0, 3.0]])
-    return (a, a) if function in two else (a,)
-
-
-@pytest.mark.parametrize("given", ["x", b"x", [], {}, 1j, object(), math.nan, np.array([1.0, 2.0])])
-@pytest.mark.parametrize(("function", "name"), [(f, name) for f, names in NUMBERS.items() for name in names])
-def test_numbers_that_are_none(function, name, given):
+@pytest.mark.parametrize(
+    ("function", "name", "of_numbers"),
+    [(f, name, of is NUMBERS) for of in (NUMBERS, NAMES) for f, names in of.items() for name in names],
+)
+def test_values_that_are_none(function, name, of_numbers):
     """Messages repeat the given value, whatever it is, and name its keyword."""
-    with pytest.raises((TypeError, ValueError)) as found:
-        getattr(neula, function)(*_arguments(function), **{name: given})
-    assert str(found.value).startswith(f"{name} must be ")
-
-
-@pytest.mark.parametrize("given", ["x", 3, [], {}, object(), np.array([1.0, 2.0])])
-@pytest.mark.parametrize(("function", "name"), [(f, name) for f, names in NAMES.items() for name in names])
-def test_names_that_are_none(function, name, given):
-    with pytest.raises(ValueError, match=r"unknown .*: choose one of '"):
-        getattr(neula, function)(*_arguments(function), **{name: given})
+    a = np.array([[4.0, 1.0], [2.0, 3.0]])
+    operands = (a, a) if function in ("lstsq", "solve", "matmul", "nnls", "lsq_linear") else (a,)
+    message = rf"^{name} must be " if of_numbers else r"unknown .*: choose one of '"
+    for given in NO_NUMBERS if of_numbers else NO_NAMES:
+        with pytest.raises((TypeError, ValueError), match=message):
+            getattr(neula, function)(*operands, **{name: given})
 
 
 def test_numbers_of_any_library():

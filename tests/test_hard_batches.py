@@ -39,25 +39,19 @@ def one_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
-@pytest.mark.parametrize(("n", "cond"), [(32, 1.0), (100, 0.0), (100, 4.0)])
+@pytest.mark.parametrize(("n", "cond"), [(32, 1.0), (100, 0.0), (100, 2.0), (100, 4.0)])
 def test_no_profile_goes_one_by_one(profile: str, n: int, cond: float) -> None:
+    """One pass does where columns vanish, or have nearly all in common."""
     a = batch_of_profile(profile, 3, n, cond)
     q, r = factors = neula.qr(a, engine=Together("cpu"))
     assert factors.converged
-    assert not any("householder" in attempt.method for attempt in factors.attempts)
-    assert meets_gates(a, q, r)
-
-
-@pytest.mark.parametrize("profile", [p for p in PROFILES if p != "upper"])
-@pytest.mark.parametrize("cond", [0.0, 2.0])
-def test_one_pass_does(profile: str, cond: float) -> None:
-    """Also where columns vanish, or have nearly all in common."""
-    a = batch_of_profile(profile, 3, 100, cond)
-    q, r = factors = neula.qr(a, engine=Together("cpu"))
-    assert [attempt.method for attempt in factors.attempts] == ["gram-schmidt fp64"]
+    methods = [attempt.method for attempt in factors.attempts]
+    assert not any("householder" in method for method in methods)
+    if cond in (0.0, 2.0) and profile not in ("upper", "mixed"):
+        assert methods == ["gram-schmidt fp64"]
     assert meets_gates(a, q, r)
     assert torch.equal(r, r.triu())
-    if profile == "rankdef":
+    if profile == "rankdef" and n == 100:
         assert not r[:, :, 75:].any()
 
 
@@ -73,22 +67,16 @@ def test_reflectors_of_every_profile(profile: str, engine: str | CpuEngine) -> N
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
-def test_profiles_on_a_gpu(profile: str) -> None:
-    a = batch_of_profile(profile, 4, 512, 2.0, device="cuda")
-    q, r = factors = neula.qr(a)
-    assert factors.converged
-    # Random triangles of order 512 have condition numbers beyond any precision: what is left of their columns
-    # are rounding errors along those before, however many passes.
-    if profile != "upper":
-        assert not any("householder" in attempt.method for attempt in factors.attempts)
-    assert meets_gates(a, q, r)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("profile", [*PROFILES, "mixed"])
 @pytest.mark.parametrize("n", [32, 512, 700])
-def test_reflectors_of_every_profile_on_a_gpu(profile: str, n: int) -> None:
+def test_every_profile_on_a_gpu(profile: str, n: int) -> None:
     a = batch_of_profile(profile, 4, n, 2.0, device="cuda")
     h, tau = found = neula.qr(a, mode="raw")
     assert found.converged
     assert meets_gates(a, *of_householder(h, tau))
+    q, r = factors = neula.qr(a)
+    assert factors.converged
+    # Random triangles of order 512 have condition numbers beyond any precision: what is left of their columns
+    # are rounding errors along those before, however many passes.
+    if profile != "upper" and n == 512:
+        assert not any("householder" in attempt.method for attempt in factors.attempts)
+    assert meets_gates(a, q, r)

@@ -26,7 +26,7 @@ from neula.certificates.orthogonality import (
     power_margin,
 )
 from neula.certificates.qr import accepted_by, certificates_of, leading_losses, qr_certificate, qr_measures
-from neula.engines import BF16, FORMATS, FP16, FP32, FP64
+from neula.engines import BF16, FP16, FP32, FP64
 from neula.io.matrices import random_matrix
 from neula.kernels.few_vectors.probes import spectral_norms
 
@@ -124,11 +124,10 @@ def test_a_batch_is_measured_again_together() -> None:
     n, sizes = 100, (1e-3, 0.3, 0.02, 0.9)
     q = torch.stack([with_loss(150, n, kind, x) for kind, x in zip(SPECTRA, sizes, strict=False)])
     for enough in (1e3, 0.05, 0.0):
-        found = measured_again(q, enough)
-        alone = torch.stack([measured_again(one[None], enough)[0] for one in q])
-        assert ((found <= enough) == (alone <= enough)).all()
-        assert (found.numpy() >= exact(q)).all()
-        assert (found.numpy() <= np.maximum(2 * exact(q), enough)).all()
+        found = measured_again(q, enough).numpy()
+        assert ((found <= enough) == (exact(q) <= enough)).all()
+        assert (found >= exact(q)).all()
+        assert (found <= np.maximum(2 * exact(q), enough)).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
@@ -138,18 +137,12 @@ def test_losses_of_leading_columns(dtype: torch.dtype) -> None:
     q = torch.linalg.qr(torch.randn(200, 80, dtype=dtype, generator=generator)).Q
     q[:, 70] += 0.3 * q[:, 3]
     lost = torch.eye(80, dtype=dtype) - q.mH @ q
+    torch.testing.assert_close(gram_defect(q[None])[0], lost, rtol=0, atol=200 * 2.0**-53)
     average = float(torch.linalg.matrix_norm(lost)) / 80**0.5
     for powers, exact, near in ((0, average, 2.0), (12, float(torch.linalg.matrix_norm(lost, 2)), 1.01)):
         first, all_of_them = leading_losses(q, [60, 80], powers=powers).tolist()
         assert first <= 1e-14
         assert exact / near <= all_of_them <= exact * near
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("n", [1, 2, 30, 4096])
-def test_the_bound(name: str, n: int) -> None:
-    target = FORMATS[name]
-    assert orthogonality_2norm_bound(target, n) == min(0.1, 30 * n * target.u)
 
 
 @pytest.mark.parametrize("kind", SPECTRA)
@@ -203,14 +196,19 @@ def check(result: Any, noise: float) -> None:
 SPECTRAL = ("geometric", "arithmetic", "cluster_small", "cluster_large")
 
 
+def held_out(kind: str, *shape: int, accuracy: str, device: str = "cpu") -> torch.Tensor:
+    dtype = torch.float64 if accuracy == "fp64" else torch.float32
+    a = random_matrix(kind, *shape[-2:], cond=1e5, seed=3, dtype=dtype).to(device)
+    return a.expand(shape).contiguous()
+
+
 @pytest.mark.parametrize("kind", SPECTRAL)
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
 @pytest.mark.parametrize("accuracy", ["bf16", "fp16", "tf32", "fp32", "fp64"])
-def test_held_out_spectra(kind: str, engine: str, accuracy: str) -> None:
-    dtype = torch.float64 if accuracy == "fp64" else torch.float32
-    a = random_matrix(kind, 160, 72, cond=1e5, seed=3, dtype=dtype)
-    for matrix in (a, torch.stack([a, a * 3.0])):
-        check(neula.qr(matrix, accuracy=accuracy, engine=engine, strict=True), 72 * torch.finfo(dtype).eps)
+@pytest.mark.parametrize("shape", [(160, 72), (2, 160, 72)])
+def test_held_out_spectra(kind: str, engine: str, accuracy: str, shape: tuple[int, ...]) -> None:
+    a = held_out(kind, *shape, accuracy=accuracy)
+    check(neula.qr(a, accuracy=accuracy, engine=engine, strict=True), 72 * torch.finfo(a.dtype).eps)
 
 
 def test_a_few_lost_columns_go_on_to_the_next_link() -> None:
@@ -268,10 +266,7 @@ def test_every_way_reports_it(shape: tuple[int, ...], dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("accuracy", ["bf16", "fp16", "fp32", "fp64"])
 @pytest.mark.parametrize("shape", [(64, 32), (1000, 72), (1500, 600), (3, 300, 40), (3, 900, 300)])
 def test_held_out_spectra_on_a_gpu(kind: str, accuracy: str, shape: tuple[int, ...]) -> None:
-    dtype = torch.float64 if accuracy == "fp64" else torch.float32
-    *batch, m, n = shape
-    a = random_matrix(kind, m, n, cond=1e5, seed=3, dtype=dtype).cuda().expand(*batch, m, n).contiguous()
+    a = held_out(kind, *shape, accuracy=accuracy, device="cuda")
     for wait in (True, False):
-        found = neula.qr(a, accuracy=accuracy, strict=True, wait=wait)
-        found = found if wait else neula.finish(found)
-        check(replace(found, Q=found.Q.cpu()), 2 * max(m, n) * torch.finfo(dtype).eps)
+        found = neula.finish(neula.qr(a, accuracy=accuracy, strict=True, wait=wait))
+        check(replace(found, Q=found.Q.cpu()), 2 * max(shape) * torch.finfo(a.dtype).eps)

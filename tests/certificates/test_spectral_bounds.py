@@ -47,25 +47,25 @@ def test_largest_accepted_errors() -> None:
             assert eigenvalues.orthogonality == singular.orthogonality == min(0.1, 30 * n * format.u)
 
 
+def within(found: torch.Tensor, least: float, most: float) -> bool:
+    return bool((found >= least).all() & (found <= most).all())
+
+
 def test_shifted_values() -> None:
     """All are off by the same: alone by their residuals, in a cluster by the backward error."""
-    apart = of_diagonal(matrix([1, 0], [0, 3]), [1 + D, 3 + D]).errors[0]
-    together = of_diagonal(matrix([2, 0], [0, 2]), [2 + D, 2 + D]).errors[0]
-    assert bool((apart >= D).all())
-    assert bool((apart <= D * (1 + 1e-8)).all())
-    assert bool((together >= D).all())
-    assert bool((together <= 2**0.5 * D * (1 + 1e-8)).all())
+    apart = of_diagonal(matrix([1, 0], [0, 3]), [1 + D, 3 + D]).errors
+    together = of_diagonal(matrix([2, 0], [0, 2]), [2 + D, 2 + D]).errors
+    assert within(apart, D, D * (1 + 1e-8))
+    assert within(together, D, 2**0.5 * D * (1 + 1e-8))
 
 
 def test_temple_and_kato() -> None:
     """``[[0, d], [d, 1]]`` has the eigenvalues ``-d^2`` and ``1 + d^2``, and vectors off by d, nearly."""
     found = of_diagonal(matrix([0, D], [D, 1]))
     exact = (0.25 + D * D) ** 0.5 - 0.5
-    assert bool((found.errors >= exact).all())
-    assert bool((found.errors <= exact * (1 + 1e-2) + 1e-15).all())
+    assert within(found.errors, exact, exact * (1 + 1e-2) + 1e-15)
     sine = math.sin(math.atan(2 * D) / 2)
-    assert bool((found.vector_errors >= sine).all())
-    assert bool((found.vector_errors <= sine * (1 + 1e-4)).all())
+    assert within(found.vector_errors, sine, sine * (1 + 1e-4))
     assert found.gaps.tolist() == [[1, 1]]
 
 
@@ -103,16 +103,14 @@ def test_parts_rest_on_a_priori_positions() -> None:
     assert float(close.vector_errors[0, 0]) == pytest.approx(D / 0.2, rel=1e-3)
 
 
-def test_vectors_that_were_moved_since() -> None:
-    moved = torch.tensor([[1e-4, 2e-4]], dtype=torch.float64)
-    found = of_diagonal(matrix([1, 0], [0, 2]), moved=moved)
-    torch.testing.assert_close(found.vector_errors, moved, rtol=1e-9, atol=1e-14)
-    joined = torch.diag(torch.tensor([1.0, 1.0, 3.0], dtype=torch.float64))[None]
-    three = torch.tensor([[3e-4, 4e-4, 0]], dtype=torch.float64)
-    found = of_diagonal(joined, moved=three)
-    torch.testing.assert_close(
-        found.vector_errors[0], torch.tensor([5e-4, 5e-4, 0], dtype=torch.float64), rtol=1e-9, atol=1e-14
-    )
+@pytest.mark.parametrize(
+    ("values", "moved", "expected"),
+    [([1, 2], [1e-4, 2e-4], [1e-4, 2e-4]), ([1, 1, 3], [3e-4, 4e-4, 0], [5e-4, 5e-4, 0])],
+)
+def test_vectors_that_were_moved_since(values: list, moved: list, expected: list) -> None:
+    values, moved, expected = (torch.tensor([x], dtype=torch.float64) for x in (values, moved, expected))
+    found = of_diagonal(torch.diag_embed(values), moved=moved).vector_errors
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-14)
 
 
 def test_singular_vectors() -> None:
@@ -121,13 +119,11 @@ def test_singular_vectors() -> None:
     s = a.diagonal(0, 1, 2)
     found = spectral_errors(s, measured(a, EYE, s, EYE), symmetric=False)
     sine = math.sin(math.atan(2 * D) / 2)
-    assert bool((found.vector_errors >= sine).all())
-    assert bool((found.vector_errors <= math.pi * sine).all())
-    assert bool((found.errors <= 2**0.5 * D * (1 + 1e-6)).all())
-    zero = torch.zeros(1, dtype=torch.float64)  # what singular values of a rectangle have next to them
-    assert spectral_errors(
-        s, measured(a, EYE, s, EYE), symmetric=False, edges=(None, zero)
-    ).gaps.tolist() == [[1, 1]]
+    assert within(found.vector_errors, sine, math.pi * sine)
+    assert within(found.errors, 0.0, 2**0.5 * D * (1 + 1e-6))
+    edges = None, torch.zeros(1, dtype=torch.float64)  # zeros are next to singular values of a rectangle
+    found = spectral_errors(s, measured(a, EYE, s, EYE), symmetric=False, edges=edges)
+    assert found.gaps.tolist() == [[1, 1]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=["real", "complex"])
@@ -152,15 +148,12 @@ def test_lost_orthogonality_is_part_of_backward_errors(n: int, dtype: torch.dtyp
     assert bool((unknown.vector_errors[unknown.gaps.isfinite()] == 1).all())
 
 
-def test_residuals_of_complex_matrices() -> None:
+def test_residuals_and_rounding_of_complex_matrices() -> None:
     """They are zero for the adjoint's conjugate too if a conjugation is forgotten."""
     a = torch.tensor([[[1.0, 1j], [-1j, 2.0]]], dtype=torch.complex128)
     w, v = torch.linalg.eigh(a)
     assert float(measured(a, v, w, v).total) < 1e-14
     assert float(measured(a.mT, v, w, v).total) > 1
-
-
-def test_rounding_errors_of_products() -> None:
     assert rounding_error(9, torch.float64) == pytest.approx(4 * 2.0**-53)
     assert rounding_error(9, torch.complex64) == pytest.approx(8 * 2.0**-24)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,12 +45,43 @@ def records() -> np.ndarray:
 P = (0.2, 0.2, 0.3, 0.2, 0.02, 0.02, 0.03, 0.03)
 
 
-def test_arrays_tensors_and_numbers(records: np.ndarray) -> None:
-    accepted = LIMITS.accept(Evidence(*records))
-    assert 0.1 < accepted.mean() < 0.9
-    assert np.array_equal(LIMITS.accept(Evidence(*torch.from_numpy(records))).numpy(), accepted)
+def accept(*numbers: Any) -> Any:
+    return LIMITS.accept(Evidence(*numbers))
+
+
+def accurate(*numbers: Any) -> Any:
+    return LIMITS.accurate(Evidence(*numbers))
+
+
+def full_rank(*numbers: Any) -> Any:
+    return LIMITS.full_rank(numbers[-1])
+
+
+def from_errors(doubtful: Any, *numbers: Any) -> Any:
+    return LIMITS.accept(Evidence.from_errors(numbers[2], numbers[3], doubtful))
+
+
+def below_limits(_: Any, *numbers: Any) -> Any:
+    return within(*zip(numbers, RANGES.values(), strict=True))
+
+
+@pytest.mark.parametrize("verdict", [accept, accurate, full_rank, from_errors, below_limits])
+def test_arrays_tensors_and_numbers(verdict: Callable[..., Any], records: np.ndarray) -> None:
+    accepted = verdict(*records)
+    assert 0.1 < accepted.mean() < 0.95
+    assert np.array_equal(verdict(*torch.from_numpy(records)).numpy(), accepted)
     for record, expected in zip(records.T[:1000].tolist(), accepted[:1000].tolist(), strict=True):
-        assert LIMITS.accept(Evidence(*record)) is expected
+        assert verdict(*record) is expected
+    doubtful, _, refined, backward, forward, condition = records
+    small = backward <= LIMITS.backward_error
+    by_hand = {
+        accurate: (refined <= LIMITS.backward_error) & small,
+        full_rank: condition <= LIMITS.condition,
+        from_errors: (doubtful == 0) & small & (forward <= LIMITS.forward_error),
+        below_limits: (records[1:] <= np.array(list(RANGES.values()))[:, None]).all(0),
+        accept: accepted & accurate(*records),
+    }
+    assert np.array_equal(accepted, by_hand[verdict])
 
 
 def test_exact_arithmetic(records: np.ndarray) -> None:
@@ -69,13 +102,13 @@ def test_exact_arithmetic(records: np.ndarray) -> None:
 def test_monotone(records: np.ndarray) -> None:
     """Worse evidence is not accepted where better evidence is not: so the worst of a batch speaks for all."""
     rng = np.random.default_rng(1)
-    before = LIMITS.accept(Evidence(*records))
     with np.errstate(invalid="ignore"):
         worse = records + np.abs(records) * rng.choice([0, 2.0**-52, 1, np.inf], records.shape)
     worse[0] = np.maximum(records[0], rng.random(COUNT) < 0.5)
-    assert not (LIMITS.accept(Evidence(*worse)) & ~before).any()
     batches = records.reshape(len(records), -1, 4)
-    assert np.array_equal(LIMITS.accept(Evidence(*batches.max(2))), LIMITS.accept(Evidence(*batches)).all(1))
+    for verdict in (accept, below_limits):
+        assert not (verdict(*worse) & ~verdict(*records)).any()
+        assert np.array_equal(verdict(*batches.max(2)), verdict(*batches).all(1))
 
 
 @pytest.mark.parametrize("name", Evidence._fields)
@@ -84,42 +117,6 @@ def test_each_number_counts(name: str) -> None:
     assert LIMITS.accept(Evidence(**sound))
     for bad in (2 * RANGES.get(name, 0.5), math.inf, math.nan):
         assert not LIMITS.accept(Evidence(**{**sound, name: bad}))
-
-
-def test_measures_of_factors(records: np.ndarray) -> None:
-    """The same of any number of measures: for arrays, tensors and numbers, in exact arithmetic, monotone."""
-    limits = list(RANGES.values())
-    accepted = within(*zip(records[1:], limits, strict=True))
-    assert 0.1 < accepted.mean() < 0.9
-    assert np.array_equal(within(*zip(torch.from_numpy(records[1:]), limits, strict=True)).numpy(), accepted)
-    for record, expected in zip(records[1:].T.tolist(), accepted.tolist(), strict=True):
-        assert within(*zip(record, limits, strict=True)) is expected
-        right = not any(map(math.isnan, record)) and all(
-            x < math.inf and Fraction(x) <= Fraction(limit) for x, limit in zip(record, limits, strict=True)
-        )
-        assert right is expected
-    worst = records[1:].reshape(len(limits), -1, 4).max(2)
-    assert np.array_equal(within(*zip(worst, limits, strict=True)), accepted.reshape(-1, 4).all(1))
-
-
-def test_solutions_that_only_their_errors_speak_for(records: np.ndarray) -> None:
-    doubtful, _, _, backward, forward, _ = records
-    expected = (doubtful == 0) & (backward <= LIMITS.backward_error) & (forward <= LIMITS.forward_error)
-    assert np.array_equal(LIMITS.accept(Evidence.from_errors(backward, forward, doubtful)), expected)
-
-
-def test_backward_errors_alone(records: np.ndarray) -> None:
-    expected = (records[2] <= LIMITS.backward_error) & (records[3] <= LIMITS.backward_error)
-    assert np.array_equal(LIMITS.accurate(Evidence(*records)), expected)
-    assert np.array_equal(LIMITS.accurate(Evidence(*torch.from_numpy(records))).numpy(), expected)
-    assert not (LIMITS.accept(Evidence(*records)) & ~expected).any()
-
-
-def test_full_rank_alone(records: np.ndarray) -> None:
-    expected = records[5] <= LIMITS.condition
-    assert np.array_equal(LIMITS.full_rank(records[5]), expected)
-    assert np.array_equal(LIMITS.full_rank(torch.from_numpy(records[5])).numpy(), expected)
-    assert [LIMITS.full_rank(x) for x in records[5, :1000].tolist()] == expected[:1000].tolist()
 
 
 def test_ranks_of_polar_factors(records: np.ndarray) -> None:

@@ -12,14 +12,13 @@ import scipy.sparse
 import torch
 from tests.test_files import assert_identical, awkward
 
-from neula.io.files import FileError, read_matrix, read_table, write_matrix
+from neula.io.files import FileError, read_matrix, read_table
 from neula.io.integers import InexactIntegerError
 from neula.io.matrices import definite_matrix, fourier_matrix, random_matrix, singular_values
 from neula.io.paths import InputFile
 from neula.io.sources import row_blocks
 
 RNG = np.random.default_rng(46)
-MM = "%%MatrixMarket matrix "
 
 
 # --- as others write them ---------------------------------------------------------------------------------
@@ -56,19 +55,17 @@ def test_text_of_savetxt(tmp_path: Path) -> None:
         np.testing.assert_allclose(read_matrix(tmp_path / "a.txt"), written[3:], rtol=1e-15)
 
 
-def test_text_with_decimal_commas_and_a_header(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("i;j\n1,5+2,5j;2\n3;-1e3i\n")
-    table = read_table(InputFile.from_path(tmp_path / "a.csv"), decimal=",")
+def test_text_with_decimal_commas_and_text_that_becomes_complex_late(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("i;j\n1,5+2,5j;2\n3;-1e3i\n")
+    table = read_table(InputFile.from_path(path), decimal=",")
     assert table.columns == ("i", "j")
     assert table.values.tolist() == [[1.5 + 2.5j, 2], [3, -1000j]]
-
-
-def test_text_that_becomes_complex_late(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("1,2\n" * 30 + "3,4-5j\n")
-    found = read_matrix(tmp_path / "a.csv")
+    path.write_text("1,2\n" * 30 + "3,4-5j\n")
+    found = read_matrix(path)
     assert found.dtype == np.complex128
     assert found[-1].tolist() == [3, 4 - 5j]
-    assert read_matrix(tmp_path / "a.csv", key="1").dtype == np.float64
+    assert read_matrix(path, key="1").dtype == np.float64
 
 
 def test_columns_that_are_not_chosen_may_hold_anything(tmp_path: Path) -> None:
@@ -81,60 +78,12 @@ def test_columns_that_are_not_chosen_may_hold_anything(tmp_path: Path) -> None:
     assert np.isnan(found[1, 0])
 
 
-@pytest.mark.parametrize(
-    "field",
-    ["1+2", "1+2k", "j", "1+j2", "1+2jj", "(1+2j", "1+2j)", "1 2j", "1_0+2j", "1+2ij", "1--2j", "i", "٣j"],
-)
-def test_text_that_is_no_complex_number(tmp_path: Path, field: str) -> None:
-    (tmp_path / "a.csv").write_text(f"1+1j,2\n3,{field}\n", encoding="utf-8")
-    with pytest.raises(FileError, match=r"a\.csv: line 2, column 2: .* is not a number"):
-        read_matrix(tmp_path / "a.csv")
-
-
-@pytest.mark.parametrize("text", ["1+2j,3\n4-5j\n", "1+2j;3\n4-5j\n", "3 (1+2i\n4-5j 1\n"])
-def test_a_line_of_complex_numbers_is_no_header(tmp_path: Path, text: str) -> None:
-    (tmp_path / "a.csv").write_text(text)
-    with pytest.raises(FileError, match=r"a\.csv: line [12] (is neither numbers nor names|has)"):
-        read_matrix(tmp_path / "a.csv")
-
-
 def test_integers_that_no_double_holds(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"1+2j,3\n{2**53 + 1}+1j,4\n")
     with pytest.raises(InexactIntegerError, match=rf"line 2, column 1 is {2**53 + 1}"):
         read_matrix(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_text(f"1+2j,3\n{2**53}+{2**53 + 1}.0j,4\n")
     assert read_matrix(tmp_path / "a.csv")[1, 0].real == 2**53
-
-
-@pytest.mark.parametrize(
-    ("header", "expected"),
-    [
-        ("array complex general\n2 2\n1 2\n0 1\n-1 0\n3 .5\n", [[1 + 2j, -1], [1j, 3 + 0.5j]]),
-        ("coordinate complex general\n2 2 2\n1 2 1 -1\n2 2 0 1e-3\n", [[0, 1 - 1j], [0, 1e-3j]]),
-        ("coordinate complex hermitian\n2 2 2\n1 1 1 0\n2 1 2 3\n", [[1, 2 - 3j], [2 + 3j, 0]]),
-        ("coordinate complex symmetric\n2 2 2\n1 1 1 4\n2 1 2 3\n", [[1 + 4j, 2 + 3j], [2 + 3j, 0]]),
-        ("coordinate complex skew-symmetric\n2 2 1\n2 1 2 3\n", [[0, -2 - 3j], [2 + 3j, 0]]),
-        ("array complex hermitian\n2 2\n1 0\n2 3\n4 0\n", [[1, 2 - 3j], [2 + 3j, 4]]),
-    ],
-)
-def test_matrix_market(tmp_path: Path, header: str, expected: list) -> None:
-    (tmp_path / "a.mtx").write_text(MM + header)
-    (tmp_path / "a.mtx.gz").write_bytes(gzip.compress((MM + header).encode()))
-    for name in ("a.mtx", "a.mtx.gz"):
-        found = read_matrix(tmp_path / name)
-        assert found.dtype == np.complex128
-        assert found.tolist() == expected
-    write_matrix(tmp_path / "b.mtx", found)
-    np.testing.assert_array_equal(scipy.io.mmread(tmp_path / "b.mtx"), found)
-
-
-@pytest.mark.parametrize(
-    "body", ["array complex general\n1 1\n1\n", "coordinate complex general\n1 1 1\n1 1 2\n"]
-)
-def test_matrix_market_with_one_part(tmp_path: Path, body: str) -> None:
-    (tmp_path / "a.mtx").write_text(MM + body)
-    with pytest.raises(FileError, match=r"a\.mtx: line 3 should hold [24] numbers"):
-        read_matrix(tmp_path / "a.mtx")
 
 
 def test_matlab(tmp_path: Path) -> None:
@@ -164,12 +113,6 @@ def test_compound_types(tmp_path: Path, names: tuple[str, str], kind: str) -> No
         stream.write(b"MATLAB 7.3 MAT-file")
     for name in ("a.npy", "a.h5", "b.mat"):
         assert_identical(read_matrix(tmp_path / name), whole)
-
-
-def test_other_compounds_are_no_numbers(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.zeros(2, [("i", "f8"), ("r", "f8")]))
-    with pytest.raises(FileError, match=r"a\.npy: holds .* not numbers"):
-        read_matrix(tmp_path / "a.npy")
 
 
 # --- pairs of columns -------------------------------------------------------------------------------------
@@ -221,13 +164,14 @@ def test_blocks_of_rows(tmp_path: Path) -> None:
     h5py, zarr = pytest.importorskip("h5py"), pytest.importorskip("zarr")
     whole = (RNG.standard_normal((50, 3)) + 1j * RNG.standard_normal((50, 3))).astype(np.complex64)
     np.save(tmp_path / "a.npy", whole)
+    np.save(tmp_path / "b.npy", whole.astype(">c8"))
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["A"] = whole
         sources = [tmp_path / "a.npy", np.load(tmp_path / "a.npy", mmap_mode="r"), file["A"]]
-        sources += [zarr.array(whole, chunks=(7, 3)), torch.from_numpy(whole)]
+        sources += [zarr.array(whole, chunks=(7, 3)), torch.from_numpy(whole), tmp_path / "b.npy"]
         for source in map(row_blocks, sources):
             assert source.shape == (50, 3)
-            assert "complex64" in str(source.dtype)
+            assert str(source.dtype) in ("complex64", "torch.complex64", ">c8")
             np.testing.assert_array_equal(np.concatenate(list(source.blocks(13))), whole)
 
 

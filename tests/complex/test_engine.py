@@ -110,18 +110,14 @@ def test_nothing_to_multiply(engine: Engine) -> None:
         assert torch.equal(engine.gemm(a, b, room, beta=2.0), torch.full_like(room, 2 + k))
 
 
-def test_large_products_are_computed_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(complex_engine, "LARGE", 0)
-    engine = over(EmulatedEngine(format="fp16"), torch.complex64)
-    for n in (1, 5, 8):
-        a, b = normal(6, 9), normal(9, n, seed=1)
-        check(engine.gemm(a, b), a, b, engine)
-        check(engine.gemm(a, b, torch.empty(6, n, dtype=torch.complex64)), a, b, engine)
-
-
-def test_real_and_imaginary_matrices() -> None:
-    """Zeros of a part stay zeros where nothing is rounded."""
+def test_products_in_blocks_and_of_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large products are computed in blocks; zeros of a part stay zeros where nothing is rounded."""
     engine = over(EmulatedEngine(format="fp16"), torch.complex64)
     a, b = (torch.arange(12.0).view(3, 4) - k for k in (5, 2))
     for i, j in itertools.product((1.0, 1j), (1.0, 1j)):
         assert torch.equal(engine.gemm(i * a + 0j, j * b.T + 0j), i * j * (a @ b.T) + 0j)
+    monkeypatch.setattr(complex_engine, "LARGE", 0)
+    for n in (1, 5, 8):
+        a, b = normal(6, 9), normal(9, n, seed=1)
+        for room in (None, torch.empty(6, n, dtype=torch.complex64)):
+            check(engine.gemm(a, b, room), a, b, engine)

@@ -34,20 +34,14 @@ def test_lists_and_objects(given: object) -> None:
     assert found.tolist() == [[1, 2j], [1, 3.5]]
 
 
-def test_integers_among_them() -> None:
+def test_what_is_refused_among_them() -> None:
     for given in ([2**53 + 1, 1j], np.array([2**53 + 1, 1j], dtype=object)):
         with pytest.raises(InexactIntegerError, match=r"b\[0\] is 9007199254740993"):
             as_array(given, "b")
     assert as_array([2.0**60, 1j], "b").tolist() == [2.0**60, 1j]
-
-
-def test_where_only_real_numbers_are_taken() -> None:
     for given in ([1, 1j], np.array([1j]), np.array([1, 1j], dtype=object), 1j):
         with pytest.raises(TypeError, match=r"bounds is complex \(.*\), and must be real"):
             in_float64(given, "bounds")
-
-
-def test_what_is_no_number_among_them() -> None:
     error = no_numbers(np.array([1j, "1+2j"], dtype=object), "A")
     assert str(error).startswith("A[1] is '1+2j', a str: pass numbers")
 

@@ -49,13 +49,13 @@ def triangle_product(t: torch.Tensor, x: torch.Tensor, kind: Kind) -> torch.Tens
     found = torch.zeros_like(x)
     for k, rows in _block_rows(t, x.dtype):
         # L of LAPACK is column-major, and takes long to copy.
-        rows = rows.tril(k.start) if kind == "symmetric" else rows
+        rows = rows.tril(k.start - 1) if kind == "symmetric" else rows
         if kind != "transposed":
             found[:, :, k] += x[:, :, : k.stop] @ rows.mT
         if kind != "lower":
             found[:, :, : k.stop] += (x[:, :, k].conj() @ rows).conj()  # which copies no matrix
     if kind == "symmetric":
-        found -= x * t.diagonal(dim1=1, dim2=2).real[:, None]
+        found += x * t.diagonal(dim1=1, dim2=2).real[:, None]
     return found.mT
 
 
