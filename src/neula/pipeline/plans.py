@@ -355,6 +355,18 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         return accepted_solutions(self.result, given, self.options, acceptance, fields, each)
 
 
+def solved_by_plan(
+    plan: Plan | LaunchedPlan[Any, Any, Solved] | None, call: Call, shapes: BatchedProblem
+) -> Solved | Answer[Any] | None:
+    """The result where all problems are accepted, else what the first link of a device has found, if any."""
+    if isinstance(plan, LaunchedPlan):
+        return plan.solved(Given.of_call(call), shapes)
+    if plan is None:
+        return None
+    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
+    return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))
+
+
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:
     """The smallest and the largest of each number that was measured, NaN where one is; the host waits."""
     measured = found.measured
