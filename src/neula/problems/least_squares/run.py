@@ -136,7 +136,7 @@ class LeastSquaresPlan:
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
     """A plan for problems whose first link launches its work, and for batches of the core."""
 
-    result = LstsqResult
+    result, problems = LstsqResult, LeastSquaresProblems
     judge: LeastSquaresJudge
     options: LeastSquaresOptions
 
@@ -149,9 +149,6 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
     ) -> None:
         super().__init__(link, judge, options)
         self._fit_of = fit_of
-
-    def problems(self, a: torch.Tensor, b: torch.Tensor) -> LeastSquaresProblems:
-        return LeastSquaresProblems(a, b, self.options)
 
     def begin(self, problems: LeastSquaresProblems) -> LeastSquaresAnswer | None:
         if not in_reach(problems.a, problems.b.shape[2], self.options):

@@ -157,8 +157,8 @@ class QRMatrices(Batch):
             r = r / scales[:, None, : self.k]
         if self.a.shape[2] > self.k:
             r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
-        square = self.a.dtype == q.dtype == r.dtype and r.shape[1] == r.shape[2]
-        if scales is None and square and self.a.is_cpu and not self.options.over_rows.spread:
+        alike = self.a.dtype == q.dtype == r.dtype and r.shape[1] == r.shape[2]
+        if scales is None and alike and self.a.is_cpu and not self.options.over_rows.spread:
             # The host measures such factors faster than torch does.
             measures = measured_on_host(self.a, q, r, self.options.target)
             if np.isfinite(measures).all():

@@ -105,13 +105,9 @@ class SystemsPlan:
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
     """A plan for systems whose first link launches its work, and for batches of the core."""
 
-    result = SolveResult
-
+    result, problems = SolveResult, Systems
     judge: SystemsJudge
     options: SystemsOptions
-
-    def problems(self, a: torch.Tensor, b: torch.Tensor) -> Systems:
-        return Systems(a, b, self.options)
 
     def reason(self, found: Answer[Any], of: Extremes) -> str:
         error, forward, growth = (of[name][1] for name in ("refined_error", "forward_error", "growth"))
