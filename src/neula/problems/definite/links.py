@@ -14,8 +14,9 @@ import torch
 
 from neula.algorithms.elimination.cholesky import CholeskyOrders, cholesky, library_cholesky
 from neula.certificates.cholesky import residuals_of_triangles
-from neula.engines import FORMATS, FP64, Engine, Format
-from neula.engines.formats import in_double, matching_dtype
+from neula.engines import FORMATS, FP64, Arithmetic, Engine, Format
+from neula.engines.formats import in_double as wider
+from neula.engines.formats import matching_dtype
 from neula.kernels.cholesky.cholesky_tiles import factor_batch, lower_factor
 from neula.kernels.cholesky.symmetric import symmetric_copy, unscaled_triangle
 from neula.kernels.few_vectors.triangle import diagonal_scales
@@ -35,6 +36,17 @@ overflow nor lose digits."""
 REPLAYED = 20 << 20
 """Bytes of matrices up to which launches are replayed: copies of larger ones take a GPU longer than launches
 take the host."""
+
+
+def recursive(matrices: Symmetric, before: Solution | None, arithmetic: Arithmetic) -> Solution:
+    engine = matrices.options.engine.using(arithmetic)
+    return _queued(matrices, arithmetic.name, partial(_by_recursion, engine=engine))
+
+
+def in_double(matrices: Symmetric, before: Solution | None) -> Solution:
+    """Factorize in double precision, by tiles or by the library, without reading the elements."""
+    # Where these are near the ends of the range, or A is not definite, the residual shows it.
+    return _queued(matrices, FP64.name, _by_tiles)
 
 
 def by_library(
@@ -66,26 +78,19 @@ def by_library(
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
 
-def queued(
-    matrices: Symmetric,
-    before: Solution | None,
-    *,
-    label: str,
-    compute: str,
-    factorize: Callable[[torch.Tensor], Found],
-) -> Solution:
+def _queued(matrices: Symmetric, name: str, function: Callable[[torch.Tensor], Found]) -> Solution:
     """L in an arithmetic, and its measures, replayed from a graph if that is faster."""
-    # No element is read: where these are near the ends of the range, or A is not definite, the residual shows
-    # it. The library may wait for the host where it factorizes batches of complex matrices.
-    a, report = matrices.a, stage(matrices.options.progress, f"factorizing in {compute}")
-    replays = a.nbytes <= REPLAYED and (len(a) == 1 or not a.is_complex())
-    lower, measured = matrices.options.engine.replay(factorize, (a,), label) if replays else factorize(a)
+    engine, label = matrices.options.engine, f"cholesky {name}"
+    report = stage(matrices.options.progress, f"factorizing in {name}")
+    # The library may wait for the host where it factorizes batches of complex matrices.
+    replays = matrices.a.nbytes <= REPLAYED and (len(matrices.a) == 1 or not matrices.a.is_complex())
+    lower, measured = engine.replay(function, (matrices.a,), label) if replays else function(matrices.a)
     report(1.0)
     return Answer(CholeskyValues(lower, measured[0]), label, measured=measured)
 
 
 def _by_tiles(a: torch.Tensor) -> Found:
-    lower, order = lower_factor(in_double(a))
+    lower, order = lower_factor(wider(a))
     lower = lower.to(a.dtype)
     return lower, residuals_of_triangles(a, lower, order)
 
@@ -157,10 +162,8 @@ def chain(count: int, n: int, options: CholeskyOptions, *, wait: bool = True) ->
     return Chain(TABLE, CholeskyCase(count, n, options, wait))
 
 
-def _queued(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
-    factorize = _by_tiles if case.tiled else partial(_by_recursion, engine=case.options.engine.using(name))
-    answer = partial(queued, label=label, compute=name, factorize=factorize)
-    return Link(label, answer, launches_only=case.launches)
+def _recursive(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
+    return Link(label, partial(recursive, arithmetic=case.options.low), launches_only=case.launches)
 
 
 def _library(case: CholeskyCase, label: str, name: str) -> CholeskyLink:
@@ -193,8 +196,8 @@ CHOLESKY = "cholesky {}"
 
 TABLE: Table[CholeskyCase] = (
     Row(CHOLESKY, _unread, (_not_waiting,), place=LAUNCHED),
-    Row(CHOLESKY, _queued, (_tiles,), place=LAUNCHED),
-    Row(CHOLESKY, _queued, (_pays,), arithmetics=_products),
+    Row(CHOLESKY, way(in_double, launches_only=True), (_tiles,), place=LAUNCHED),
+    Row(CHOLESKY, _recursive, (_pays,), arithmetics=_products),
     Row(CHOLESKY, _library, (_low,), arithmetics=("fp32",)),
     Row(CHOLESKY, _library, ()),
 )
