@@ -43,8 +43,7 @@ def solved(
     engine: Engine | None = None,
     *,
     compute: str = "fp32",
-    plain_residuals: bool = False,
 ) -> Answer[LeastSquaresSolutions]:
     """Answer of the link that solves by a Gram matrix."""
     problems = problems_of(a[None], b[None], engine)
-    return refined.by_gram(problems, None, label="by gram", compute=compute, plain_residuals=plain_residuals)
+    return refined.by_gram(problems, None, label="by gram", compute=compute)

@@ -38,7 +38,7 @@ def check(a: torch.Tensor, b: torch.Tensor, found: LeastSquaresSolutions) -> Non
 def test_in_half_precision_with_plain_residuals(condition: float) -> None:
     """Backward errors are those of double precision; what is claimed of x is what they leave."""
     a, b = problem(condition)
-    found = solved(a, b, compute="fp16", plain_residuals=True).values
+    found = solved(a, b, compute="fp16").values
     assert accepted(found)
     assert (found.refined_error <= lstsq_bound(FP64, N)).all()
     # Residuals err by 2 (m + n)^0.5 u, times norms whose ratios are about 5, and the condition number.
@@ -49,7 +49,7 @@ def test_in_half_precision_with_plain_residuals(condition: float) -> None:
 @pytest.mark.parametrize("condition", [1e5, 1e9, 0.0])
 def test_a_poor_r_in_half_precision_is_noticed(condition: float) -> None:
     a, b = problem(condition)
-    assert not accepted(solved(a, b, compute="fp16", plain_residuals=True).values)
+    assert not accepted(solved(a, b, compute="fp16").values)
 
 
 @pytest.mark.parametrize("condition", [1e5, 1e9, 0.0])

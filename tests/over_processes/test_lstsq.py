@@ -198,7 +198,7 @@ def test_nothing_to_solve(processes: Processes) -> None:
 @pytest.mark.parametrize("size", COUNTS)
 @pytest.mark.parametrize("condition", [3.0, 1e3, 1e5, 0.0])
 @pytest.mark.parametrize("unit", [1.0, 2.0**600])
-@pytest.mark.parametrize("asked", [{}, {"compute": "fp16", "plain_residuals": True}])
+@pytest.mark.parametrize("asked", [{}, {"compute": "fp16"}])
 def test_large_problems_as_they_are_given(
     processes: Processes, size: int, condition: float, unit: float, asked: dict[str, Any]
 ) -> None:

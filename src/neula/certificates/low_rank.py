@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,10 +53,10 @@ class SVDCertificate:
     orthogonality_bound: float
 
     @property
-    def accepted(self) -> bool:
+    def accepted(self) -> Any:
         """Whether all three measures meet their bounds (NaN never does)."""
         errors = (self.residual, self.bound), (self.missed, self.bound)
-        return bool(within(*errors, (self.orthogonality, self.orthogonality_bound)))
+        return within(*errors, (self.orthogonality, self.orthogonality_bound))
 
     @property
     def excess(self) -> tuple[float, float, float]:

@@ -501,6 +501,11 @@ def formatted(answer: Callable[..., Answer[Any]], **flags: bool) -> Make:
     return lambda case, label, name: Link(label, partial(answer, label=label, format=FORMATS[name]), **flags)
 
 
+def computed(answer: Callable[..., Answer[Any]]) -> Make:
+    """A link of one function, which is passed the label and the name of the arithmetic."""
+    return lambda case, label, name: Link(label, partial(answer, label=label, compute=name))
+
+
 class Case:
     """Shape and options of a problem, without numbers, for the conditions of a table of links."""
 

@@ -40,8 +40,8 @@ class KnownFactors(ABC):
     matrix: Any  # A as given: a tensor attached to its graph, or an array of NumPy
 
     def __reduce__(self) -> Any:
-        """Matrices do not travel with a result."""
-        return _forgotten, ()
+        """Matrices do not travel with a result: a copy has None."""
+        return type(None), ()
 
     @property
     @abstractmethod
@@ -385,7 +385,3 @@ def _report_numbers(what: str, value: Tensor, error: Tensor, least: float) -> No
         why = f"the bound on its error is {float(error.amax()):.1e}"
         lost = (~sure).nonzero().tolist()
         report_missed(f"no digit of {what} is guaranteed", why, None, lost, strict=False, no_digits=True)
-
-
-def _forgotten() -> None:
-    """None: copies of results do not keep the matrix."""

@@ -300,13 +300,10 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
     """The first link for linear systems or least-squares problems of one shape."""
 
     result: type[Solved]
+    problems: type[Any]  # P, made of matrices, shape (P, m, n), right-hand sides, (P, m, K), and options
 
     def __init__(self, link: Link[P, S], judge: Any, options: SolutionOptions) -> None:
         self.link, self.judge, self.options = link, judge, options
-
-    @abstractmethod
-    def problems(self, a: torch.Tensor, b: torch.Tensor) -> P:
-        """Matrices, shape (P, m, n), and right-hand sides, (P, m, K), as the link takes them."""
 
     @abstractmethod
     def fields(self, given: Given, shapes: BatchedProblem, found: Answer[S], of: Extremes) -> dict[str, Any]:
@@ -326,7 +323,7 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 
     def solved(self, given: Given, shapes: BatchedProblem) -> Solved | Answer[S] | None:
         device, found = self.options.engine.device, None
-        problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device))
+        problems = self.problems(shapes.matrices.to(device), shapes.columns.to(device), self.options)
         with MemoryGuard(device).attempt(self.link.label):
             found = self.begin(problems)
         if found is None or found.doubt or found.measured is None:
@@ -353,6 +350,18 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
         fields["condition"] = max(1.0, of["condition"][1])
         acceptance = found.label, lambda: self.reason(said, of)
         return accepted_solutions(self.result, given, self.options, acceptance, fields, each)
+
+
+def solved_by_plan(
+    plan: Plan | LaunchedPlan[Any, Any, Solved] | None, call: Call, shapes: BatchedProblem
+) -> Solved | Answer[Any] | None:
+    """The result where all problems are accepted, else what the first link of a device has found, if any."""
+    if isinstance(plan, LaunchedPlan):
+        return plan.solved(Given.of_call(call), shapes)
+    if plan is None:
+        return None
+    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
+    return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))
 
 
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:

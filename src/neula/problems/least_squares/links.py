@@ -11,12 +11,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 
 from neula.algorithms.krylov.batched_lstsq import lengths
-from neula.algorithms.krylov.cgls import cgls, lsqr
 from neula.algorithms.krylov.doubled_refinement import SYNCHRONOUS, DoubledSolution, LaunchTuning, Pace
 from neula.algorithms.orthogonal.pivots import PivotTuning
 from neula.algorithms.scaled_problems import ScaledProblems
@@ -40,6 +38,8 @@ from neula.pipeline.chain import (
     Row,
     Rule,
     Table,
+    computed,
+    formatted,
     labelled,
     ruled,
 )
@@ -383,12 +383,6 @@ def _krylov(case: LeastSquaresCase) -> str:
     return "lsqr" if case.options.algorithm == "lsqr" else "cgls"
 
 
-def _link(
-    answer: Callable[..., LeastSquaresAnswer], label: str, *, improves: bool = False, **given: Any
-) -> LeastSquaresLink:
-    return Link(label, partial(answer, label=label, **given), improves=improves)
-
-
 def _core(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
     """Solve by the core; problems that it declines go to the link that would come first without it."""
 
@@ -397,7 +391,7 @@ def _core(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
             raise Declined
         return _seminormal(case, by_core.LABEL, "fp64").answer(problems, before)
 
-    return _link(by_core.by_core, label, together=otherwise)
+    return Link(label, partial(by_core.by_core, label=label, together=otherwise))
 
 
 def _seminormal(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
@@ -438,42 +432,21 @@ def _on_host(
     return make
 
 
-def _by_gram(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(by_gram, label, compute=format, plain_residuals=format == "fp16")
-
-
 def _by_fast_r(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
     """Refine with a fast R; all links except the last and named ones may give R up early."""
     method = label.split()[0]
     last = case.options.algorithm is not None or (method, format) == case.preconditioners[-1]
     limit = None if last else LIMITS.get((method, format))
-    return _link(by_fast_r, label, method=method, compute=format, inner=_inner(case), limit=limit)
+    return Link(label, partial(by_fast_r, label=label, method=method, compute=format, limit=limit))
 
 
-def _inner(case: LeastSquaresCase) -> Any:
-    return lsqr if case.options.algorithm == "lsqr" else cgls
-
-
-def _by_householder(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(by_householder, label, inner=_inner(case))
-
-
-def _unrefined(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(unrefined, label, algorithm=label.split()[0], compute=format)
-
-
-_by_complete_orthogonal = labelled(by_complete_orthogonal, improves=True)
 _SMALL = _together, _small
-
-
-def _by_lu(case: LeastSquaresCase, label: str, format: str) -> LeastSquaresLink:
-    return _link(square.by_lu, label, format=format)
 
 
 TABLE: Table[LeastSquaresCase] = (
     Row("cholesky {}", _core, (_together, _in_core), "seminormal", place=CORE),
-    Row("lu {}", _by_lu, (_together, _is_system), arithmetics=_of_lu, place=CORE),
-    Row("cholesky {}", _by_gram, (_has_gram,), "seminormal", _of_gram),
+    Row("lu {}", formatted(square.by_lu), (_together, _is_system), arithmetics=_of_lu, place=CORE),
+    Row("cholesky {}", computed(by_gram), (_has_gram,), "seminormal", _of_gram),
     Row(
         "cholesky {}",
         _seminormal,
@@ -486,8 +459,8 @@ TABLE: Table[LeastSquaresCase] = (
     Row("householder {}", _seminormal, _SMALL, "seminormal", _of_small_r("householder")),
     Row("the host", _on_host(lambda to: to.passes_left), (_together, _small, _may_go_to_host), place=HOST),
     Row("pivoted cholesky {}", _core, (_one_left, _small, _in_core_if_dependent), "seminormal", place=CORE),
-    Row("direct {}", _unrefined, (_one_left, _is_named("direct")), arithmetics=_named_format),
-    Row("normal {}", _unrefined, (_one_left, _is_named("normal")), arithmetics=_named_format),
+    Row("direct {}", computed(unrefined), (_one_left, _is_named("direct")), arithmetics=_named_format),
+    Row("normal {}", computed(unrefined), (_one_left, _is_named("normal")), arithmetics=_named_format),
     Row(
         "cholesky {}",
         _by_fast_r,
@@ -502,8 +475,8 @@ TABLE: Table[LeastSquaresCase] = (
         _krylov,
         _of_r("rgsqrf", "those of the machine from fp16 on, or ``compute``"),
     ),
-    Row("householder {}", _by_householder, (_one_left, _large, _reflects), _krylov),
-    Row("complete orthogonal {}", _by_complete_orthogonal, (_one_left, _finds_rank)),
+    Row("householder {}", labelled(by_householder), (_one_left, _large, _reflects), _krylov),
+    Row("complete orthogonal {}", labelled(by_complete_orthogonal, improves=True), (_one_left, _finds_rank)),
     Row("svd {}", labelled(by_svd, improves=True), (_one_left, _by_default)),
 )
 """Cheapest first."""

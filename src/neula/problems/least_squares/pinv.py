@@ -117,7 +117,8 @@ def pinv(
     a = call.first.tensor
     batch, tall = a.shape[:-2], a.shape[-2] > a.shape[-1]
     matrices = call.matrices()
-    identity = _identity(matrices)
+    k = min(a.shape[-2:])
+    identity = torch.eye(k, dtype=a.dtype, device=matrices.device).expand(len(matrices), k, k)
     with call.computing():
         if not batch and a.numel() > 0:
             check_finite(matrices[0], options.engine.column_max(matrices[0]), "A")
@@ -169,9 +170,3 @@ def _plan(A: Any, **keywords: Any) -> InversePlan | None:
     few, many = sorted((m, n))
     by_core = few > 0 and takes_right(few, few, many, options) and takes(few, many, options)
     return InversePlan(m, n, options) if by_core else None
-
-
-def _identity(matrices: torch.Tensor) -> torch.Tensor:
-    """Identity of the smaller dimension, for each matrix of a batch."""
-    count, k = len(matrices), min(matrices.shape[1:])
-    return torch.eye(k, dtype=matrices.dtype, device=matrices.device).expand(count, k, k)

@@ -284,22 +284,16 @@ class LeastSquaresProblems(Batch):
     @cached_property
     def largest(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Largest magnitudes in the columns of the only A and b: a pass over A, not to be taken twice."""
-        return self._apart(self._largest)
+        engine = self.options.engine.alone
+        here = torch.cat([engine.column_max(x[0]) for x in (self.a, self.b)])
+        of_a, of_b = self.options.over_rows.largest(here).tensor_split([self.a.shape[2]])
+        return of_a, of_b
 
     @cached_property
     def largest_seen(self) -> tuple[torch.Tensor, torch.Tensor]:
         """The magnitudes on the host; reading them synchronizes."""
-        return self._apart(self._largest.cpu())
-
-    @cached_property
-    def _largest(self) -> torch.Tensor:
-        engine = self.options.engine.alone
-        here = [engine.column_max(x[0]) for x in (self.a, self.b)]
-        return self.options.over_rows.largest(torch.cat(here))
-
-    def _apart(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        n = self.a.shape[2]
-        return x[:n], x[n:]
+        of_a, of_b = torch.cat(self.largest).cpu().tensor_split([self.a.shape[2]])
+        return of_a, of_b
 
     @property
     def gram(self) -> torch.Tensor:

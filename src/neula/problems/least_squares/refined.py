@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from neula.algorithms.krylov.cgls import Stop, cgls
+from neula.algorithms.krylov.cgls import Stop, cgls, lsqr
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Pace
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.refinement import (
@@ -155,26 +155,6 @@ def fast_r(problem: PreparedProblem, method: str, compute: str, limit: Limit | N
     return Preconditioner(BlockTriangular(r, inverses), columns, over_rows.agree(extremes))
 
 
-def householder_r(problem: PreparedProblem) -> tuple[Preconditioner, torch.Tensor | None]:
-    """R by the library's Householder reflections in double precision, and solutions by them."""
-    # Solutions are None where they are to be found in another way: of minimum norm, or where the digits that
-    # iterations from zero add may be the only guaranteed ones.
-    report = stage(problem.options.progress, "factorizing in fp64")
-    start, over_rows = None, problem.options.over_rows
-    a = problem.operator.a * problem.scales
-    if problem.wide or over_rows.spread:
-        r = over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
-    else:
-        x, r = solve_by_householder(a, problem.b)
-        start = x * problem.scales[:, None]
-    report(1.0)
-    # The library's substitution is as stable as can be, and several times slower on a GPU.
-    found = Preconditioner.from_factor(r, r, stable=True)
-    found = replace(found, extremes=over_rows.agree(found.extremes))
-    largest, smallest = found.extremes.tolist()
-    return found, start if largest <= WELL_CONDITIONED * smallest else None
-
-
 PROBE_ERROR = 1e-5
 """Error in a problem with known solution above which A may lack full rank. A null direction of A loses its
 random component, of size ``1/sqrt(n)``; a matrix of full rank is solved to ``u cond(A)``."""
@@ -260,12 +240,12 @@ def refined_with(
     problem: PreparedProblem,
     label: str,
     preconditioner: Preconditioner,
-    inner: InnerSolver,
     limit: Limit | None = None,
     start: torch.Tensor | None = None,
 ) -> LeastSquaresAnswer:
     """Refine with R as preconditioner, and find out whether A has full rank; declined if R is too poor."""
     options, (largest, smallest) = problem.options, preconditioner.extremes.tolist()
+    inner = lsqr if options.algorithm == "lsqr" else cgls
     iterations = _iterations(problem, largest, smallest, limit)
     r, scales = preconditioner.triangle, problem.scales  # R of the matrix as given
     r = r.scaled(scales) if isinstance(r, BlockTriangular) else r / scales
@@ -344,19 +324,6 @@ def _evidence_of_wide(
     problem: PreparedProblem, preconditioner: Preconditioner, scale: Scale
 ) -> LeastSquaresErrorBounds:
     """For a minimum-norm solution; its rank is decided in the matrix with normalized columns."""
-    largest, smallest, spread = _condition_of_wide(problem, preconditioner)
-    _check_rank(problem, largest, smallest)
-    rows = float(scale.norm / preconditioner.extremes[1]) * smallest / largest
-    spread *= max(1.0, rows)
-    return LeastSquaresErrorBounds(
-        Scale(1 / problem.sizes_of_wide, largest), smallest, problem.sizes_of_wide, spread
-    )
-
-
-def _condition_of_wide(
-    problem: PreparedProblem, preconditioner: Preconditioner
-) -> tuple[float, float, float]:
-    """Extreme singular values of B, and by how much norms of its columns differ."""
     sizes = problem.sizes_of_wide
     spread = float(sizes.max() / sizes.min())
     if spread <= ALIKE:
@@ -368,7 +335,9 @@ def _condition_of_wide(
         r = torch.linalg.qr(problem.operator.a / sizes[:, None], mode="r")[1]
         found = extreme_singular_values(r, r)
     largest, smallest = found.tolist()
-    return largest, smallest, spread
+    _check_rank(problem, largest, smallest)
+    rows = float(scale.norm / preconditioner.extremes[1]) * smallest / largest
+    return LeastSquaresErrorBounds(Scale(1 / sizes, largest), smallest, sizes, spread * max(1.0, rows))
 
 
 @dataclass(frozen=True)
@@ -427,12 +396,11 @@ def by_fast_r(
     label: str,
     method: str,
     compute: str,
-    inner: InnerSolver,
     limit: Limit | None,
 ) -> LeastSquaresAnswer:
     """R by ``"rgsqrf"`` or from the Gram matrix (``"cholesky"``) in some arithmetic."""
     problem = problems.prepared
-    return refined_with(problem, label, fast_r(problem, method, compute, limit), inner, limit)
+    return refined_with(problem, label, fast_r(problem, method, compute, limit), limit)
 
 
 def by_gram(
@@ -441,15 +409,14 @@ def by_gram(
     *,
     label: str,
     compute: str,
-    plain_residuals: bool = False,
 ) -> LeastSquaresAnswer:
     """R from the Gram matrix in some arithmetic, and the corrected seminormal equations."""
     # Where R is as good as a step of these needs, a step is one pass over A, as an iteration is, and
-    # guarantees a number of digits. With ``plain_residuals``, those in working precision, R is checked
-    # before.
+    # guarantees a number of digits. In plain fp16, with residuals in working precision, R is checked before.
     options, over_rows = problems.options, problems.options.over_rows
     factor = partial(low_cholesky_r, engine=options.engine.using(compute))
-    source = RSource(partial(factor, sampled=True), half_precision=True, plain_residuals=plain_residuals)
+    plain = compute == "fp16"
+    source = RSource(partial(factor, sampled=True), half_precision=True, plain_residuals=plain)
     pace = Pace.asynchronous(2 if source.checked_first else 1)
     solve = partial(solve_together, problems, before, label=label, pace=pace)
     answer = solve(source=source)
@@ -464,12 +431,27 @@ def by_gram(
 
 
 def by_householder(
-    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, inner: InnerSolver
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str
 ) -> LeastSquaresAnswer:
-    """R by the library's Householder reflections, and iterations that start from what they give."""
-    problem = problems.prepared
-    preconditioner, start = householder_r(problem)
-    return refined_with(problem, label, preconditioner, inner, start=start)
+    """R by the library's Householder reflections in double precision, and iterations that start from the
+    solution by them, where A is well-conditioned.
+    """
+    problem, start, over_rows = problems.prepared, None, problems.options.over_rows
+    report = stage(problem.options.progress, "factorizing in fp64")
+    a = problem.operator.a * problem.scales
+    if problem.wide or over_rows.spread:
+        r = over_rows.merged_r(a, lambda rows: torch.linalg.qr(rows, mode="r")[1])
+    else:
+        x, r = solve_by_householder(a, problem.b)
+        start = x * problem.scales[:, None]
+    report(1.0)
+    # The library's substitution is as stable as can be, and several times slower on a GPU.
+    found = Preconditioner.from_factor(r, r, stable=True)
+    found = replace(found, extremes=over_rows.agree(found.extremes))
+    largest, smallest = found.extremes.tolist()
+    # Elsewhere the digits that iterations from zero add may be the only guaranteed ones.
+    start = start if largest <= WELL_CONDITIONED * smallest else None
+    return refined_with(problem, label, found, start=start)
 
 
 def unrefined(
@@ -477,11 +459,11 @@ def unrefined(
     before: LeastSquaresAnswer | None,
     *,
     label: str,
-    algorithm: str,
     compute: str,
 ) -> LeastSquaresAnswer:
     """The comparators of the papers, which do not refine: ``"direct"`` or the normal equations."""
     problem, options = problems.prepared, problems.options
+    algorithm = options.algorithm
     if problem.wide:
         raise ValueError(f"algorithm {algorithm!r} needs at least as many rows as columns: use 'cgls'")
     engine, over_rows = options.engine.using(compute), options.over_rows

@@ -68,13 +68,13 @@ class LinearFit:
         """Matrices do not travel with a result, but what statistics follow from does."""
         # One process that pickles a result would wait for the others.
         if self.is_spread and "kept" not in vars(self):
-            return _forgotten, ()
+            return type(None), ()
         try:
             device = self.call.first.tensor.device
             numbers = self.kept._replace(free=self._free, effective=self._effective)
             numbers = numbers.each(lambda x: x.detach().to(device))
         except ValueError:
-            return _forgotten, ()
+            return type(None), ()
         arrays = not isinstance(self._given(numbers.free), torch.Tensor)
         return _kept, (numbers, self.shapes.without_numbers(), arrays)
 
@@ -182,10 +182,6 @@ class LinearFit:
 
     def _number(self, x: torch.Tensor) -> Any:
         return self._given(x) if x.ndim else float(x)
-
-
-def _forgotten() -> None:
-    return None
 
 
 def _kept(numbers: FitNumbers, shapes: BatchedProblem, arrays: bool) -> LinearFit:

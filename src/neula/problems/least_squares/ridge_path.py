@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Unpack, overload
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from neula.certificates.bounds import Accuracy, lstsq_bound, lstsq_bound_of
 from neula.certificates.forward_error import SURE, rounded_error
 from neula.certificates.verdict import Evidence, Limits
-from neula.engines import FP64, Engine, format_of
+from neula.engines import FP64, Engine
 from neula.engines.formats import double_of, in_double
 from neula.kernels.magnitudes import squares
 from neula.kernels.shift import shift
@@ -20,7 +21,7 @@ from neula.pipeline.operators import eager
 from neula.pipeline.progress import Progress, stage
 from neula.pipeline.result import RidgePath
 from neula.pipeline.shapes import BatchedProblem, broadcast_system
-from neula.problems.least_squares.problem import LeastSquaresOptions, default_rcond
+from neula.problems.least_squares.problem import LeastSquaresOptions
 from neula.problems.least_squares.ridge_solutions import (
     BoundedEstimate,
     Estimates,
@@ -151,23 +152,13 @@ def ridge_path(
         nonzero = a.any(0)
         path = Path.factorize(ScaledRidgeProblem.from_arrays(a[:, nonzero], b, given, before), call.engine)
         report(1.0)
-        found = Estimates.from_path(path, limits, _options(call, a))
+        options = LeastSquaresOptions.of_call(call, a.dtype, a.shape, None, max_iterations=60)
+        found = Estimates.from_path(path, limits, replace(options, dtype=a.dtype))
     result, why = _result(call, shapes, given, found, nonzero)
     if why:
         what = f"a ridge path is not certified to {result.accuracy} accuracy"
         call.report_missed(what, why, result, [()], no_digits="no digit" in why)
     return result
-
-
-def _options(call: Call, a: torch.Tensor) -> LeastSquaresOptions:
-    """Options of the problems that are refined."""
-    return LeastSquaresOptions(
-        engine=call.engine,
-        target=call.target,
-        dtype=a.dtype,
-        rcond=default_rcond(a.shape, format_of(a.dtype).u),
-        max_iterations=60,
-    )
 
 
 def _result(

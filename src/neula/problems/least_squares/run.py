@@ -25,7 +25,7 @@ from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, first_
 from neula.pipeline.distributed import in_step
 from neula.pipeline.gradients import attach_solution, stacked_problem
 from neula.pipeline.inputs import check_finite, finite_members
-from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solution, returned
+from neula.pipeline.plans import Extremes, Given, LaunchedPlan, accepted_solution, returned, solved_by_plan
 from neula.pipeline.result import Attempt, LstsqResult
 from neula.pipeline.result.shown import Later
 from neula.pipeline.shapes import BatchedProblem
@@ -136,7 +136,7 @@ class LeastSquaresPlan:
 class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSolutions, LstsqResult[Any]]):
     """A plan for problems whose first link launches its work, and for batches of the core."""
 
-    result = LstsqResult
+    result, problems = LstsqResult, LeastSquaresProblems
     judge: LeastSquaresJudge
     options: LeastSquaresOptions
 
@@ -149,9 +149,6 @@ class LaunchedLeastSquaresPlan(LaunchedPlan[LeastSquaresProblems, LeastSquaresSo
     ) -> None:
         super().__init__(link, judge, options)
         self._fit_of = fit_of
-
-    def problems(self, a: torch.Tensor, b: torch.Tensor) -> LeastSquaresProblems:
-        return LeastSquaresProblems(a, b, self.options)
 
     def begin(self, problems: LeastSquaresProblems) -> LeastSquaresAnswer | None:
         if not in_reach(problems.a, problems.b.shape[2], self.options):
@@ -197,22 +194,6 @@ def plan_for(
         return None
     judge = LeastSquaresJudge.for_shape(m, n, options, together=True)
     return LaunchedLeastSquaresPlan(links[0], judge, options, fit_of)
-
-
-def solved_by_plan(
-    call: Call, shapes: BatchedProblem, options: LeastSquaresOptions
-) -> LstsqResult[Any] | LeastSquaresAnswer | None:
-    """The result where all problems are accepted, else what the first link of a device has found, if any."""
-
-    def fit_of(_: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
-        return RegressionFit(call, shapes, options, x, norms)
-
-    plan = plan_for(shapes, options, fit_of)
-    if not isinstance(plan, LeastSquaresPlan):
-        return None if plan is None else plan.solved(Given.of_call(call), shapes)
-    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
-    given = Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun)
-    return plan(given)
 
 
 class InversePlan:
@@ -429,7 +410,8 @@ def solve_system(
 ) -> LeastSquaresOutcome:
     """Run or continue the chain, and attach the solution to the graphs of the operands and weights."""
     if begun is None:
-        soon = solved_by_plan(call, shapes, options)
+        plan = plan_for(shapes, options, lambda _, *fit: RegressionFit(call, shapes, options, *fit))
+        soon = solved_by_plan(plan, call, shapes)
         if isinstance(soon, LstsqResult):
             return LeastSquaresOutcome(_attached(call, shapes, options, soon))
         begun = soon

@@ -6,13 +6,12 @@ LU takes half of the operations of a Gram matrix and its factor, or of a QR fact
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 from neula.algorithms.elimination.compiled import EQUILIBRATED
 from neula.algorithms.krylov.passes import residual_and_gradient
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.backward_error import Norms
-from neula.engines import FORMATS
+from neula.engines import Format
 from neula.engines.formats import in_double
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.shift import shift
@@ -51,13 +50,8 @@ def suits(m: int, n: int, options: LeastSquaresOptions) -> bool:
     return square and ways.is_for_core(n, system := as_system(options)) and not ways.is_small(n, system)
 
 
-def _differ(sizes: torch.Tensor) -> bool:
-    """Whether columns of a matrix have sizes that the core does not take."""
-    return bool((sizes.amax(1) > EQUILIBRATED * sizes.amin(1)).any())
-
-
 def by_lu(
-    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, format: str
+    problems: LeastSquaresProblems, before: LeastSquaresAnswer | None, *, label: str, format: Format
 ) -> LeastSquaresAnswer:
     """Solve all problems as ``solve`` does, and measure them as least squares."""
     ((given, b),) = problems.chunks(len(problems))
@@ -67,13 +61,14 @@ def by_lu(
     report = stage(problems.options.progress, label)
     a, exponents = in_double(given), None
     sizes = two_norms(a, 1)[..., None]
-    if _differ(sizes):  # the core doubts its evidence; neither pivots nor errors in the norm of D depend on D
+    if bool((sizes.amax(1) > EQUILIBRATED * sizes.amin(1)).any()):
+        # The core doubts its evidence then; neither pivots nor errors in the norm of D depend on D.
         exponents = binary_exponents(sizes)
         given = a = shift(a, -exponents.mT)
         sizes = shift(sizes, -exponents)
     zero = ~b.any(1, keepdim=True)  # errors relative to b are those of another right-hand side
     systems = Systems(given, b.masked_fill(zero, 1.0), system)
-    found = ways.by_core(systems, None, label=label, format=FORMATS[format])
+    found = ways.by_core(systems, None, label=label, format=format)
     b, x = in_double(b), in_double(found.values.x).masked_fill(zero, 0.0)
     residual, gradient = residual_and_gradient(a, x, b)
     left, of_b, of_gradient, image = (two_norms(y, 1) for y in (residual, b, gradient / sizes, sizes * x))

@@ -23,7 +23,20 @@ from neula.certificates.low_rank import largest_beyond, upper_bounds
 from neula.engines import FP16, FP16_COR, FP64, Tuning
 from neula.kernels.magnitudes import two_norms
 from neula.kernels.precision import exact_matmul
-from neula.pipeline.chain import Answer, Case, Chain, Declined, Link, Row, Rule, Table, answered, way
+from neula.pipeline.chain import (
+    Answer,
+    Case,
+    Chain,
+    Declined,
+    Link,
+    Row,
+    Rule,
+    Table,
+    answered,
+    computed,
+    ruled,
+    way,
+)
 from neula.problems.low_rank.problem import SVDOptions, SVDValues, TallMatrix
 from neula.problems.orthogonal.factorize import factorize
 from neula.problems.orthogonal.problem import QROptions
@@ -109,7 +122,7 @@ class _TripletMeasurements:
         return np.maximum(larger, smaller) + self.problems.options.work.u * s
 
 
-def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> Solution:
+def by_gram(problems: TallMatrix, before: Solution | None, *, label: str, compute: str) -> Solution:
     """Eigenvectors of the Gram matrix, and a step or more of subspace iteration on A itself."""
     options, a, norm = problems.options, problems.a[0], problems.norm
     rank = options.rank
@@ -127,7 +140,7 @@ def by_gram(problems: TallMatrix, before: Solution | None, *, compute: str) -> S
     measures = [left / float(weights.min()), found.loss, float((errors / weights).max())]
     errors = errors + found.loss * rank**0.5 * s
     values = _values(found.u, s, found.v, measures, errors)
-    return answered(values, f"gram-svd {compute}", options.progress)
+    return answered(values, label, options.progress)
 
 
 def by_qr(problems: TallMatrix, before: Solution | None) -> Solution:
@@ -239,18 +252,6 @@ def _worth(case: SVDCase) -> int:
     return worth(case.m, case.n, case.rank, case.tuning)
 
 
-def _gram(case: SVDCase, label: str, name: str) -> SVDLink:
-    return Link(label, partial(by_gram, compute=name))
-
-
-def _gram_arithmetic(options: SVDOptions) -> str:
-    if options.work is FP64:
-        return "fp64"
-    if not options.engine.tuning.corrected:
-        return "fp32"
-    return "fp16" if options.part is None and options.target.u >= FP16.u else FP16_COR
-
-
 _when = Rule[SVDCase, bool]
 _formats = Rule[SVDCase, Sequence[str]]
 
@@ -265,11 +266,19 @@ _part = _when(
 
 _default = _when("by default, and by name", lambda case: case.options.algorithm in (None, "qr-svd"))
 _low = _formats("that of products by A", lambda case: [str(case.options.low)])
-_of_gram = _formats("fp16, fp16_cor, fp64; fp32 on a CPU", lambda case: [_gram_arithmetic(case.options)])
+
+
+@ruled("fp16, fp16_cor, fp64; fp32 on a CPU")
+def _of_gram(case: SVDCase) -> Sequence[str]:
+    options = case.options
+    if options.work is FP64 or not case.tuning.corrected:
+        return ["fp64" if options.work is FP64 else "fp32"]
+    return ["fp16" if options.part is None and options.target.u >= FP16.u else FP16_COR]
+
 
 TABLE: Table[SVDCase] = (
     Row("subspace iteration {}", _iteration, (_iterates,), arithmetics=_low),
-    Row("gram-svd {}", _gram, (_part,), arithmetics=_of_gram),
+    Row("gram-svd {}", computed(by_gram), (_part,), arithmetics=_of_gram),
     Row("qr-svd", way(by_qr), (_default,)),
 )
 """Cheapest first."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
 from neula.certificates.bounds import measurement_error, orthogonality_bound, residual_bound
 from neula.certificates.low_rank import SVDCertificate
-from neula.certificates.verdict import within
 from neula.engines import BF16, FP16, Engine
 from neula.pipeline.batches import Batch, Values
 from neula.pipeline.call import ProblemOptions
@@ -92,13 +93,14 @@ class SVDJudge:
         return cls(options.bound(m, n), options.orthogonality_bound(m, n))
 
     def accept(self, numbers: np.ndarray) -> np.ndarray:
-        """Whether all three measures of each matrix meet their bounds (NaN never does)."""
-        residual, orthogonality, missed = numbers
-        errors = (residual, self.bound), (missed, self.bound)
-        return within(*errors, (orthogonality, self.orthogonality_bound))
+        """Whether the triplets of each matrix are accepted."""
+        return self._measured(numbers).accepted
 
     def certificate(self, numbers: np.ndarray) -> SVDCertificate:
-        residual, orthogonality, missed = numbers[:, 0].tolist()
+        return self._measured(numbers[:, 0].tolist())
+
+    def _measured(self, numbers: Sequence[Any] | np.ndarray) -> SVDCertificate:
+        residual, orthogonality, missed = numbers
         return SVDCertificate(residual, orthogonality, missed, self.bound, self.orthogonality_bound)
 
     def verdict(self, answer: Answer[SVDValues], numbers: np.ndarray) -> Verdict:

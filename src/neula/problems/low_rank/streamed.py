@@ -55,7 +55,9 @@ class StreamedMatrix(SingleProblem):
         k = truncate(s, options.rank, options.tol)
         self.relative_error = float(two_norms(s[k:])) / norm if norm > 0 else 0.0
         u, found, v_k, errors = self._projected(s, v, k)
-        image = self._image(u)
+        image = torch.zeros(n, k, dtype=self.dtype, device=self.device)
+        for block in self.reader.read("residuals"):
+            image.addmm_(self._scaled(block).mH, u[block.first : block.stop])
         gaps = two_norms(image - v_k * found.to(image.device), 0).cpu()
         weights = options.weights(found, norm, m, n)
         lost = float(torch.maximum(loss_of(u), loss_of(v_k)))
@@ -111,12 +113,6 @@ class StreamedMatrix(SingleProblem):
         w, found, xh = refined_svd(r)
         u, v_k = q @ w.to(q), v[:, :k] @ xh.mH.to(v)
         return u, found, v_k, evidence.errors(images).cpu() + (found - s[:k]).abs()
-
-    def _image(self, u: torch.Tensor) -> torch.Tensor:
-        image = torch.zeros(self.n, u.shape[1], dtype=self.dtype, device=self.device)
-        for block in self.reader.read("residuals"):
-            image.addmm_(self._scaled(block).mH, u[block.first : block.stop])
-        return image
 
     def _scaled(self, block: Block) -> torch.Tensor:
         return block.rows[0] if self.scale == 1 else block.rows[0].mul_(self.scale)

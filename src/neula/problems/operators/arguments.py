@@ -23,9 +23,25 @@ def common_dtype(*operands: torch.Tensor) -> torch.dtype:
     return reduce(torch.promote_types, numbers)
 
 
-def shapes_of_evidence(batch: tuple[int, ...], *columns: int) -> Shapes:
-    """Errors of each member, of each of its columns, and whether it is accepted."""
-    return (batch, torch.float64), ((*batch, *columns), torch.float64), (batch, torch.bool)
+def results_of(*results: str) -> Callable[..., Shapes]:
+    """Shapes and dtypes of results, by the sizes m, n and k = min(m, n) of A, and p of the columns of b.
+
+    ``"m k"`` is a matrix, or a batch, in the common dtype of the operands; ``"float64 p"`` has another dtype,
+    or the dtype of the parts of complex numbers (``"real"``); ``"bool"`` is one element for each matrix.
+    """
+
+    def shapes(A: torch.Tensor, *others: torch.Tensor) -> Shapes:
+        common, (m, n) = common_dtype(A, *others), A.shape[-2:]
+        batch = torch.broadcast_shapes(*(x.shape[:-2] for x in (A, *others)))
+        sizes = {"m": m, "n": n, "k": min(m, n), "p": others[0].shape[-1] if others else 0}
+        found = []
+        for words in map(str.split, results):
+            name = words.pop(0) if words[0] not in sizes else ""
+            dtype = common.to_real() if name == "real" else getattr(torch, name) if name else common
+            found.append(((*batch, *(sizes[size] for size in words)), dtype))
+        return tuple(found)
+
+    return shapes
 
 
 def fields_of(place: str, *names: str) -> Callable[..., Tensors]:
@@ -46,11 +62,6 @@ def system(A: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor
     """Give A and b equally many dimensions, so that b is never taken for a vector."""
     most = max(A.ndim, b.ndim)
     return A.reshape(*(1,) * (most - A.ndim), *A.shape), b.reshape(*(1,) * (most - b.ndim), *b.shape)
-
-
-def shapes_of_system(A: torch.Tensor, b: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    batch = tuple(torch.broadcast_shapes(A.shape[:-2], b.shape[:-2]))
-    return batch, (*batch, A.shape[-1], b.shape[-1])
 
 
 def are_simple(*operands: Any, engine: Any = "auto", **others: Any) -> bool:
@@ -79,6 +90,17 @@ def certified(result: Any, A: torch.Tensor) -> Tensors:
 
 def worst(errors: torch.Tensor) -> torch.Tensor:
     return errors.amax() if errors.numel() else errors.new_zeros(())
+
+
+OF_ALL = {"residuals": "residual", "orthogonalities": "orthogonality"}
+OF_ALL |= {"backward_errors": "backward_error", "forward_errors": "forward_error"}
+"""Fields with the largest of the errors of a batch."""
+
+
+def unread(accepted: torch.Tensor, **errors: torch.Tensor) -> dict[str, Any]:
+    """Evidence of a result whose numbers may not be read: they stay tensors."""
+    known: dict[str, Any] = {"converged": accepted.all(), "accepted": accepted, **errors}
+    return known | {OF_ALL[name]: worst(x) for name, x in errors.items()}
 
 
 def may_be_vectors(A: torch.Tensor, b: torch.Tensor) -> bool:

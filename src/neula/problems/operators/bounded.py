@@ -23,15 +23,13 @@ from neula.pipeline.result import LsqLinearResult, NNLSResult
 from neula.pipeline.shapes import BatchedProblem
 from neula.problems.operators.arguments import (
     COMMON,
-    Shapes,
     Tensors,
     are_simple,
-    common_dtype,
     may_be_vectors,
+    results_of,
     settings,
-    shapes_of_system,
     system,
-    worst,
+    unread,
 )
 from neula.problems.operators.solutions import LSTSQ
 
@@ -146,19 +144,12 @@ def _lsq_linear(
     return known.x, known.active_mask, known.backward_errors, known.forward_errors, known.accepted
 
 
-def _shapes_of_lsq_linear(A: torch.Tensor, b: torch.Tensor) -> Shapes:
-    batch, x = shapes_of_system(A, b)
-    each = (*batch, b.shape[-1])
-    errors = ((each, torch.float64),) * 2
-    return (x, common_dtype(A, b)), (x, torch.int64), *errors, (each, torch.bool)
-
-
 LSQ_LINEAR = Operator(
     f"lsq_linear(Tensor A, Tensor b, Tensor lower, Tensor upper, {COMMON}, int? max_iter=None)"
     " -> (Tensor x, Tensor active_mask, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     BoundedFunction,
     _lsq_linear,
-    _shapes_of_lsq_linear,
+    results_of("n p", "int64 n p", "float64 p", "float64 p", "bool p"),
 )
 
 
@@ -210,10 +201,8 @@ def _traced(kind: Any, A: Any, b: Any, bounds: tuple[Any, Any], options: dict[st
         return x.squeeze(-1) if is_vector else x
 
     backward, forward, accepted = map(columns, evidence)
-    known: dict[str, Any] = {"x": None, "residual_norms": None, "active_mask": columns(mask)}
-    known |= {"converged": accepted.all(), **settings(options, A, b)}
-    known |= {"backward_error": worst(backward), "forward_error": worst(forward), "accepted": accepted}
-    known |= {"backward_errors": backward, "forward_errors": forward, "_axis": x.ndim - 2}
+    known = unread(accepted, backward_errors=backward, forward_errors=forward) | settings(options, A, b)
+    known |= {"x": None, "residual_norms": None, "active_mask": columns(mask), "_axis": x.ndim - 2}
     if kind is LsqLinearResult:
         free, ranks, *_ = LSTSQ.by_name(A, rhs, **options)
         unbounded = torch.where((ranks < A.shape[-1])[..., None, None], 0.0, free)

@@ -14,15 +14,13 @@ from neula.pipeline.operators import Operator
 from neula.pipeline.result import CholeskyResult, PolarResult, QRResult
 from neula.problems.operators.arguments import (
     COMMON,
-    Shapes,
     Tensors,
     are_simple,
     certified,
-    common_dtype,
     fields_of,
+    results_of,
     settings,
-    shapes_of_evidence,
-    worst,
+    unread,
 )
 from neula.problems.polar.problem import SIDES
 
@@ -34,18 +32,12 @@ def _qr(A: torch.Tensor, **options: Any) -> Tensors:
     return result.Q, result.R, *certified(result, A)
 
 
-def _shapes_of_qr(A: torch.Tensor) -> Shapes:
-    *batch, m, n = A.shape
-    dtype, k = common_dtype(A), min(m, n)
-    return ((*batch, m, k), dtype), ((*batch, k, n), dtype), *shapes_of_evidence(tuple(batch))
-
-
 QR = Operator(
     f"qr(Tensor A, {COMMON}, str? algorithm=None, str? compute=None, str? panel=None, int? cutoff=None)"
     " -> (Tensor Q, Tensor R, Tensor residual, Tensor orthogonality, Tensor accepted)",
     derivatives.QRFunction,
     _qr,
-    _shapes_of_qr,
+    results_of("m k", "k n", "float64", "float64", "bool"),
 )
 
 
@@ -73,17 +65,12 @@ def _orth(A: torch.Tensor, **options: Any) -> Tensors:
     return result.Q, result.R, residual, orthogonality, ranks, accepted
 
 
-def _shapes_of_orth(A: torch.Tensor) -> Shapes:
-    *found, accepted = _shapes_of_qr(A)
-    return *found, (tuple(A.shape[:-2]), torch.int64), accepted
-
-
 ORTH = Operator(
     f"orth(Tensor A, {COMMON})"
     " -> (Tensor Q, Tensor R, Tensor residual, Tensor orthogonality, Tensor rank, Tensor accepted)",
     derivatives.QRFunction,
     _orth,
-    _shapes_of_orth,
+    results_of("m k", "k n", "float64", "float64", "int64", "bool"),
 )
 
 
@@ -103,16 +90,11 @@ def traced_orth(
     return q if wait else QRResult(q, r, accepted=accepted, _pending=lambda: q, **known)
 
 
-def _shapes_of_cholesky(A: torch.Tensor) -> Shapes:
-    batch = tuple(A.shape[:-2])
-    return (tuple(A.shape), common_dtype(A)), (batch, torch.float64), (batch, torch.bool)
-
-
 CHOLESKY = Operator(
     f"cholesky(Tensor A, {COMMON}) -> (Tensor L, Tensor residual, Tensor accepted)",
     derivatives.CholeskyFunction,
     fields_of("definite.cholesky:cholesky", "L", "residuals", "accepted"),
-    _shapes_of_cholesky,
+    results_of("n n", "float64", "bool"),
 )
 
 
@@ -123,21 +105,8 @@ def traced_cholesky(
     if jitter is not None or not are_simple(A, **options):
         return None
     lower, residuals, accepted = CHOLESKY.by_name(A.mH if upper else A, **options)
-    known: dict[str, Any] = {"converged": accepted.all(), "residual": worst(residuals)}
-    return CholeskyResult(
-        factor=lower.mH if upper else lower,
-        upper=upper,
-        **known,
-        residuals=residuals,
-        accepted=accepted,
-        **settings(options, A),
-    )
-
-
-def _shapes_of_polar(A: torch.Tensor) -> Shapes:
-    batch = tuple(A.shape[:-2])
-    errors = ((batch, torch.float64),) * 2
-    return (tuple(A.shape), common_dtype(A)), (batch, torch.int64), *errors, (batch, torch.bool)
+    known = unread(accepted, residuals=residuals) | settings(options, A)
+    return CholeskyResult(factor=lower.mH if upper else lower, upper=upper, **known)
 
 
 POLAR = Operator(
@@ -145,7 +114,7 @@ POLAR = Operator(
     " -> (Tensor U, Tensor rank, Tensor residual, Tensor orthogonality, Tensor accepted)",
     derivatives.Polar,
     fields_of("polar.polar:polar", "U", "ranks", "residuals", "orthogonalities", "accepted"),
-    _shapes_of_polar,
+    results_of("m n", "int64", "float64", "float64", "bool"),
 )
 
 
@@ -154,17 +123,7 @@ def traced_polar(A: Any, *, side: str | None = None, **options: Any) -> PolarRes
         return None
     check_name("side", side, SIDES, optional=True)
     u, ranks, residuals, orthogonalities, accepted = POLAR.by_name(A, **options)
-    rank: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
-    known: dict[str, Any] = {"converged": accepted.all(), "rank": rank}
-    known |= {"residual": worst(residuals), "orthogonality": worst(orthogonalities)}
-    return PolarResult(
-        U=u,
-        H=None if side is None else symmetric_part(A.to(u.dtype), u, side),
-        side=side,
-        **known,
-        ranks=ranks,
-        residuals=residuals,
-        orthogonalities=orthogonalities,
-        accepted=accepted,
-        **settings(options, A),
-    )
+    known = unread(accepted, residuals=residuals, orthogonalities=orthogonalities) | settings(options, A)
+    known |= {"ranks": ranks, "rank": ranks.amin() if ranks.numel() else min(A.shape[-2:])}
+    H = None if side is None else symmetric_part(A.to(u.dtype), u, side)
+    return PolarResult(U=u, H=H, side=side, **known)

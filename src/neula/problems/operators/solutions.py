@@ -13,25 +13,18 @@ from neula.pipeline.operators import Operator, name_of, refuse_variable
 from neula.pipeline.result import LstsqResult, SolveResult
 from neula.problems.operators.arguments import (
     COMMON,
-    Shapes,
     are_simple,
     common_dtype,
     fields_of,
     may_be_vectors,
+    results_of,
     settings,
-    shapes_of_evidence,
-    shapes_of_system,
-    worst,
+    unread,
 )
 from neula.problems.operators.factorizations import QR
 
 EVIDENCE = ("backward_errors", "forward_errors", "accepted")
 """Fields of solutions with what was measured of each."""
-
-
-def _shapes_of_lstsq(A: torch.Tensor, b: torch.Tensor) -> Shapes:
-    batch, x = shapes_of_system(A, b)
-    return (x, common_dtype(A, b)), (batch, torch.int64), *shapes_of_evidence(batch, b.shape[-1])
 
 
 def _factorize(*, engine: str, **others: Any) -> Any:
@@ -44,7 +37,7 @@ LSTSQ = Operator(
     " -> (Tensor x, Tensor rank, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     derivatives.Solution,
     fields_of("least_squares.lstsq:lstsq", "x", "ranks", *EVIDENCE),
-    _shapes_of_lstsq,
+    results_of("n p", "int64", "float64", "float64 p", "bool"),
     _factorize,
 )
 
@@ -75,17 +68,12 @@ def traced_lstsq(
         options["accuracy"] = name_of(options.get("accuracy")) or name_of(dtype)
         if options.get("rcond") is None:
             options["rcond"] = max(max(A.shape[-2:]) * 2.0**-52, torch.finfo(dtype).eps)
-        batch, _ = shapes_of_system(A, rhs)
+        batch = torch.broadcast_shapes(A.shape[:-2], rhs.shape[:-2])
         matrices, rhs = A.expand(*batch, *A.shape[-2:]), rhs.expand(*batch, *rhs.shape[-2:])
         A, rhs = stacked_problem(matrices, rhs, weights, damp)
     x, ranks, *evidence = LSTSQ.by_name(A, rhs, **options)
-    worst: Any = ranks.amin() if ranks.numel() else min(A.shape[-2:])
-    return LstsqResult(
-        **_unread(x.to(dtype), *evidence, is_vector=is_vector),
-        **known,
-        rank=worst,
-        ranks=ranks,
-    )
+    known |= {"ranks": ranks, "rank": ranks.amin() if ranks.numel() else min(A.shape[-2:])}
+    return LstsqResult(**_solution(x.to(dtype), *evidence, is_vector=is_vector), **known)
 
 
 def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Tensor | None:
@@ -95,11 +83,6 @@ def traced_pinv(A: Any, rcond: float | None = None, **options: Any) -> torch.Ten
     identity = torch.eye(k, dtype=common_dtype(A), device=A.device)
     x = LSTSQ.by_name(A.mH if tall else A, identity, rcond=part_of_one("rcond", rcond), **options)[0]
     return x.mH if tall else x
-
-
-def _shapes_of_solve(A: torch.Tensor, b: torch.Tensor) -> Shapes:
-    batch, x = shapes_of_system(A, b)
-    return (x, common_dtype(A, b)), *shapes_of_evidence(batch, b.shape[-1])
 
 
 def _solve_again(**options: Any) -> Any:
@@ -113,7 +96,7 @@ SOLVE = Operator(
     " -> (Tensor x, Tensor backward_error, Tensor forward_error, Tensor accepted)",
     derivatives.LinearSystem,
     fields_of("systems.solve:solve", "x", *EVIDENCE),
-    _shapes_of_solve,
+    results_of("n p", "float64", "float64 p", "bool"),
     _solve_again,
 )
 
@@ -123,10 +106,10 @@ def traced_solve(A: Any, b: Any, **options: Any) -> SolveResult[Any] | None:
         return None
     is_vector, known = b.ndim == 1, settings(options, A, b)
     x, *evidence = SOLVE.by_name(A, b.unsqueeze(-1) if is_vector else b, **options)
-    return SolveResult(**_unread(x, *evidence, is_vector=is_vector), **known)
+    return SolveResult(**_solution(x, *evidence, is_vector=is_vector), **known)
 
 
-def _unread(
+def _solution(
     x: torch.Tensor,
     backward_errors: torch.Tensor,
     forward_errors: torch.Tensor,
@@ -134,13 +117,6 @@ def _unread(
     *,
     is_vector: bool,
 ) -> dict[str, Any]:
-    """Fields of a result whose numbers may not be read: they stay tensors."""
-    return {
-        "x": x.squeeze(-1) if is_vector else x,
-        "converged": accepted.all(),
-        "backward_error": worst(backward_errors),
-        "forward_error": worst(forward_errors),
-        "accepted": accepted,
-        "backward_errors": backward_errors,
-        "forward_errors": forward_errors.squeeze(-1) if is_vector else forward_errors,
-    }
+    if is_vector:
+        x, forward_errors = x.squeeze(-1), forward_errors.squeeze(-1)
+    return {"x": x} | unread(accepted, backward_errors=backward_errors, forward_errors=forward_errors)

@@ -11,24 +11,15 @@ from neula.pipeline.operators import Operator
 from neula.pipeline.result import EighResult, SVDResult
 from neula.problems.operators.arguments import (
     COMMON,
-    Shapes,
     Tensors,
     are_simple,
     certified,
-    common_dtype,
     fields_of,
+    results_of,
     settings,
-    shapes_of_evidence,
+    unread,
     worst,
 )
-
-
-def _shapes_of_eigh(A: torch.Tensor) -> Shapes:
-    *batch, n, _ = A.shape
-    dtype, values = common_dtype(A), (*batch, n)
-    answer = (values, dtype.to_real()), ((*values, n), dtype), (values, torch.float64)
-    return *answer, *shapes_of_evidence(tuple(batch))
-
 
 EIGH = Operator(
     f"eigh(Tensor A, {COMMON})"
@@ -38,7 +29,7 @@ EIGH = Operator(
         *("spectra.eigh:eigh", "eigenvalues", "eigenvectors"),
         *("errors", "residuals", "orthogonalities", "accepted"),
     ),
-    _shapes_of_eigh,
+    results_of("real n", "n n", "float64 n", "float64", "float64", "bool"),
 )
 
 
@@ -61,19 +52,8 @@ def traced_eigh(
     first, last = indices(subset_by_index, A.shape[-1]) or (0, A.shape[-1] - 1)
     w, v, errors = (x[..., first : last + 1] for x in found[:3])
     residuals, orthogonalities, accepted = found[3:]
-    converged: Any = accepted.all()
-    known: dict[str, Any] = {"residual": worst(residuals), "orthogonality": worst(orthogonalities)}
-    return EighResult(
-        eigenvalues=w,
-        eigenvectors=None if eigvals_only else v,
-        errors=errors,
-        converged=converged,
-        **known,
-        residuals=residuals,
-        orthogonalities=orthogonalities,
-        accepted=accepted,
-        **settings(options, A),
-    )
+    known = unread(accepted, residuals=residuals, orthogonalities=orthogonalities) | settings(options, A)
+    return EighResult(eigenvalues=w, eigenvectors=None if eigvals_only else v, errors=errors, **known)
 
 
 def _svd(A: torch.Tensor, **options: Any) -> Tensors:
@@ -83,19 +63,12 @@ def _svd(A: torch.Tensor, **options: Any) -> Tensors:
     return *found, found.errors, *certified(found, A)
 
 
-def _shapes_of_svd(A: torch.Tensor) -> Shapes:
-    *batch, m, n = A.shape
-    dtype, values = common_dtype(A), (*batch, min(m, n))
-    answer = ((*batch, m, values[-1]), dtype), (values, dtype.to_real()), ((*values, n), dtype)
-    return *answer, (values, torch.float64), *shapes_of_evidence(tuple(batch))
-
-
 SVD = Operator(
     f"svd(Tensor A, {COMMON}) -> (Tensor U, Tensor s, Tensor Vh, Tensor errors, Tensor residual, "
     "Tensor orthogonality, Tensor accepted)",
     spectral_derivatives.TripletsFunction,
     _svd,
-    _shapes_of_svd,
+    results_of("m k", "real k", "k n", "float64 k", "float64", "float64", "bool"),
 )
 
 

@@ -307,12 +307,9 @@ _of_trees = _formats("fp32, fp64", lambda case: ["fp64"] if case.target is FP64 
 
 
 def _reflected(case: QRCase, label: str, name: str) -> QRLink:
-    """LAPACK's reflections, of matrices as they are."""
-    return (
-        ways.alone_by_lapack(case.options.work)
-        if case.stage is Stage.ALONE
-        else ways.by_lapack(case.options.work)
-    )
+    """LAPACK's reflections in working precision, of matrices as they are: float64 is not even copied."""
+    link = ways.together(label, FORMATS[name].dtype, householder, scaled=False)
+    return ways.of_finite(link) if case.stage is Stage.ALONE else link
 
 
 def _gram_schmidt(passes: int) -> Make:

@@ -157,7 +157,9 @@ class QRMatrices(Batch):
             r = r / scales[:, None, : self.k]
         if self.a.shape[2] > self.k:
             r = torch.cat([r, self._projected(q, scales).to(r.dtype)], -1)
-        if scales is None and self._is_for_host(q, r):
+        alike = self.a.dtype == q.dtype == r.dtype and r.shape[1] == r.shape[2]
+        if scales is None and alike and self.a.is_cpu and not self.options.over_rows.spread:
+            # The host measures such factors faster than torch does.
             measures = measured_on_host(self.a, q, r, self.options.target)
             if np.isfinite(measures).all():
                 return q, r, torch.from_numpy(measures)
@@ -169,11 +171,6 @@ class QRMatrices(Batch):
             scales = functional.threshold(inverse, 1 / high, math.nan).masked_fill_(norms == 0, 1.0)
         (r,) = self.options.over_rows.agreed(r)
         return q, r, qr_measures(self.a, q, r, scales, self.options.over_rows)
-
-    def _is_for_host(self, q: torch.Tensor, r: torch.Tensor) -> bool:
-        """Whether the host measures factors faster than torch does."""
-        alike = self.a.dtype == q.dtype == r.dtype and r.shape[1] == r.shape[2]
-        return self.a.is_cpu and alike and not self.options.over_rows.spread
 
     def _projected(self, q: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
         """``Q^H A`` of the columns beyond the square."""
@@ -243,17 +240,13 @@ class Matrix:
         """Recursive Gram-Schmidt in the low arithmetic: Q, and R of the scaled matrix."""
         options, engine = self.options, self.options.low_engine
         m, n = self.a.shape
-        work = engine.padded(m, n, dtype=self._kept_in(panel))
+        chosen = (panel, options.panel, options.cutoff) != (None,) * 3
+        low = options.target in (FP16, BF16) and not chosen
+        work = engine.padded(m, n, dtype=engine.working_dtype if low else engine.storage)
         self.filled(work[:m], engine)
         panel, report = panel or options.panel, options.report(n)
         q, r = rgsqrf(work, engine, cutoff=options.cutoff, panel=panel, overwrite_a=True, on_columns=report)
         return q[:m], r
-
-    def _kept_in(self, panel: str | None) -> torch.dtype:
-        """The dtype in which recursive Gram-Schmidt has the matrix between its products."""
-        options, engine = self.options, self.options.low_engine
-        chosen = (panel, options.panel, options.cutoff) != (None,) * 3
-        return engine.working_dtype if options.target in (FP16, BF16) and not chosen else engine.storage
 
     def unscaled(self, q: torch.Tensor, r_scaled: torch.Tensor) -> torch.Tensor:
         """R of the matrix as given: scales undone, zero columns zero, those of a wide one added."""
@@ -475,11 +468,6 @@ def _methods(matrix: Any, arrays: tuple[Any, Any], factors: tuple[torch.Tensor, 
     return QRMethods(matrix if m == n else None, *arrays)  # tall ones are not kept alive
 
 
-def _norms_may_overflow(a: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Whether columns of A may be longer than the largest number of a dtype."""
-    return float(largest_magnitude(a, (0, 1))) * math.sqrt(len(a)) >= torch.finfo(dtype).max
-
-
 def as_result(
     factors: QRFactors, call: Call, mode: str, options: QROptions, order: torch.Tensor | None = None
 ) -> QRResult:
@@ -509,8 +497,10 @@ def as_result(
     if not result.converged:
         large = q if mode == "raw" else r  # with NaN if the factorization broke down
         # Others of a batch are none the worse, and with small columns it is the method that broke down.
-        if not batch and bool(large.isinf().any()) and _norms_may_overflow(call.first.tensor, r.dtype):
-            raise OverflowError(f"R does not fit {r.dtype}: scale A down, or pass it in a wider dtype")
+        if not batch and bool(large.isinf().any()):
+            a = call.first.tensor
+            if float(largest_magnitude(a, (0, 1))) * math.sqrt(len(a)) >= torch.finfo(r.dtype).max:
+                raise OverflowError(f"R does not fit {r.dtype}: scale A down, or pass it in a wider dtype")
         call.report_missed(
             f"QR is not certified to {options.target.name} accuracy",
             factors.attempts[-1].reason if batch else str(certificates[0]),

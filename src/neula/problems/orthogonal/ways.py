@@ -128,15 +128,6 @@ def another_pass(label: str) -> QRLink:
     return Link(label, answer, inherits=True)
 
 
-def reflections(storage: Format) -> str:
-    return f"householder {storage.name}"
-
-
-def by_lapack(storage: Format) -> QRLink:
-    """LAPACK's reflections in working precision, of matrices as they are: float64 is not even copied."""
-    return together(reflections(storage), storage.dtype, householder, scaled=False)
-
-
 def one_by_one(a: torch.Tensor, method: Method) -> Factors:
     """A method of single matrices as one of a batch; a single one is not copied."""
     if len(a) == 1:
@@ -378,9 +369,8 @@ def by_core(matrices: QRMatrices, before: Solution | None, *, label: str) -> Sol
     return answered(values, label, matrices.options.progress)
 
 
-def alone_by_lapack(storage: Format) -> QRLink:
-    """LAPACK's reflections of a single matrix, which must not hold NaN or Inf."""
-    link = by_lapack(storage)
+def of_finite(link: QRLink) -> QRLink:
+    """A link for a single matrix, which must not hold NaN or Inf."""
 
     def answer(matrices: QRMatrices, before: Solution | None) -> Solution:
         if not surely_finite(matrices.a):

@@ -9,15 +9,14 @@ one core of an AMD EPYC. A threshold that the caller names is for the SVD in dou
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 
 from neula.algorithms.polar.iteration import isometry, polar_factor, taken_on
 from neula.algorithms.polar.polynomials import OddPolynomial, composition, image
 from neula.certificates.polar import polar_measures
-from neula.engines import BF16, FORMATS, FP16, FP32, FP64, Arithmetic, Format
-from neula.pipeline.chain import Answer, Chain, Declined, Link, Row, Rule, Table, answered
+from neula.engines import BF16, FP16, FP32, FP64, Arithmetic, Format
+from neula.pipeline.chain import Answer, Chain, Declined, Link, Row, Rule, Table, answered, formatted
 from neula.pipeline.inputs import finite_members
 from neula.problems.polar.problem import PolarMatrices, PolarOptions, PolarValues
 
@@ -53,9 +52,9 @@ def polynomials(
     return Link(label, answer, inherits=on, launches_only=not on)
 
 
-def by_svd(matrices: PolarMatrices, before: Solution | None, format: Format) -> Solution:
+def by_svd(matrices: PolarMatrices, before: Solution | None, *, label: str, format: Format) -> Solution:
     """The singular value decomposition, which knows the rank, in float32 or float64."""
-    options, label = matrices.options, f"svd {format.name}"
+    options = matrices.options
     engine = options.engine.using(options.work)
     usable = finite_members(matrices.a)
     scales, factor = options.scales(matrices.a)
@@ -128,10 +127,6 @@ def _polynomials(options: PolarOptions, label: str, name: str) -> PolarLink:
     return polynomials(label, Arithmetic.named(name), steps, on=on)
 
 
-def _svd(options: PolarOptions, label: str, name: str) -> PolarLink:
-    return Link(label, partial(by_svd, format=FORMATS[name]))
-
-
 _when = Rule[PolarOptions, bool]
 _formats = Rule[PolarOptions, Sequence[str]]
 _no_threshold = _when("without ``rcond=``", lambda options: options.rcond is None)
@@ -147,9 +142,9 @@ _fine = _formats("fp16_cor, fp64", lambda options: [_cheapest(options, first=Fal
 _work = _formats("fp32", lambda options: [options.work.name])
 
 TABLE: Table[PolarOptions] = (
-    Row("svd {}", _svd, (_no_threshold, _lapack), arithmetics=_work),
+    Row("svd {}", formatted(by_svd), (_no_threshold, _lapack), arithmetics=_work),
     Row("polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_first),
     Row("more polynomials {}", _polynomials, (_no_threshold, _products), arithmetics=_fine),
-    Row("svd {}", _svd, ()),
+    Row("svd {}", formatted(by_svd), ()),
 )
 """Cheapest first."""

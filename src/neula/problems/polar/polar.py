@@ -12,7 +12,7 @@ import torch
 
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
-from neula.certificates.polar import PolarNumbers, measures_alone
+from neula.certificates.polar import PolarBounds, PolarNumbers, measures_alone
 from neula.engines import Arithmetic, Engine
 from neula.errors import check_name, part_of_one
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
@@ -252,23 +252,22 @@ def _pending(call: Call, options: PolarOptions, side: str | None, begun: Answer[
     if h is not None:
         fits = (h.to(call.dtype).isfinite() == h.isfinite()).flatten(len(shape) - 2).all(-1)
         accepted = accepted & fits
-    of_all: dict[str, Any] = {"converged": accepted.all(), "rank": ranks.amin()}
+    of_all = {"converged": accepted.all(), "rank": ranks.amin()}
     of_all |= {"residual": found.residual.amax(), "orthogonality": found.orthogonality.amax()}
-    return PolarResult(
-        U=call.hand_back(u),
-        H=None if h is None else call.hand_back(h),
-        side=side,
-        **of_all,
-        residual_bound=bounds.residual,
-        orthogonality_bound=bounds.orthogonality,
-        ranks=call.hand_back(ranks, ranks.dtype),
-        residuals=call.hand_back(found.residual, found.residual.dtype),
-        orthogonalities=call.hand_back(found.orthogonality, found.orthogonality.dtype),
-        accepted=call.hand_back(accepted, accepted.dtype),
-        engine=str(options.engine),
-        accuracy=options.target.name,
-        _pending=lambda: _finished(call, options, side, begun),
-    )
+    of_all |= {"engine": str(options.engine), "accuracy": options.target.name}
+    of_all |= {"U": call.hand_back(u), "H": None if h is None else call.hand_back(h), "side": side}
+    fields = of_all | _measured(call, bounds, found, ranks, accepted)
+    return PolarResult(**fields, _pending=lambda: _finished(call, options, side, begun))
+
+
+def _measured(
+    call: Call, bounds: PolarBounds, found: PolarNumbers, ranks: Any, accepted: Any
+) -> dict[str, Any]:
+    """Fields with what is known of each matrix, and the largest accepted errors."""
+    each = {"ranks": ranks, "residuals": found.residual, "orthogonalities": found.orthogonality}
+    each |= {"accepted": accepted}
+    known = {name: call.of_members(x) for name, x in each.items()}
+    return known | {"residual_bound": bounds.residual, "orthogonality_bound": bounds.orthogonality}
 
 
 def _factors(
@@ -369,7 +368,7 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Polar
 
 def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:
     given, run, judge = call.first.tensor, found.run, found.judge
-    batch, bounds = given.shape[:-2], judge.bounds
+    batch = given.shape[:-2]
     measured, ranks = judge.numbers(run.numbers), judge.ranks(run.numbers)
     if call.differentiable:
         _refuse_deficient(given, ranks[run.accepted])
@@ -388,12 +387,7 @@ def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str |
         rank=int(ranks.min(initial=judge.full)),
         residual=largest(measured.residual),
         orthogonality=largest(measured.orthogonality),
-        residual_bound=bounds.residual,
-        orthogonality_bound=bounds.orthogonality,
-        ranks=call.of_members(ranks),
-        residuals=call.of_members(measured.residual),
-        orthogonalities=call.of_members(measured.orthogonality),
-        accepted=call.of_members(run.accepted),
+        **_measured(call, judge.bounds, measured, ranks, run.accepted),
         **call.diagnostics(run.attempts),
     )
     if not result.converged:

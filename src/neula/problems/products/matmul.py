@@ -22,16 +22,11 @@ from neula.pipeline import derivatives
 from neula.pipeline.call import Call
 from neula.pipeline.distributed import ColumnSharded, OverProcesses
 from neula.pipeline.gradients import attach_product
-from neula.pipeline.inputs import Spread, is_spread
+from neula.pipeline.inputs import is_spread
 from neula.pipeline.operators import Operator, engine_for, with_operator
 from neula.pipeline.shapes import broadcast_batch
-from neula.problems.operators.arguments import Shapes, are_simple, common_dtype
+from neula.problems.operators.arguments import are_simple, results_of
 from neula.problems.signatures import Array, ArrayLike, Kind, MatmulKeywords
-
-
-def _shapes_of_product(A: torch.Tensor, B: torch.Tensor) -> Shapes:
-    batch = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-    return (((*batch, A.shape[-2], B.shape[-1]), common_dtype(A, B)),)
 
 
 def _multiply(**options: Any) -> Any:
@@ -42,7 +37,7 @@ MATMUL = Operator(
     'matmul(Tensor A, Tensor B, str? compute=None, str engine="auto") -> Tensor',
     derivatives.ProductFunction,
     lambda A, B, **options: (matmul(A, B, **options),),
-    _shapes_of_product,
+    results_of("m p"),
     _multiply,
 )
 
@@ -59,20 +54,14 @@ def traced_matmul(A: Any, B: Any, **options: Any) -> torch.Tensor | None:
 
 def multiply_over_processes(A: Any, B: Any, *, compute: str | None, engine: str | Engine) -> Any:
     """:func:`neula.matmul` of an A whose columns are spread like the rows of B."""
-    is_transposed = isinstance(A, ColumnSharded) or (
-        isinstance(A, torch.Tensor) and not isinstance(A, Spread) and _is_sharded_by_columns(A)
-    )
-    if not is_transposed:
+    placements: Any = getattr(A, "placements", ()) if isinstance(A, torch.Tensor) else ()
+    by_columns = len(placements) == 1 and A.ndim == 2 and placements[0].is_shard(1)
+    if not (isinstance(A, ColumnSharded) or by_columns):
         raise TypeError(
             "over processes matmul takes A^T B of tall matrices: pass A.T, the transpose of a matrix whose "
             "rows are distributed. For A B with a B that every process has, multiply the rows of each"
         )
     return _transposed_product(A.T, B, compute=compute, engine=engine)
-
-
-def _is_sharded_by_columns(a: torch.Tensor) -> bool:
-    placements: Any = getattr(a, "placements", ())
-    return a.ndim == 2 and len(placements) == 1 and placements[0].is_shard(1)
 
 
 @OverProcesses(

@@ -6,13 +6,13 @@ systems are solved together, and on a GPU launched as a whole; unsolved ones go 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import torch
 
-from neula.engines import FORMATS, FP64, Arithmetic
+from neula.engines import FP64
 from neula.engines.formats import FP16_COR, double_of
 from neula.pipeline.chain import (
     CORE,
@@ -26,6 +26,9 @@ from neula.pipeline.chain import (
     Row,
     Rule,
     Table,
+    computed,
+    formatted,
+    labelled,
     ruled,
     run_chain,
     way,
@@ -41,7 +44,6 @@ from neula.problems.systems.problem import (
 )
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import SOURCES, solve_together
-from neula.problems.systems.ways import by_core, is_for_core
 
 TogetherLink = Link[Systems, SystemsSolutions]
 SingleLink = Link[EquilibratedSystem, SystemsSolutions]
@@ -145,7 +147,7 @@ _begun = _when(
 
 _in_core = _when(
     "on a CPU; with ``certify='forward'`` up to order 208 and 32 right-hand sides, or 32768 numbers in x",
-    lambda case: is_for_core(case.n, case.options),
+    lambda case: ways.is_for_core(case.n, case.options),
 )
 
 _not_begun = _when("larger systems, and with ``compute=`` or ``pivot=``", lambda case: not case.begun)
@@ -213,10 +215,6 @@ def _steps(case: SystemsCase, label: str, name: str) -> TogetherLink:
     return Link(label, partial(solve_together, label=label), launches_only=launches)
 
 
-def _core(case: SystemsCase, label: str, name: str) -> TogetherLink:
-    return Link(label, partial(by_core, label=label, format=FORMATS[name]))
-
-
 def _by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answer[SystemsSolutions]:
     """Solve on the host, where a few launches take longer than the solution."""
     n, k = systems.b.shape[1:]
@@ -230,26 +228,15 @@ def _by_host(systems: Systems, before: Answer[SystemsSolutions] | None) -> Answe
     return Answer(run.found.to(systems.device), run.label, "", run.iterations, run.history)
 
 
-def _cholesky(case: SystemsCase, label: str, name: str) -> SingleLink:
-    return Link(label, partial(ways.by_cholesky, arithmetic=Arithmetic.named(name)))
-
-
-def _in(way: Callable[..., ways.Solution]) -> Callable[[SystemsCase, str, str], Link]:
-    return lambda case, label, name: Link(label, partial(way, format=FORMATS[name]))
-
-
-def _mixed(case: SystemsCase, label: str, name: str) -> SingleLink:
-    return Link(label, partial(ways.mixed_by_butterflies, arithmetic=Arithmetic.named(name)))
-
-
 _gmres = way(ways.mixed_with_gmres, inherits=True)
 _if_unsolved = way(ways.mixed_if_unsolved, inherits=True)
+_core = formatted(ways.by_core)
 LU, PIVOTED, BUTTERFLIES, CHOLESKY = "lu {}", "lu {} with pivoting", "rbt + lu {}", "cholesky {}"
 
 TABLE: Table[SystemsCase] = (
     Row("cholesky of the normal equations {}", _steps, (_together, _launched, _normal), place=LAUNCHED),
     Row("cholesky {}, inverted", _steps, (_together, _launched, _definite), place=LAUNCHED),
-    Row(LU, _in(ways.lu_if_harmless), (_together, _launched, _may_be_harmless), arithmetics=_first_low),
+    Row(LU, formatted(ways.lu_if_harmless), (_together, _launched, _may_be_harmless), arithmetics=_first_low),
     Row(BUTTERFLIES, _steps, (_together, _launched, _general, _single), place=LAUNCHED),
     Row(BUTTERFLIES, _gmres, (_together, _launched, _general, _single, _not_replayed), "gmres"),
     Row(PIVOTED, way(_by_host), (_together, _launched, _general, _batch), place=HOST),
@@ -260,23 +247,28 @@ TABLE: Table[SystemsCase] = (
     ),
     Row(CHOLESKY, _core, (_together, _begun, _definite, _in_core), place=CORE),
     Row(CHOLESKY, _steps, (_together, _begun, _definite)),
-    Row(CHOLESKY, _cholesky, (_one_left, _not_begun, _definite), arithmetics=_definite_formats),
+    Row(
+        CHOLESKY,
+        computed(ways.by_cholesky),
+        (_one_left, _not_begun, _definite),
+        arithmetics=_definite_formats,
+    ),
     (
-        Row(LU, _in(ways.lu), (_one_left, _not_begun, _general, _without_pivots), arithmetics=_low),
+        Row(LU, formatted(ways.lu), (_one_left, _not_begun, _general, _without_pivots), arithmetics=_low),
         Row(
             BUTTERFLIES,
-            _mixed,
+            computed(ways.mixed_by_butterflies),
             (_one_left, _not_begun, _general, _butterflies),
             arithmetics=_low_for_butterflies,
         ),
         Row(
             PIVOTED,
-            _in(ways.pivoted_lu),
+            formatted(ways.pivoted_lu),
             (_one_left, _not_begun, _general, _pivots),
             arithmetics=_low_with_pivots,
         ),
     ),
-    Row(PIVOTED, way(ways.by_library), (_one_left, _not_begun, _default)),
+    Row(PIVOTED, labelled(ways.by_library), (_one_left, _not_begun, _default)),
     Row(BUTTERFLIES, _if_unsolved, (_one_left, _default, _is_general_or_new, _unmixed)),
 )
 """Cheapest first."""

@@ -31,6 +31,7 @@ from neula.pipeline.plans import (
     Plan,
     Plans,
     accepted_solution,
+    solved_by_plan,
 )
 from neula.pipeline.progress import Progress
 from neula.pipeline.result import SolveResult
@@ -104,13 +105,9 @@ class SystemsPlan:
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
     """A plan for systems whose first link launches its work, and for batches of the core."""
 
-    result = SolveResult
-
+    result, problems = SolveResult, Systems
     judge: SystemsJudge
     options: SystemsOptions
-
-    def problems(self, a: torch.Tensor, b: torch.Tensor) -> Systems:
-        return Systems(a, b, self.options)
 
     def reason(self, found: Answer[Any], of: Extremes) -> str:
         error, forward, growth = (of[name][1] for name in ("refined_error", "forward_error", "growth"))
@@ -139,17 +136,6 @@ def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | L
     if not (in_core or launches):
         return None
     return LaunchedSystemsPlan(links[0], SystemsJudge.for_shape(n, options, improves=False), options)
-
-
-def solved_by_plan(
-    call: Call, shapes: BatchedProblem, options: SystemsOptions
-) -> SolveResult[Any] | Answer[SystemsSolutions] | None:
-    """The result where all systems are accepted, else what the first link of a device has found, if any."""
-    plan = plan_for(shapes, options)
-    if not isinstance(plan, SystemsPlan):
-        return None if plan is None else plan.solved(Given.of_call(call), shapes)
-    right = shapes.b[:, 0] if shapes.is_vector else shapes.b
-    return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))
 
 
 STRUCTURES = ("gen", "pos")
@@ -323,7 +309,11 @@ def _asked(
     progress: Progress | None = None,
     wait: bool = True,
 ) -> tuple[Call, BatchedProblem, SystemsOptions]:
-    _check_names(assume_a, pivot, certify)
+    check_name("structure assume_a", assume_a, STRUCTURES)
+    check_name("pivot", pivot, PIVOTING, optional=True)
+    if pivot is not None and assume_a == "pos":
+        raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
+    check_name("certify", certify, CERTIFIED)
     call = Call.begin(
         {"A": A, "b": b},
         engine=engine,
@@ -334,7 +324,10 @@ def _asked(
     )
     if wait and pivot is None and compute is None:
         call = _by_host(call, engine, positive=assume_a == "pos")
-    _check_square(call.first.tensor)
+    given = call.first.tensor
+    if given.ndim >= 2 and given.shape[-1] != given.shape[-2]:
+        m, n = given.shape[-2:]
+        raise ValueError(f"A must be square, got {m} x {n}; use neula.lstsq for other shapes")
     shapes = broadcast_system(*call.tensors)
     options = SystemsOptions(
         engine=call.engine,
@@ -394,7 +387,7 @@ def _finished(
     call: Call, shapes: BatchedProblem, options: SystemsOptions, begun: Answer[SystemsSolutions] | None = None
 ) -> SolveResult:
     if begun is None:
-        soon = solved_by_plan(call, shapes, options)
+        soon = solved_by_plan(plan_for(shapes, options), call, shapes)
         if isinstance(soon, SolveResult):
             return _attached(call, shapes, options, soon)
         begun = soon
@@ -438,20 +431,6 @@ def _attached(
         return solve(a, b, engine=engine_for(call.engine, b), **how).x
 
     return attached(call, shapes, result, lambda a, b, x: attach_system(a, b, x, again))
-
-
-def _check_names(assume_a: str, pivot: str | None, certify: str) -> None:
-    check_name("structure assume_a", assume_a, STRUCTURES)
-    check_name("pivot", pivot, PIVOTING, optional=True)
-    if pivot is not None and assume_a == "pos":
-        raise ValueError(f"pivot={pivot!r} is for LU, and assume_a='pos' asks for Cholesky: leave one out")
-    check_name("certify", certify, CERTIFIED)
-
-
-def _check_square(a: torch.Tensor) -> None:
-    if a.ndim >= 2 and a.shape[-1] != a.shape[-2]:
-        m, n = a.shape[-2:]
-        raise ValueError(f"A must be square, got {m} x {n}; use neula.lstsq for other shapes")
 
 
 def _solve(systems: Systems, call: Call, begun: Answer[SystemsSolutions] | None) -> Run[SystemsSolutions]:

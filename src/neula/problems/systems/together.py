@@ -107,14 +107,11 @@ def _lu(scaled: ScaledSystems, engine: Engine, *, format: Format) -> tuple[Facto
             "neula.lstsq for the minimum-norm solution",
         )
     inverted = inverted_lu(lu, pivots, engine.tuning) if format is FP64 else None
-    growth = over(_largest_of_u(lu).double(), largest_magnitude(scaled.a, (1, 2)))
-    return inverted or library_solvers(lu, pivots), growth
-
-
-def _largest_of_u(lu: torch.Tensor) -> torch.Tensor:
-    """Largest elements of U, shape (batch,); those of L are at most 1."""
     largest = largest_magnitude(lu, (1, 2))
-    return largest if bool((largest > 1).all()) else largest_magnitude(lu.triu(), (1, 2))
+    if not bool((largest > 1).all()):  # that may be one of L, whose elements are at most 1
+        largest = largest_magnitude(lu.triu(), (1, 2))
+    growth = over(largest.double(), largest_magnitude(scaled.a, (1, 2)))
+    return inverted or library_solvers(lu, pivots), growth
 
 
 def _definite(

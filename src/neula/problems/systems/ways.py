@@ -69,34 +69,31 @@ Solution = Answer[SystemsSolutions]
 
 
 def lu(
-    system: EquilibratedSystem, before: Solution | None, format: Format, *, krylov: bool = True
+    system: EquilibratedSystem, before: Solution | None, *, label: str, format: Format, krylov: bool = True
 ) -> Solution:
     """LU without interchanges, of A where its leading block allows it, and GMRES only if ``krylov``."""
     if system.options.pivot is None and not system.needs_no_pivoting(format):
         raise Declined
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=False)
-    return _refined(system, f"lu {format.name}", factors, format, krylov=krylov)
+    return _refined(system, label, factors, format, krylov=krylov)
 
 
 def mixed_by_butterflies(
-    system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic
+    system: EquilibratedSystem, before: Solution | None, *, label: str, compute: str
 ) -> Solution:
     """LU without interchanges of A mixed by butterflies, where that of A itself is not tried."""
+    arithmetic = Arithmetic.named(compute)
     untried = system.options.pivot is not None or arithmetic.corrected
     if not untried and system.needs_no_pivoting(arithmetic.format):
         raise Declined
-    return _mixed(system, arithmetic)
+    return _mixed(system, label, arithmetic)
 
 
-def lu_if_harmless(systems: Systems, before: Solution | None, format: Format) -> Solution:
+def lu_if_harmless(systems: Systems, before: Solution | None, *, label: str, format: Format) -> Solution:
     """LU without interchanges of a large system before anything else is tried, where a few steps do."""
-    return lu(
-        EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options),
-        before,
-        format,
-        krylov=False,
-    )
+    system = EquilibratedSystem.from_arrays(systems.a[0], systems.b[0], systems.options)
+    return lu(system, before, label=label, format=format, krylov=False)
 
 
 def mixed_with_gmres(systems: Systems, before: Solution | None) -> Solution:
@@ -114,16 +111,18 @@ def mixed_if_unsolved(system: EquilibratedSystem, before: Solution | None) -> So
     # Elements of some matrices grow exponentially with partial pivoting, and hardly when mixed.
     if before is not None and bool(before.values.refined_error <= system.bound):
         raise Declined
-    return _mixed(system, Arithmetic(FP64))
+    return _mixed(system, MIXED, Arithmetic(FP64))
 
 
-def pivoted_lu(system: EquilibratedSystem, before: Solution | None, format: Format) -> Solution:
+def pivoted_lu(
+    system: EquilibratedSystem, before: Solution | None, *, label: str, format: Format
+) -> Solution:
     engine = system.options.engine.using(format)
     factors = _factorize(system, system.fill(engine), engine, pivoting=True)
-    return _refined(system, f"lu {format.name} with pivoting", factors, format)
+    return _refined(system, label, factors, format)
 
 
-def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
+def by_library(system: EquilibratedSystem, before: Solution | None, *, label: str) -> Solution:
     report = stage(system.options.progress, "factorizing in fp64")
     scales = system.scales
     a = system.a if scales.trivial else system.fill(system.options.engine.using(FP64))
@@ -135,14 +134,14 @@ def by_library(system: EquilibratedSystem, before: Solution | None) -> Solution:
         ) from None
     report(1.0)
     factors = lu if scales.trivial else Equilibrated(lu, scales)
-    return _refine(system, "lu fp64 with pivoting", factors, FP64)
+    return _refine(system, label, factors, FP64)
 
 
-def by_cholesky(system: EquilibratedSystem, before: Solution | None, arithmetic: Arithmetic) -> Solution:
-    engine, label = system.options.engine.using(arithmetic), f"cholesky {arithmetic.name}"
+def by_cholesky(system: EquilibratedSystem, before: Solution | None, *, label: str, compute: str) -> Solution:
+    engine = system.options.engine.using(compute)
     if engine.format is not FP64 and system.smallest < SHIFT * engine.format.u:
         raise Declined(f"the smallest eigenvalue seems to be {system.smallest:.1e}")
-    report = stage(system.options.progress, f"factorizing in {arithmetic.name}")
+    report = stage(system.options.progress, f"factorizing in {compute}")
     try:
         factors = _cholesky_factor(system, engine)
     except FallingPivotsError as error:
@@ -175,14 +174,14 @@ def _cholesky_factor(system: EquilibratedSystem, engine: Engine) -> CholeskyFact
     return CholeskyFactor.from_factor(lower, engine.storage, width, lost, rounded=rounded)
 
 
-def _mixed(system: EquilibratedSystem, arithmetic: Arithmetic) -> Solution:
+def _mixed(system: EquilibratedSystem, label: str, arithmetic: Arithmetic) -> Solution:
     engine, n = system.options.engine.using(arithmetic), len(system.a)
     transform = TwoSided.random(n, system.a.device)
     # Butterflies add and subtract: in the wider precision, before anything is rounded.
     work = engine.empty(padded(n), padded(n))
     system.scales.fill(work[:n, :n], system.a, engine)
     factors = Butterflied(_factorize(system, transform.apply_(work), engine, pivoting=False), transform)
-    return _refined(system, f"rbt + lu {arithmetic.name}", factors, engine.format)
+    return _refined(system, label, factors, engine.format)
 
 
 def _factorize(
@@ -300,17 +299,14 @@ def _too_poor(system: EquilibratedSystem, factors: Factorization) -> bool:
 
 
 def _doubt(system: EquilibratedSystem, refined: Refined) -> str:
-    """Factors in a low format cannot tell that A is singular, but the size of x may."""
-    condition = _condition_at_least(system, refined)
+    """Factors in a low format cannot tell that A is singular, but the size of x may: ``||A|| ||x|| / ||b||``
+    is a lower bound on the condition number, in the best of the scalings.
+    """
+    bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
+    condition = float(torch.stack(bounds).min())
     if condition <= SINGULAR / FP64.u:
         return ""
     return f"condition number at least {condition:.1e}: A may be singular"
-
-
-def _condition_at_least(system: EquilibratedSystem, refined: Refined) -> float:
-    """``||A|| ||x|| / ||b||``, a lower bound on the condition number, in the best of the scalings."""
-    bounds = [scaling.condition_at_least(system.b, refined.x).max() for scaling in system.scalings]
-    return float(torch.stack(bounds).min())
 
 
 def _members(
@@ -433,8 +429,10 @@ def by_core(
         solved_ones = accepted
         numbers[FORWARD, ~accepted], found.forward_errors[~accepted] = math.inf, math.inf
     values = SystemsSolutions.from_numbers(found.x, numbers, forward_error=found.forward_errors)
-    updates, errors = _history(found, solved_ones)
-    return Answer(values, label, "", updates, errors, measured=numbers, again=True)
+    # The most updates of an accepted system, and the largest errors before, between and after.
+    updates, *errors = found.numbers[found.places["updates"] :, solved_ones].max(1).tolist()
+    history = (*errors[: int(updates)], errors[-1])
+    return Answer(values, label, "", int(updates), history, measured=numbers, again=True)
 
 
 def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
@@ -453,9 +451,3 @@ def _each_large(systems: Systems, format: Format) -> CompiledSolutions | None:
             return None
         found.append(one)
     return CompiledSolutions.joined(found)
-
-
-def _history(found: CompiledSolutions, accepted: np.ndarray | slice) -> tuple[int, tuple[float, ...]]:
-    """How many updates accepted systems have needed, and their largest errors before, between and after."""
-    updates, *errors = found.numbers[found.places["updates"] :, accepted].max(1).tolist()
-    return int(updates), (*errors[: int(updates)], errors[-1])
