@@ -111,16 +111,6 @@ def test_conditions(n: int, target: type[np.floating]) -> None:
     assert (found.conditions <= 10 * true).all()
 
 
-def test_growth() -> None:
-    """Wilkinson's matrix, whose elements double in each step."""
-    n = 10
-    a = np.eye(n) - np.tril(np.ones((n, n)), -1)
-    a[:, -1] = 1
-    for order in (a, a.T):
-        growth = neula.solve(np.stack([order, np.eye(n)]), np.ones((2, n, 1))).growth
-        assert growth in (1.0, 2.0, 2.0**9)
-
-
 @pytest.mark.parametrize("positive", [False, True])
 def test_larger_ones_one_after_the_other(positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as alone, and one that has no factors is named."""
