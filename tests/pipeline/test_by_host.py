@@ -65,12 +65,10 @@ SMALL: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("compute", SMALL)
 def test_small_ones_are_the_hosts(compute: Callable[..., Any], launching: None) -> None:
-    assert compute().engine == compute(engine="cpu").engine
-    assert compute().converged
-
-
-@pytest.mark.parametrize("compute", SMALL)
-def test_an_engine_that_is_named_computes(compute: Callable[..., Any], launching: None) -> None:
+    """Unless an engine is named."""
+    found = compute()
+    assert found.engine == compute(engine="cpu").engine
+    assert found.converged
     assert compute(engine=Launching("cpu")).engine == str(Launching("cpu"))
 
 
