@@ -181,26 +181,6 @@ def test_bounds(bounds):
         assert ours.optimality < 1e-6
 
 
-def test_bounded_linear_problems_of_every_kind():
-    """Against SciPy's solver of linear ones, by the Karush-Kuhn-Tucker conditions."""
-    for _ in range(20):
-        m, n = RNG.integers(5, 30), RNG.integers(1, 6)
-        a, b = RNG.standard_normal((m, n)), RNG.standard_normal(m)
-        lower = RNG.uniform(-0.5, 0.1, n)
-        upper = lower + RNG.uniform(0.05, 0.6, n)
-        result = neula.least_squares(
-            lambda x, a=a, b=b: a @ x - b, (lower + upper) / 2, bounds=(lower, upper)
-        )
-        expected = scipy.optimize.lsq_linear(a, b, (lower, upper), method="bvls", tol=1e-14)
-        np.testing.assert_allclose(result.cost, expected.cost, rtol=1e-10)
-        gradient = a.T @ (a @ result.x - b)
-        inside = (result.x > lower) & (result.x < upper)
-        assert np.abs(gradient[inside]).max(initial=0.0) < 1e-8
-        assert (gradient[result.x == lower] >= 0).all()
-        assert (gradient[result.x == upper] <= 0).all()
-        assert result.converged
-
-
 @pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
 @pytest.mark.parametrize("jac", [None, decay_jacobian])
 def test_losses(loss, jac):

@@ -92,20 +92,6 @@ def test_scaled_systems_are_those_that_were_given(rows: int, columns: int) -> No
     assert torch.allclose(scaled.norms[..., 0], norms, rtol=1e-14, atol=0)
 
 
-@pytest.mark.parametrize("size", [-NEAR - 9, -NEAR + 9, 0, NEAR - 9, NEAR + 9])
-def test_matrices_that_are_alike_and_near_one_stay(size: int) -> None:
-    """Whatever the others of a batch are; where they are not near one, they are scaled."""
-    stays, graded = torch.ldexp(1 + noise(7, 7).abs().clamp_max(3), torch.tensor(size)), noise(7, 7)
-    a, b = torch.stack([stays, in_units(graded, 30, 30)]), noise(2, 7, 1)
-    scaled = ScaledSystems.from_arrays(a, b)
-    check_exact(scaled.a, scaled.rows + scaled.columns, a)
-    assert torch.equal(scaled.a[0], stays) == (abs(size) < NEAR)
-    assert scaled.columns[1].any()
-    assert scaled.rows[1].any()
-    norms = torch.linalg.vector_norm(torch.ldexp(a, -scaled.columns), dim=1)
-    torch.testing.assert_close(scaled.norms[..., 0], norms, rtol=(7 + 2) * U64, atol=0)
-
-
 @pytest.mark.parametrize("rows", UNITS[:3])
 @pytest.mark.parametrize("columns", UNITS[:3])
 def test_backward_errors_are_those_in_both_units(rows: int, columns: int) -> None:
