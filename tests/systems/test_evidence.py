@@ -14,14 +14,16 @@ from tests.matrices import normal
 import neula
 from campaign.oracle import System
 from neula.algorithms.elimination.equilibrate import Equilibrated, equilibrate
-from neula.algorithms.elimination.factorization import mixed_lu
+from neula.algorithms.elimination.factorization import MixedLU, mixed_lu
+from neula.algorithms.krylov import gmres
 from neula.algorithms.krylov.driver import Refined
 from neula.algorithms.krylov.iterative_refinement import classical, gmres_refinement
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.certificates.backward_error import Measures
 from neula.engines import EmulatedEngine
+from neula.engines.shipped import EMULATED
 from neula.io.matrices import random_matrix
-from neula.problems.systems import evidence
+from neula.problems.systems import evidence, ways
 from neula.problems.systems.evidence import ESTIMATED, SystemEvidence
 from scaled_errors import scaled_errors
 
@@ -220,3 +222,26 @@ def test_nothing_more_is_solved_for_where_large_systems_are_not(monkeypatch: pyt
     assert not found.converged
     assert np.isinf(found.condition)
     assert np.isinf(found.forward_error)
+
+
+@pytest.mark.usefixtures("costly")
+@pytest.mark.parametrize(("cond", "poor"), [(1e3, False), (1e8, True)])
+def test_poor_factors_are_noticed_before_gmres(
+    cond: float, poor: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By one step for some random vectors, where GMRES would come first and give up after twenty."""
+    monkeypatch.setattr(ways, "HARMLESS", 0.0)
+    monkeypatch.setattr(ways, "TOO_POOR", 1.5)  # small matrices have fewer directions
+    monkeypatch.setattr(MixedLU, "narrow", True)
+    monkeypatch.setattr(EmulatedEngine, "tuning", replace(EMULATED, at_a_time=8))
+    steps, step = [], gmres.Space._step
+    monkeypatch.setattr(gmres.Space, "_step", lambda *x: [steps.append(x), step(*x)][1])
+    a = random_matrix("geometric", 300, 300, cond=cond)
+    found = neula.solve(a, a.sum(1, keepdim=True), engine="emulated")
+    assert found.converged
+    first = found.attempts[0]
+    assert first.method.startswith("lu fp16 with pivoting")
+    assert ("too poor" in first.reason) == poor
+    assert first.accepted == (not poor)
+    if not poor:
+        assert len(steps) > 0

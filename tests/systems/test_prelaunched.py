@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import neula
 from neula.algorithms.elimination import cholesky
 from neula.algorithms.elimination.butterfly import TwoSided
-from neula.engines import CpuEngine
+from neula.engines import CpuEngine, EmulatedEngine
 from neula.engines.shipped import cuda_tuning
 from neula.io.matrices import random_matrix
 from neula.kernels.cholesky.cholesky_tiles import InvertedFactor, factor_inverted
@@ -277,3 +277,19 @@ def test_gmres_goes_on_where_refinement_does_not(noise: float, monkeypatch: pyte
     # Rounding errors decide whether GMRES does, and the library goes on where it does not.
     assert methods[2:] in ([], [LIBRARY] * (noise < 1e-9))
     assert float((found.x - x).norm()) <= 160 * 2**-53 * found.condition * float(x.norm())
+
+
+class Emulated(EmulatedEngine):
+    """With the thresholds of a GPU, and its formats."""
+
+    tuning = replace(OnAGPU.tuning, harmless=100)
+
+
+@pytest.mark.parametrize(("shift", "method"), [(300.0, "lu fp16"), (0.0, MIXED)])
+def test_what_needs_no_pivots_is_found_first(shift: float, method: str) -> None:
+    a, x = random_matrix("normal", 130, 130), torch.linspace(1, 2, 130, dtype=torch.float64)
+    a.diagonal().add_(shift)
+    found = neula.solve(a, a @ x, engine=Emulated("cpu"))
+    assert found.converged
+    assert [attempt.method for attempt in found.attempts] == [method]
+    assert float((found.x - x).norm()) <= 130 * 2**-52 * found.condition * float(x.norm())
