@@ -259,3 +259,21 @@ def test_in_half_precision_with_plain_residuals(condition: float) -> None:
 def test_an_r_that_is_no_good_is_noticed(condition: float, given: dict[str, Any]) -> None:
     """Rank-deficient matrices among them: no answer is accepted, whatever x is."""
     assert not accepted(solved(*problem(condition), **given).values)
+
+
+@pytest.mark.parametrize(
+    ("shape", "engine", "given"),
+    [
+        ((150, 60), "emulated", {"damp": 0.1}),
+        ((150, 60), "emulated", {"weights": torch.linspace(1, 2, 150)}),
+        ((40, 90), "emulated", {}),
+        ((150, 60), "cpu", {}),
+    ],
+    ids=["damping", "weights", "wide", "LAPACK"],
+)
+def test_others_take_a_copy(
+    shape: tuple[int, int], engine: str, given: dict[str, Any], dtypes: list[torch.dtype]
+) -> None:
+    b = single(shape[0], 1, seed=1)
+    assert neula.lstsq(single(*shape), b, engine=engine, algorithm="cgls", **given).converged
+    assert dtypes == [torch.float64]

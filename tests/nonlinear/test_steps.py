@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from neula.algorithms.nonlinear import differentiate
 from neula.algorithms.nonlinear.damped import CLOSE, damped_steps
@@ -134,3 +135,29 @@ def test_differences_at_zero_are_as_long_as_x_has_been():
     steps = differences.steps(x, typical)
     expected = 2.0**-26 * torch.tensor([1e3, 1e3, 1e-3])
     np.testing.assert_allclose(steps[0], expected, rtol=1e-3)
+
+
+@pytest.mark.parametrize("way", ["columns", "forward", "rows"])
+@pytest.mark.parametrize(
+    "product", [torch.mv, lambda a, x: torch.einsum("mn,n->m", a, x)], ids=["mv", "einsum"]
+)
+def test_many_tangents_are_one_product(way, product, monkeypatch):
+    """With a matrix that is read once, and not once for each of them."""
+    monkeypatch.setattr(differentiate, "LARGE", 1)
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(30, 20, generator=generator, dtype=torch.float64)
+    x = 0.1 * torch.randn(1, 20, generator=generator, dtype=torch.float64)
+    seen = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.bmm.default:
+                seen.append(args[0].shape[0])
+            return func(*args, **(kwargs or {}))
+
+    out = torch.empty(1, 30, 20, dtype=torch.float64)
+    with Seen():
+        getattr(differentiate, way)(lambda p: torch.tanh(product(a, p[0]))[None], x, out)
+    exact = (1 - torch.tanh(a @ x[0]) ** 2)[:, None] * a
+    np.testing.assert_allclose(out[0], exact, rtol=1e-13, atol=1e-15)
+    assert max(seen, default=1) == 1

@@ -182,3 +182,10 @@ def test_blocks_in_two_precisions() -> None:
     x = torch.ones(70, 2, dtype=torch.float64)
     assert torch.allclose(t.double() @ blocks.solve(x.clone()), x, rtol=0, atol=1e-13)
     assert torch.allclose(t.double().T @ blocks.mH.solve(x.clone()), x, rtol=0, atol=1e-13)
+
+
+def test_what_is_not_finite_in_one_triangle_alone_is_found() -> None:
+    a = conditioned(300, 10.0)
+    a[7, 200] = np.nan
+    with pytest.raises(ValueError, match=r"A\[7, 200\]"):
+        neula.solve(a, np.ones(300), assume_a="pos", engine="emulated")
