@@ -26,46 +26,40 @@ Call = Callable[[ModuleType, np.ndarray, np.ndarray], Any]
 
 TENSOR = torch.from_numpy
 SHAPES = [(0, 0), (0, 3), (3, 0), (3, 3), (2, 0, 3), (2, 3, 0), (0, 3, 3), (3,)]
+NUMPY = {
+    "solve": lambda la, a, b: la.solve(a, b),
+    "lstsq": lambda la, a, b: la.lstsq(a, b),
+    "cholesky": lambda la, a, b: la.cholesky(a),
+    "pinv": lambda la, a, b: la.pinv(a),
+    "eigh": lambda la, a, b: la.eigh(a),
+    "eigvalsh": lambda la, a, b: la.eigvalsh(a),
+    "svd": lambda la, a, b: la.svd(a),
+    "qr": lambda la, a, b: tuple(map(abs, la.qr(a))),
+}
+RANKS = {
+    "matrix_rank": lambda la, a, b: la.matrix_rank(a),
+    "cond": lambda la, a, b: la.cond(a),
+    "norm": lambda la, a, b: la.norm(a, 2),
+}
+SVDVALS = {"svdvals": lambda la, a, b: la.svdvals(a)}
+SCIPY = {
+    "orth": lambda la, a, b: la.orth(a),
+    "pinv": lambda la, a, b: la.pinv(a, return_rank=True),
+    "lu": lambda la, a, b: la.lu_solve(la.lu_factor(a), b),
+    "lu, trans": lambda la, a, b: la.lu_solve(la.lu_factor(a), b, trans=1),
+    "sqrtm": lambda la, a, b: la.sqrtm(a),
+    "power": lambda la, a, b: la.fractional_matrix_power(a, 0.3),
+}
+HERMITIAN = {"pinv, hermitian": lambda la, a, b: la.pinv(a, hermitian=True)}
+NUCLEAR = {"matrix_norm": lambda la, a, b: la.matrix_norm(a, "nuc")}
 FUNCTIONS: dict[str, tuple[ModuleType, ModuleType, Call]] = {
-    "numpy.solve": (np_compat, np.linalg, lambda la, a, b: la.solve(a, b)),
-    "numpy.lstsq": (np_compat, np.linalg, lambda la, a, b: la.lstsq(a, b)),
-    "numpy.qr": (np_compat, np.linalg, lambda la, a, b: tuple(map(np.abs, la.qr(a, "complete")))),
-    "numpy.cholesky": (np_compat, np.linalg, lambda la, a, b: la.cholesky(a)),
-    "numpy.pinv": (np_compat, np.linalg, lambda la, a, b: la.pinv(a)),
-    "numpy.eigh": (np_compat, np.linalg, lambda la, a, b: la.eigh(a)),
-    "numpy.eigvalsh": (np_compat, np.linalg, lambda la, a, b: la.eigvalsh(a)),
-    "numpy.svd": (np_compat, np.linalg, lambda la, a, b: la.svd(a)),
-    "numpy.matrix_rank": (np_compat, np.linalg, lambda la, a, b: la.matrix_rank(a)),
-    "numpy.cond": (np_compat, np.linalg, lambda la, a, b: la.cond(a)),
-    "numpy.norm": (np_compat, np.linalg, lambda la, a, b: la.norm(a, 2)),
-    "numpy.pinv, hermitian": (np_compat, np.linalg, lambda la, a, b: la.pinv(a, hermitian=True)),
-    "scipy.solve": (sp_compat, scipy.linalg, lambda la, a, b: la.solve(a, b)),
-    "scipy.lstsq": (sp_compat, scipy.linalg, lambda la, a, b: la.lstsq(a, b)),
-    "scipy.qr": (sp_compat, scipy.linalg, lambda la, a, b: tuple(map(np.abs, la.qr(a)))),
-    "scipy.orth": (sp_compat, scipy.linalg, lambda la, a, b: la.orth(a)),
-    "scipy.pinv": (sp_compat, scipy.linalg, lambda la, a, b: la.pinv(a, return_rank=True)),
-    "scipy.cholesky": (sp_compat, scipy.linalg, lambda la, a, b: la.cholesky(a)),
-    "scipy.lu": (sp_compat, scipy.linalg, lambda la, a, b: la.lu_solve(la.lu_factor(a), b)),
-    "scipy.lu, trans": (sp_compat, scipy.linalg, lambda la, a, b: la.lu_solve(la.lu_factor(a), b, trans=1)),
-    "scipy.eigh": (sp_compat, scipy.linalg, lambda la, a, b: la.eigh(a)),
-    "scipy.eigvalsh": (sp_compat, scipy.linalg, lambda la, a, b: la.eigvalsh(a)),
-    "scipy.svd": (sp_compat, scipy.linalg, lambda la, a, b: la.svd(a)),
-    "scipy.svdvals": (sp_compat, scipy.linalg, lambda la, a, b: la.svdvals(a)),
-    "scipy.sqrtm": (sp_compat, scipy.linalg, lambda la, a, b: la.sqrtm(a)),
-    "scipy.power": (sp_compat, scipy.linalg, lambda la, a, b: la.fractional_matrix_power(a, 0.3)),
-    "torch.solve": (torch_compat, torch.linalg, lambda la, a, b: la.solve(TENSOR(a), TENSOR(b))),
-    "torch.lstsq": (torch_compat, torch.linalg, lambda la, a, b: la.lstsq(TENSOR(a), TENSOR(b))),
-    "torch.qr": (torch_compat, torch.linalg, lambda la, a, b: [x.abs() for x in la.qr(TENSOR(a))]),
-    "torch.cholesky": (torch_compat, torch.linalg, lambda la, a, b: la.cholesky(TENSOR(a))),
-    "torch.pinv": (torch_compat, torch.linalg, lambda la, a, b: la.pinv(TENSOR(a))),
-    "torch.eigh": (torch_compat, torch.linalg, lambda la, a, b: la.eigh(TENSOR(a))),
-    "torch.eigvalsh": (torch_compat, torch.linalg, lambda la, a, b: la.eigvalsh(TENSOR(a))),
-    "torch.svd": (torch_compat, torch.linalg, lambda la, a, b: la.svd(TENSOR(a))),
-    "torch.svdvals": (torch_compat, torch.linalg, lambda la, a, b: la.svdvals(TENSOR(a))),
-    "torch.matrix_rank": (torch_compat, torch.linalg, lambda la, a, b: la.matrix_rank(TENSOR(a))),
-    "torch.cond": (torch_compat, torch.linalg, lambda la, a, b: la.cond(TENSOR(a))),
-    "torch.matrix_norm": (torch_compat, torch.linalg, lambda la, a, b: la.matrix_norm(TENSOR(a), "nuc")),
-    "torch.norm": (torch_compat, torch.linalg, lambda la, a, b: la.norm(TENSOR(a), 2)),
+    f"{peer.__name__}.{name}": (compat, peer, call)
+    for compat, peer, calls in (
+        (np_compat, np.linalg, NUMPY | RANKS | HERMITIAN),
+        (sp_compat, scipy.linalg, NUMPY | SCIPY | SVDVALS),
+        (torch_compat, torch.linalg, NUMPY | RANKS | SVDVALS | NUCLEAR),
+    )
+    for name, call in calls.items()
 }
 
 
@@ -87,12 +81,11 @@ def outcome(function: Callable[[], Any]) -> tuple[Any, ...]:
 def test_nothing_is_answered_as_by_the_library(name: str, k: int | None) -> None:
     """Shapes of all sorts that are empty, singular matrices with and without right-hand sides."""
     compat, peer, call = FUNCTIONS[name]
+    wrap = TENSOR if compat is torch_compat else np.asarray
     for shape in SHAPES:
-        a = np.zeros(shape)
-        b = np.zeros(shape[:-1] if k is None else (*shape[:-1], k))
-        assert outcome(lambda a=a, b=b: call(compat, a, b)) == outcome(lambda a=a, b=b: call(peer, a, b)), (
-            shape
-        )
+        given = np.zeros(shape), np.zeros(shape[:-1] if k is None else (*shape[:-1], k))
+        ours, theirs = (outcome(partial(call, la, *map(wrap, given))) for la in (compat, peer))
+        assert ours == theirs, shape
 
 
 CALLS_OF_VALUES: dict[str, Callable[[Any, Any], Any]] = {
@@ -103,33 +96,29 @@ CALLS_OF_VALUES: dict[str, Callable[[Any, Any], Any]] = {
     "norm": lambda la, a: la.norm(a, 2),
     "nuclear norm": lambda la, a: la.norm(a, "nuc"),
 }
+NUMPYS, TORCHS = np.linalg.LinAlgError, torch.linalg.LinAlgError
 REFUSED: dict[str, tuple[type[Exception], Callable[[np.ndarray], Any]]] = {
     **{
-        f"numpy.{name}": (np.linalg.LinAlgError, partial(call, np_compat))
+        f"numpy.{name}": (NUMPYS, partial(call, np_compat))
         for name, call in CALLS_OF_VALUES.items()
         if name != "svdvals" or hasattr(np.linalg, name)
     },
     **{
-        f"torch.{name}": (torch.linalg.LinAlgError, lambda a, call=call: call(torch_compat, TENSOR(a)))
+        f"torch.{name}": (TORCHS, lambda a, call=call: call(torch_compat, TENSOR(a)))
         for name, call in CALLS_OF_VALUES.items()
     },
-    "scipy.svd": (ValueError, lambda a: sp_compat.svd(a, check_finite=False)),
-    "scipy.svdvals": (ValueError, lambda a: sp_compat.svdvals(a, check_finite=False)),
-    "numpy.pinv": (np.linalg.LinAlgError, np_compat.pinv),
-    "numpy.pinv, hermitian": (np.linalg.LinAlgError, lambda a: np_compat.pinv(a, hermitian=True)),
-    "numpy.lstsq": (np.linalg.LinAlgError, lambda a: np_compat.lstsq(a, np.ones(len(a)))),
-    "scipy.pinv": (ValueError, sp_compat.pinv),
-    "scipy.pinv, unchecked": (ValueError, lambda a: sp_compat.pinv(a, check_finite=False)),
+    **{
+        f"scipy.{name}": (ValueError, lambda a, name=name: getattr(sp_compat, name)(a, check_finite=False))
+        for name in ("svd", "svdvals", "pinv")
+    },
+    "numpy.pinv": (NUMPYS, np_compat.pinv),
+    "numpy.pinv, hermitian": (NUMPYS, lambda a: np_compat.pinv(a, hermitian=True)),
+    "numpy.lstsq": (NUMPYS, lambda a: np_compat.lstsq(a, np.ones(len(a)))),
+    "scipy.pinv, checked": (ValueError, sp_compat.pinv),
     "scipy.lstsq": (ValueError, lambda a: sp_compat.lstsq(a, np.ones(len(a)))),
-    "scipy.lstsq, unchecked": (
-        np.linalg.LinAlgError,
-        lambda a: sp_compat.lstsq(a, np.ones(len(a)), check_finite=False),
-    ),
-    "torch.pinv": (torch.linalg.LinAlgError, lambda a: torch_compat.pinv(TENSOR(a))),
-    "torch.lstsq": (
-        torch.linalg.LinAlgError,
-        lambda a: torch_compat.lstsq(TENSOR(a), torch.ones(len(a), 1, dtype=TENSOR(a).dtype)),
-    ),
+    "scipy.lstsq, unchecked": (NUMPYS, lambda a: sp_compat.lstsq(a, np.ones(len(a)), check_finite=False)),
+    "torch.pinv": (TORCHS, lambda a: torch_compat.pinv(TENSOR(a))),
+    "torch.lstsq": (TORCHS, lambda a: torch_compat.lstsq(*map(TENSOR, (a, np.ones((len(a), 1), a.dtype))))),
     "scipy.nnls": (ValueError, lambda a: opt_compat.nnls(a.real, np.ones(len(a)))),
     "scipy.lsq_linear": (ValueError, lambda a: opt_compat.lsq_linear(a.real, np.ones(len(a)))),
 }

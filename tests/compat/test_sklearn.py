@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -208,18 +209,22 @@ def test_tensors(dtype) -> None:
     for call in (model.transform, model.inverse_transform, model.score, Ridge().fit(X, y).predict):
         with pytest.raises(TypeError, match=r"X is of type ndarray, and .* was fitted with tensors"):
             call(X.numpy())
-    with pytest.raises(ValueError, match="expecting 5 features"):
-        model.transform(X[:, :3])
-    with pytest.raises(ValueError, match="NaN"):
-        Ridge().fit(X * torch.nan, y)
-    with pytest.raises(ValueError, match="60 samples and y 59"):
-        Ridge().fit(X, y[:-1])
-    with pytest.raises(ValueError, match="two dimensions"):
-        Ridge().fit(y, y)
-    with pytest.raises(ValueError, match="requires y"):
-        Ridge().fit(X, None)
-    with pytest.raises(ValueError, match="Negative values"):
-        Ridge().fit(X, y, -w)
+    for message, function, given in [
+        ("expecting 5 features", model.transform, (X[:, :3],)),
+        ("NaN", Ridge().fit, (X * torch.nan, y)),
+        ("60 samples and y 59", Ridge().fit, (X, y[:-1])),
+        ("two dimensions", Ridge().fit, (y, y)),
+        ("requires y", Ridge().fit, (X, None)),
+        ("Negative values", Ridge().fit, (X, y, -w)),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            function(*given)
+    for model in (LinearRegression(), Ridge()):
+        expected = clone(model).fit(X, y, w)
+        for some in (slice(0, 7), slice(7, None)):
+            model.partial_fit(X[some], y[some], w[some])
+        assert model.coef_.dtype == dtype
+        assert torch.allclose(model.coef_, expected.coef_, rtol=1e-5)
 
 
 def test_feature_names_pickling_and_evidence() -> None:
@@ -282,8 +287,9 @@ def test_standard_errors_count_the_intercept(intercept, weighted) -> None:
     X, y, w = data()
     expected = sm.WLS(y, sm.add_constant(X) if intercept else X, weights=w if weighted else 1.0).fit()
     given = w if weighted else None
-    models = [LinearRegression(fit_intercept=intercept).fit(X, y, given)]
-    models += [Ridge(0.0, fit_intercept=intercept).fit(X, y, given)]
+    models = [
+        kind(fit_intercept=intercept).fit(X, y, given) for kind in (LinearRegression, partial(Ridge, 0.0))
+    ]
     for size in (1, 7, len(y)):
         parts = LinearRegression(fit_intercept=intercept)
         for rows in (slice(k, k + size) for k in range(0, len(y), size)):
@@ -295,39 +301,12 @@ def test_standard_errors_count_the_intercept(intercept, weighted) -> None:
         assert np.isclose(result.effective_degrees_of_freedom, X.shape[1] + intercept)
         assert np.allclose(result.standard_errors(), expected.bse[intercept:], rtol=1e-10)
         assert np.allclose(result.confidence_intervals(), expected.conf_int()[intercept:], rtol=1e-9)
-    hat = np.square(np.linalg.qr(expected.model.wexog)[0]).sum(1)
-    for result in (models[0].result_, models[1].result_):
-        for robust in ("HC0", "HC1", "HC2", "HC3"):
-            errors = expected.get_robustcov_results(robust).bse[intercept:]
-            assert np.allclose(result.standard_errors(robust=robust), errors, rtol=1e-9)
-        assert np.allclose(result.leverage(), hat, rtol=1e-10)
-    table = models[0].result_
-    for name, peer in (("adjusted_r_squared", "rsquared_adj"), ("aic", "aic"), ("f_statistic", "fvalue")):
-        assert np.isclose(getattr(table, name), getattr(expected, peer), rtol=1e-10)
-
-
-def test_leverages_of_a_damped_fit_add_up() -> None:
-    X, y, w = data()
-    for weights in (None, w):
-        result = Ridge(2.0).fit(X, y, weights).result_
-        root = np.sqrt(np.ones(len(y)) if weights is None else weights)
-        design, penalty = root[:, None] * np.column_stack([np.ones(len(y)), X]), 2.0 * np.eye(6)
-        penalty[0, 0] = 0.0  # the intercept has none
-        hat = design @ np.linalg.solve(design.T @ design + penalty, design.T)
-        assert np.allclose(result.leverage(), np.diag(hat), rtol=1e-10)
-        assert np.isclose(result.effective_degrees_of_freedom, np.trace(hat), rtol=1e-10)
-
-
-def test_parts_are_checked() -> None:
-    X, y, _ = data()
-    model = LinearRegression().partial_fit(X, y)
-    with pytest.raises(ValueError, match="'alpha' parameter"):
-        Ridge().partial_fit(X, y).set_params(alpha=-1.0).partial_fit(X, y)
-    for wrong in (X[:, :4], np.full_like(X, np.nan), np.full_like(X, np.inf), X[:0], np.full(X.shape, "a")):
-        with pytest.raises(ValueError, match=r"features|NaN|infinity|sample|could not convert"):
-            model.partial_fit(wrong, y[: len(wrong)])
-    with pytest.raises(ValueError, match="inconsistent"):
-        model.partial_fit(X, y[:-1])
+    for model in models[:2]:
+        errors = expected.get_robustcov_results("HC3").bse[intercept:]
+        assert np.allclose(model.result_.standard_errors(robust="HC3"), errors, rtol=1e-9)
+        hat = np.square(np.linalg.qr(expected.model.wexog)[0]).sum(1)
+        assert np.allclose(model.result_.leverage(), hat, rtol=1e-10)
+    assert np.isclose(models[0].result_.aic, expected.aic, rtol=1e-10)
 
 
 @pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # a difference of rounding errors has no rank
@@ -350,28 +329,23 @@ def test_rows_that_cannot_be_added() -> None:
     assert not hasattr(NonNegativeLeastSquares(), "partial_fit")
     assert not hasattr(Ridge(positive=True), "partial_fit")
     model = LinearRegression().partial_fit(X, y)
-    before = model.coef_.copy()
-    with pytest.raises(ValueError, match="b was a vector before"):
-        model.partial_fit(X, np.stack([y, y], 1))
-    with pytest.raises(ValueError, match="expecting 5 features"):
-        model.partial_fit(X[:, :3], y)
-    with pytest.raises(ValueError, match="expecting 5 features"):
-        model.partial_fit(torch.from_numpy(X[:, :3]), y)
+    before, refused = model.coef_.copy(), pickle.loads(pickle.dumps(LinearRegression().fit(X, y)))
+    for fitted, rows, right, message in [
+        (model, X, np.stack([y, y], 1), "b was a vector before"),
+        *(
+            (model, bad, y[: len(bad)], "expecting 5 features")
+            for bad in (X[:, :3], torch.from_numpy(X[:, :3]))
+        ),
+        *((model, np.full_like(X, bad), y, "NaN|infinity") for bad in (np.nan, np.inf)),
+        (model, X[:0], y[:0], "sample"),
+        (model, np.full(X.shape, "a"), y, "could not convert"),
+        (model, X, y[:-1], "inconsistent"),
+        (refused, X, y, "keeps no rows"),
+        (Ridge().partial_fit(X, y).set_params(alpha=-1.0), X, y, "'alpha' parameter"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            fitted.partial_fit(rows, right)
     assert np.array_equal(model.coef_, before)
-    fitted = pickle.loads(pickle.dumps(LinearRegression().fit(X, y)))
-    with pytest.raises(ValueError, match="keeps no rows"):
-        fitted.partial_fit(X, y)
-
-
-def test_tensors_in_parts() -> None:
-    X, y, w = (torch.from_numpy(x).float() for x in data())
-    for model in (LinearRegression(), Ridge()):
-        expected = clone(model).fit(X, y, w)
-        for some in (slice(0, 7), slice(7, None)):
-            model.partial_fit(X[some], y[some], w[some])
-        assert isinstance(model.coef_, torch.Tensor)
-        assert model.coef_.dtype == torch.float32
-        assert torch.allclose(model.coef_, expected.coef_, rtol=1e-5)
 
 
 @pytest.mark.parametrize("weights", [None, 2.0, "some"])

@@ -45,32 +45,12 @@ from neula.papers.verdicts import Outcome
 
 OF_PAPER = figures_by_name(LU_PAPER)
 
+
 ENGINE = EmulatedEngine("cpu", "fp16")
 U16, U32 = 2.0**-11, 2.0**-24
 SMALL = Setting(ExperimentScale.small)
 
 
-<<<<<<< HEAD
-@pytest.fixture(scope="module")
-def tables() -> dict[str, Measurements]:
-    return {
-        "table1": stored(bnd.measure_storage(SMALL, 300)),
-        "table2": stored(bnd.measure_panels(SMALL, 300)),
-    }
-
-
-F1, F2, F3, F4, F5, F6 = (
-    OF_PAPER["figure1"],
-    OF_PAPER["figure2"],
-    OF_PAPER["figure3"],
-    OF_PAPER["figure4"],
-    OF_PAPER["figure5"],
-    OF_PAPER["figure6"],
-)
-
-
-=======
->>>>>>> wip-t1
 def test_movement_is_that_of_the_papers_formulas() -> None:
     """Section 4.1: ``4/3 q n^2`` bytes for 3.1 with an fp32 matrix, ``2/3 q n^2`` for 4.1, to first order."""
     n, a = 256, hpl_ai_matrix(256, dtype=torch.float32)
@@ -113,9 +93,9 @@ def test_a_unit_is_measured_beside_its_emulation(monkeypatch: pytest.MonkeyPatch
 
 ON_A_GPU = [pytest.param(ExperimentScale.paper, marks=pytest.mark.gpu)]
 HELD = {
-    "figure5": (figures.FIGURE_5, figures.measure_tunable, [300], [1024]),
-    "table1": (bnd.TABLE_1, bnd.measure_storage, 300, 8192),
-    "table2": (bnd.TABLE_2, bnd.measure_panels, 300, 8192),
+    "figure5": (OF_PAPER["figure5"], figures.measure_tunable, [300], [1024]),
+    "table1": (OF_PAPER["table1"], bnd.measure_storage, 300, 8192),
+    "table2": (OF_PAPER["table2"], bnd.measure_panels, 300, 8192),
 }
 """Figures whose claims hold, functions that measure them, and sizes for a CPU and for a GPU."""
 
@@ -211,31 +191,6 @@ def test_underflow_does_not_count() -> None:
     assert bnd.factorization_error(a, factors) <= 2 * U16
 
 
-<<<<<<< HEAD
-def test_rows_of_the_tables(tables: dict[str, Measurements]) -> None:
-    for table in (OF_PAPER["table1"], OF_PAPER["table2"]):
-        assert all(claim.judge(tables[table.name]).holds for claim in table.claims)
-    assert tables["table1"].column("algorithm") == [SINGLE, HALF, BUFFERED]
-    assert tables["table1"].column("MB of factors") == pytest.approx([0.36, 0.18, 0.18])
-    assert tables["table1"].column("MB at most") == [None] * 3
-    assert tables["table2"].column("measured as") == [
-        BUFFERED,
-        WIDE_PANELS,
-        "5.2/3.1",
-        "5.2/3.1-fp32",
-        DOUBLY_LOW,
-        DOUBLY_WIDE,
-    ]
-    # In units of u16: n u32 is n / 8192.
-    wanted = [256, 2, 64, 2, 8, 2]
-    assert tables["table2"].column("f in u16") == pytest.approx([c + 300 / 8192 for c in wanted])
-
-
-# --- table 3 ----------------------------------------------------------------------------------------------
-
-
-=======
->>>>>>> wip-t1
 def few(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     """Only these matrices, as small as the files below."""
     problems = [p._replace(n=60) for p in figures.PROBLEMS if p.name in names]
@@ -385,9 +340,9 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
             {STANDARD} if unit == UNIT else set()
         )
     for claim in (
-        figures.FIGURE_1.claims[2],
-        figures.FIGURE_3.claims[0],
-        *(figures.FIGURE_4.claims[i] for i in (1, 3, 7)),
+        OF_PAPER["figure1"].claims[2],
+        OF_PAPER["figure3"].claims[0],
+        *(OF_PAPER["figure4"].claims[i] for i in (1, 3, 7)),
     ):
         verdict = claim.judge(rows)
         # 5.1 errs 20 to 61 times less than 4.1 on an H200, more than the paper's order of magnitude.
@@ -396,34 +351,6 @@ def test_errors_of_the_paper_on_a_gpu() -> None:
 
 
 @pytest.mark.gpu
-<<<<<<< HEAD
-def test_tunable_matrices_on_a_gpu() -> None:
-    rows = stored(figures.measure_tunable(Setting(ExperimentScale.paper), [1024]))
-    for claim in F5.claims:
-        verdict = claim.judge(rows)
-        assert verdict.holds, f"{claim.text}: {verdict.measured}"
-
-
-@pytest.mark.gpu
-def test_tables_on_a_gpu() -> None:
-    for figure in (OF_PAPER["table1"], OF_PAPER["table2"]):
-        measure = bnd.measure_storage if figure.name == "table1" else bnd.measure_panels
-        rows = stored(measure(Setting(ExperimentScale.paper), 8192))
-        for claim in figure.claims:
-            verdict = claim.judge(rows)
-            assert verdict.holds, f"{claim.text}: {verdict.measured}"
-
-
-@pytest.mark.gpu
-def test_rates_on_a_gpu() -> None:
-    rows = stored(figures.measure_performance(Setting(ExperimentScale.paper), [2048]))
-    assert rows.column("algorithm") == [*COMPARED, figures.LIBRARY, figures.LIBRARY_UNPIVOTED]
-    assert all(row["tflops"] > 0 for row in rows)
-
-
-@pytest.mark.gpu
-=======
->>>>>>> wip-t1
 def test_iterations_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(its, "CONDITIONS", [1e1])
     rows = stored(its.measure_iterations(Setting(ExperimentScale.paper), 256))

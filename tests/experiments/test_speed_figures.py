@@ -28,21 +28,7 @@ OF_PAPER = figures_by_name(QR_PAPER)
 column = both_products = models.v100_rates
 
 
-<<<<<<< HEAD
-FIGURES = [
-    OF_PAPER[name] for name in ("table3", "figure1", "figure2", "figure5", "figure6", "figure7", "table4")
-]
-by_name = pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-
-
-# --- the models, by hand ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("m", "n", "cutoff"), [(4096, 1024, 128), (32768, 16384, 128), (512, 64, 8)])
-def test_recurrence_5(m: int, n: int, cutoff: int) -> None:
-=======
 def test_recurrence_5() -> None:
->>>>>>> wip-t1
     """``2 m n^2`` operations, of which the panels are the part ``cutoff / n``."""
     for m, n, cutoff in ((4096, 1024, 128), (512, 64, 8)):
         for k in (n, n + 37):
@@ -134,13 +120,13 @@ def test_operations_outside_the_panels(cutoff: int) -> None:
 BARS = [(160, 160), (512, 32)]
 BARS = [(160, 160), (512, 32)]
 EACH = {
-    "table3": (models.TABLE_3, models.measure_rates, (512, 512), (4096, 1024)),
-    "figure1": (models.FIGURE_1, models.measure_householder, (512, 512), (4096, 1024)),
-    "figure2": (models.FIGURE_2, models.measure_recursion, (512, 512), (4096, 1024)),
-    "figure5": (perf.FIGURE_5, perf.measure_reortho, BARS, [(1024, 512), (4096, 128)]),
-    "figure6": (perf.FIGURE_6, perf.measure_panels, BARS, [(1024, 512), (4096, 128)]),
-    "figure7": (perf.FIGURE_7, perf.measure_low_format, BARS, [(1024, 512), (4096, 128)]),
-    "table4": (ls.TABLE_4, ls.measure_low_rank, (480, 160), (2048, 320)),
+    "table3": (OF_PAPER["table3"], models.measure_rates, (512, 512), (4096, 1024)),
+    "figure1": (OF_PAPER["figure1"], models.measure_householder, (512, 512), (4096, 1024)),
+    "figure2": (OF_PAPER["figure2"], models.measure_recursion, (512, 512), (4096, 1024)),
+    "figure5": (OF_PAPER["figure5"], perf.measure_reortho, BARS, [(1024, 512), (4096, 128)]),
+    "figure6": (OF_PAPER["figure6"], perf.measure_panels, BARS, [(1024, 512), (4096, 128)]),
+    "figure7": (OF_PAPER["figure7"], perf.measure_low_format, BARS, [(1024, 512), (4096, 128)]),
+    "table4": (OF_PAPER["table4"], ls.measure_low_rank, (480, 160), (2048, 320)),
 }
 """Figures, functions that measure them, sizes that take no time, and sizes for a GPU."""
 
@@ -278,33 +264,3 @@ def test_the_papers_scale_is_that_of_the_gpu() -> None:
     assert setting.fitting([(1024, 512)], 40) == [(1024, 512)]
     assert setting.fitting([(1 << 24, 1 << 20)], 40) == []
     assert "16777216 x 1048576 left out" in setting.notes[0]
-<<<<<<< HEAD
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["figure5", "figure6", "figure7"])
-def test_performance_is_measured_on_a_gpu(name: str) -> None:
-    figure = OF_PAPER[name]
-    rows = stored(MEASURE[name](Setting(ExperimentScale.paper), [(1024, 512), (4096, 128)]))
-    times = [row["ms"] for row in rows if row.get("ms") is not None]
-    assert len(times) >= 4
-    assert min(times) > 0
-    for claim in figure.claims:
-        claim.judge(rows)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["table3", "figure1", "figure2"])
-def test_models_are_measured_on_a_gpu(name: str) -> None:
-    figure = OF_PAPER[name]
-    rows = stored(MEASURE[name](Setting(ExperimentScale.paper), (4096, 1024)))
-    for claim in figure.claims:
-        claim.judge(rows)
-
-
-@pytest.mark.gpu
-def test_low_rank_is_measured_on_a_gpu() -> None:
-    rows = stored(ls.measure_low_rank(Setting(ExperimentScale.paper), (2048, 320)))
-    assert OF_PAPER["table4"].claims[0].judge(rows).holds
-=======
->>>>>>> wip-t1

@@ -15,13 +15,9 @@ from neula.papers.figure import ExperimentScale, Figure, Setting
 from neula.papers.tsqr import TSQR_PAPER, figures
 from neula.papers.verdicts import Outcome
 
-<<<<<<< HEAD
 OF_PAPER = figures_by_name(TSQR_PAPER)
 
-U16, U32 = 2.0**-11, 2.0**-24
-=======
 U32 = 2.0**-24
->>>>>>> wip-t1
 
 
 @pytest.fixture(scope="module")
@@ -196,21 +192,3 @@ def test_accuracy_of_the_modes_on_a_gpu() -> None:
     for number in (0, 1, 3, 4):
         verdict = OF_PAPER["accuracy"].claims[number].judge(rows)
         assert verdict.holds, verdict.measured
-<<<<<<< HEAD
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("figure", "measure"),
-    [
-        (OF_PAPER["performance"], figures.measure_performance),
-        (OF_PAPER["batched"], figures.measure_batches),
-    ],
-    ids=lambda x: getattr(x, "name", ""),
-)
-def test_times_on_a_gpu(figure: Figure, measure: Callable[..., Measurements]) -> None:
-    rows = stored(measure(Setting(ExperimentScale.paper), range(10, 11)))
-    assert rows.column("method") == METHODS
-    assert all(milliseconds > 0 for milliseconds in rows.column("ms"))
-=======
->>>>>>> wip-t1

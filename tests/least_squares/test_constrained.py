@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -37,23 +38,15 @@ def test_as_lapack(m, n, p) -> None:
     result = neula.lstsq(A, b, constraints=(C, d))
     assert result.converged
     assert result.rank == n
-    expected = gglse(A, b, C, d)
-    assert np.linalg.norm(result.x - expected) <= 4 * result.forward_error * np.linalg.norm(expected) + 20 * U
-    assert np.linalg.norm(C @ result.x - d) <= 20 * n * U * np.linalg.norm(C) * np.linalg.norm(result.x)
+    expected, norm = gglse(A, b, C, d), np.linalg.norm
+    assert norm(result.x - expected) <= 4 * result.forward_error * norm(expected) + 20 * U
+    assert norm(C @ result.x - d) <= 20 * n * U * norm(C) * norm(result.x)
     # The gradient is a combination of the rows of C.
     gradient = A.T @ (A @ result.x - b)
     left = gradient - C.T @ np.linalg.lstsq(C.T, gradient, rcond=None)[0]
-    size = np.linalg.norm(A) * (np.linalg.norm(A) * np.linalg.norm(result.x) + np.linalg.norm(b))
-    assert np.linalg.norm(left) <= 20 * n * U * size
-
-
-def test_units_of_unknowns_and_constraints_do_not_matter() -> None:
-    A, b, C, d = problem(30, 8, 3)
-    columns, rows = 10.0 ** np.linspace(-9, 9, 8), np.array([1e-12, 1.0, 1e15])
-    plain = neula.lstsq(A, b, constraints=(C, d))
-    scaled = neula.lstsq(A * columns, b, constraints=(C * columns * rows[:, None], d * rows))
-    assert scaled.converged
-    assert np.allclose(scaled.x * columns, plain.x, rtol=1e-10)
+    assert norm(left) <= 20 * n * U * norm(A) * (norm(A) * norm(result.x) + norm(b))
+    none = neula.lstsq(A, b, constraints=(C[:0], d[:0]))
+    assert np.allclose(none.x, neula.lstsq(A, b).x)
 
 
 def test_dependent_constraints() -> None:
@@ -67,28 +60,6 @@ def test_dependent_constraints() -> None:
         neula.lstsq(A, b, constraints=(dependent[0], dependent[1] + [0, 0, 0, 1e-3]))
     with pytest.raises(ValueError, match="row 1"):
         neula.lstsq(A, b, constraints=(np.vstack([C[0], np.zeros(8)]), [1.0, 2.0]))
-
-
-def test_nearly_dependent_constraints() -> None:
-    """The forward error includes the digits that nearly dependent constraints lose."""
-    A, _, C, _ = problem(30, 8, 2)
-    exact = np.random.default_rng(1).standard_normal(8)
-    for distance in (1e-4, 1e-8):
-        near = np.vstack([C, C[0] + distance * np.arange(8)])
-        rhs = near @ exact
-        result = neula.lstsq(A, A @ exact, constraints=(near, rhs))
-        error = np.linalg.norm(result.x - exact) / np.linalg.norm(exact)
-        assert error <= 10 * result.forward_error
-        assert result.forward_error < 3e-14 / distance
-
-
-def test_few_or_many() -> None:
-    A, b, C, d = problem(20, 5, 5)
-    result = neula.lstsq(A, b, constraints=(C, d))
-    assert np.allclose(result.x, np.linalg.solve(C, d))
-    assert result.residual_norm == pytest.approx(np.linalg.norm(A @ result.x - b))
-    none = neula.lstsq(A, b, constraints=(C[:0], d[:0]))
-    assert np.allclose(none.x, neula.lstsq(A, b).x)
 
 
 def test_right_hand_sides_batches_and_gradients() -> None:
@@ -147,16 +118,14 @@ def test_covariance() -> None:
     assert np.allclose(both.x, gglse(np.linalg.solve(L, A), np.linalg.solve(L, b), C, d), rtol=1e-11)
 
 
-@pytest.mark.parametrize("given", ["constraints", "covariance"])
-def test_zero_matrices(given: str) -> None:
+def test_zero_matrices() -> None:
     A, b, C, d = problem(9, 4, 2)
-    result = neula.lstsq(0 * A, b, **{"covariance": np.arange(1.0, 10.0)} if given == "covariance" else {})
-    assert result.converged
-    assert not result.x.any()
-    for right in (d, 0 * d):
-        result = neula.lstsq(0 * A, b, constraints=(C, right))
+    constraints = [{"constraints": (C, right)} for right in (d, 0 * d)]
+    for given in ({}, {"covariance": np.arange(1.0, 10.0)}, *constraints):
+        result = neula.lstsq(0 * A, b, **given)
         assert result.converged
-        assert np.allclose(result.x, np.linalg.pinv(C) @ right, rtol=1e-12)
+        expected = np.linalg.pinv(C) @ given["constraints"][1] if "constraints" in given else np.zeros(4)
+        assert np.allclose(result.x, expected, rtol=1e-12)
 
 
 def test_bad_input() -> None:
@@ -208,6 +177,7 @@ def exact_solution(A: np.ndarray, b: np.ndarray, C: np.ndarray, d: np.ndarray) -
 
 
 @pytest.mark.parametrize("kind", ["normal", "hilbert", "graded", "geometric", "zero_lines", "kahan"])
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # it may say that it has no digit
 def test_forward_errors_are_bounds(kind: str) -> None:
     """Against rational numbers: also with d = 0, and where ``A Z`` is a small difference."""
     rng, checked = np.random.default_rng(5), 0
@@ -217,25 +187,23 @@ def test_forward_errors_are_bounds(kind: str) -> None:
         A, b = KINDS[kind](rng, 8, n), rng.standard_normal(8)
         C, d = rng.standard_normal((p, n)), scale * rng.standard_normal(p)
         truth = exact_solution(A, b, C, d)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", neula.AccuracyWarning)  # it may say that it has no digit
-            result = neula.lstsq(A, b, constraints=(C, d))
+        result = neula.lstsq(A, b, constraints=(C, d))
         if truth is not None and result.rank == n:
             checked += 1
             assert error(A, result.x, truth) <= result.forward_error * (1 + 1e-9)
     assert checked > 5
 
 
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # it may say that it has no digit
 def test_columns_of_very_different_sizes_do_not_make_constraints_dependent() -> None:
     """Scaled by the columns of A these two rows are parallel up to rounding errors."""
     A = np.diag([1.0, 1e-30, 1e-30])
     C, d = np.array([[1.0, 1.0, 0.0], [1.0, -1.0, 0.0]]), np.array([3.0, 1.0])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", neula.AccuracyWarning)
-        result = neula.lstsq(A, np.ones(3), constraints=(C, d))
+    result = neula.lstsq(A, np.ones(3), constraints=(C, d))
     np.testing.assert_allclose(result.x[:2], [2.0, 1.0], rtol=1e-12)
 
 
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")  # it may say that it has no digit
 def test_what_a_covariance_is_factorized_with_counts_by_its_condition() -> None:
     """Rounding errors of the factor of V are magnified by the condition of V, not by its square root."""
     rng, losses = np.random.default_rng(3), []
@@ -247,9 +215,7 @@ def test_what_a_covariance_is_factorized_with_counts_by_its_condition() -> None:
         a, v, rhs = matrix(A), matrix(V), matrix(b[:, None])
         inverse_a = v.solve(a).transpose()
         truth = (inverse_a * a).solve(inverse_a * rhs).entries()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", neula.AccuracyWarning)  # it may say that it has no digit
-            result = neula.lstsq(A, b, covariance=V)
+        result = neula.lstsq(A, b, covariance=V)
         wrong = error(np.linalg.solve(np.linalg.cholesky(V), A), result.x, truth)
         assert wrong <= result.forward_error * 1.01  # for D, which is not exact here
         losses.append(wrong / (10 ** (power / 2) * U))
@@ -260,23 +226,19 @@ def test_what_a_covariance_is_factorized_with_counts_by_its_condition() -> None:
 def test_what_underflows_is_no_solution(given: str) -> None:
     """Solutions that float32 has no digits for; float64 has all of them, and zero is exact."""
     A, b, C, d = problem(9, 3, 1)
-    more = {"constraints": (C, 1e-42 * d)} if given == "constraints" else {"covariance": np.arange(1.0, 10.0)}
+
+    def more(scale: float) -> dict[str, Any]:
+        return {given: (C, scale * d) if given == "constraints" else np.arange(1.0, 10.0)}
+
     with pytest.warns(neula.AccuracyWarning):
-        result = neula.lstsq(A.astype(np.float32), (1e-42 * b).astype(np.float32), **more)
+        result = neula.lstsq(A.astype(np.float32), (1e-42 * b).astype(np.float32), **more(1e-42))
     assert result.forward_error > 1e-5
-    zero = neula.lstsq(A, 0 * b, **({**more, "constraints": (C, 0 * d)} if given == "constraints" else more))
+    zero = neula.lstsq(A, 0 * b, **more(0.0))
     assert zero.converged
     assert not zero.x.any()
 
 
-POWERS = [
-    (200, 0, 200),
-    (1015, 1015, 1015),
-    (-1000, -1000, -1000),
-    (0, 900, 0),
-    (0, 0, -1000),
-    (-900, 100, -900),
-]
+POWERS = [(200, 0, 200), (1015, 1015, 1015), (-1000,) * 3, (0, 900, 0), (0, 0, -1000), (-900, 100, -900)]
 
 
 @pytest.mark.parametrize(("of_a", "of_c", "of_b"), POWERS)
@@ -310,28 +272,22 @@ TALL, RIGHT = np.array([[2.0, 1, 0], [1, 3, 1], [0, 1, 4], [1, 1, 1]]), np.arang
         ([[1, 2, 0], [3, 1, 4], [1, 2, 1e-40]], [1, 2, 1], 2, False),  # less than doubled arithmetic sees
         ([[1, 2, 0], [3, 1, 4], [1, 2, 1e-300]], [1, 2, 1], 2, False),
         ([[1, 1, 1], [3, 3, 3]], [1, 3], 1, True),
-        ([[1, 1, 1], [1, 1, 1]], [1, 1], 1, True),
         ([[1, 2, 3], [4, 5, 6], [7, 8, 9]], [1, 2, 3], 2, True),
         ([[1, 2, 3], [4, 5, 6], [7, 8, np.nextafter(9, 0)]], [1, 2, 3], 2, False),
         ([[0.1, 0.2, 0.7], [0.3, 0.1, 0.4], np.add([0.1, 0.2, 0.7], [0.3, 0.1, 0.4])], [1, 2, 3], 2, True),
         ([[1, 1, 1], [0, 0, 0]], [1, 0], 1, True),
         ([[0, 0, 0]], [0], 0, True),
         (np.zeros((0, 3)), [], 0, True),
-        (np.eye(3), [1, 2, 3], 3, True),
         (np.vstack([np.eye(3), np.ones(3)]), [1, 2, 3, 6], 3, True),
     ],
 )
 def test_the_rank_of_constraints_that_counts(C: Any, d: Any, rank: int, certain: bool) -> None:
     """Deficient clearly, or only by rounding errors, which the constraints as they are stored are not."""
-    if certain:
+    message = f"numerical rank {rank}, but row"
+    with nullcontext() if certain else pytest.warns(neula.IllConditionedWarning, match=message):
         result = neula.lstsq(TALL, RIGHT, constraints=(np.array(C, float), np.array(d, float)))
-    else:
-        with pytest.warns(neula.IllConditionedWarning, match=f"numerical rank {rank}, but row"):
-            result = neula.lstsq(TALL, RIGHT, constraints=(np.array(C, float), np.array(d, float)))
-    assert result.constraint_rank == rank
+    assert (result.rank, result.constraint_rank, result.converged) == (3, rank, certain)
     assert f"rank {rank} of the constraints" in str(result)
-    assert result.rank == 3
-    assert result.converged == certain
     assert np.isinf(result.forward_error) != certain
     assert neula.lstsq(TALL, RIGHT).constraint_rank is None
 

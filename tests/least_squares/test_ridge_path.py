@@ -150,3 +150,54 @@ def test_degrees_of_freedom_of_damped_fits() -> None:
                 variance = mpmath.norm(W * b) ** 2 / free
             assert fit.degrees_of_freedom == pytest.approx(float(free), rel=1e-9)
             assert fit.residual_variance == pytest.approx(float(variance), rel=1e-9)
+
+
+def test_ridge_path_does_not_depend_on_units() -> None:
+    """Powers of two round nothing, and no square may be lost."""
+    A, b, damps = (
+        rng.standard_normal((12, 4)),
+        rng.standard_normal((12, 2)),
+        np.logspace(-6, 1, 3),
+    )
+    plain = neula.ridge_path(A, b, damps)
+    for of_a, of_b in ((-900, -800), (900, 500), (0, -900), (0, 900), (-450, 450)):
+        found = neula.ridge_path(np.ldexp(A, of_a), np.ldexp(b, of_b), np.ldexp(damps, of_a))
+        assert found.converged
+        np.testing.assert_array_equal(found.x, np.ldexp(plain.x, of_b - of_a))
+        np.testing.assert_array_equal(found.residual_norms, np.ldexp(plain.residual_norms, of_b))
+        np.testing.assert_array_equal(found.solution_norms, np.ldexp(plain.solution_norms, of_b - of_a))
+        np.testing.assert_array_equal(found.backward_errors, plain.backward_errors)
+    with pytest.warns(neula.AccuracyWarning):
+        narrow = neula.ridge_path(A.astype(np.float32), (1e-43 * b).astype(np.float32), [1.0])
+    assert narrow.backward_errors.min() > 1e-4
+
+
+@pytest.mark.parametrize("shape", [(30, 6), (8, 12)])
+def test_sizes_and_degrees_of_freedom(shape: tuple[int, int]) -> None:
+    A, b = rng.standard_normal(shape), rng.standard_normal(shape[0])
+    A[:, 1] = A[:, 0]
+    path = neula.ridge_path(A, np.stack([b, -2 * b], 1), [0.0, 0.1, 30.0])
+    s = np.linalg.svd(A, compute_uv=False)
+    for i, damp in enumerate(path.damps):
+        free = (s[s > 1e-9] ** 2 / (s[s > 1e-9] ** 2 + damp**2)).sum()
+        assert path.effective_degrees_of_freedom[i] == pytest.approx(free, rel=1e-9)
+        assert path.solution_norms[i] == pytest.approx([x * np.linalg.norm(path.x[i, :, 0]) for x in (1, 2)])
+    assert path.best().tolist() == path.gcv.argmin(0).tolist()
+    assert "damps" in repr(path)
+
+
+def test_bad_input() -> None:
+    A, b = rng.standard_normal((9, 3)), rng.standard_normal(9)
+    for message, given in [
+        ("must be a vector", (A, b, 1.0)),
+        ("must not be negative, got -1", (A, b, [1.0, -1.0])),
+        (r"damps\[1\] is nan", (A, b, [1.0, np.nan])),
+        ("are a batch", (A[None], b, [1.0])),
+        (r"A\[0, 0\] is nan", (A * np.nan, b, [1.0])),
+        ("do not fit", (A, b[:-1], [1.0])),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            neula.ridge_path(*given)
+    with pytest.raises(ValueError, match="unknown error 'aic'"):
+        neula.ridge_path(A, b, [1.0]).best("aic")
+    assert neula.ridge_path(A, b, []).x.shape == (0, 3)

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from neula.algorithms.scaled_problems import (
-    OF_ZERO,
     ScaledProblems,
     gradient_is_zero,
     gradient_vanishes,
@@ -80,6 +79,12 @@ def test_exactly_the_problem_that_was_given(
     a_low = None if problems.a_low is None else problems.a_low[0]
     b_low = None if problems.b_low is None else problems.b_low[0]
     assert (a_low is None) == (not weighs)
+    for x in (problems.a, problems.b):
+        # A product of two fractions is a quarter at least; it may be rounded up to one.
+        largest = x.abs().amax(1)
+        assert ((largest >= 0.25) & (largest <= 1) | (largest == 0)).all()
+    norms = torch.linalg.vector_norm(problems.a, dim=1)
+    assert torch.allclose(problems.norms[:, 0], torch.where(norms == 0, 1.0, norms))
     columns = problems.columns[0].expand(problems.a.shape[1:]).tolist()
     check_parts(problems.a[0], a_low, columns, expected_a)
     check_parts(problems.b[0], b_low, problems.b_columns[0].expand(problems.b.shape[1:]).tolist(), expected_b)
@@ -103,92 +108,6 @@ def test_rows_of_wide_problems(decades: int, weighs: bool, rng: np.random.Genera
     check_parts(rows.b[0], b_low, shifts.tolist(), weighted(b[0], weights))
     y = spread(rng, (1, 5, 2), 4)
     assert torch.equal(rows.unscale(y), torch.ldexp(y, problems.b_columns - rows.columns))
-
-
-@pytest.mark.parametrize("decades", [0, 300])
-def test_a_factor_of_the_covariance_in_place_of_weights(decades: int, rng: np.random.Generator) -> None:
-    """Multiplied by it, the whitened matrices are those that were given; a zero column stays one."""
-    a, b = spread(rng, (2, 4, 3), 0), spread(rng, (4, 2), 0)
-    a[..., 1] = 0
-    factor = (2 * torch.eye(4).double() + spread(rng, (4, 4), 0).tril()) * 10.0**decades
-    problems = ScaledProblems.from_arrays(a, b, None, 0.0, factor=factor)
-    for x, scaled, exponents in ((a, problems.a, problems.columns), (b, problems.b, problems.b_columns)):
-        product = (factor * 10.0**-decades) @ scaled
-        torch.testing.assert_close(product * 10.0**decades * 2.0 ** exponents.double(), x)
-        largest = scaled.abs().amax(-2)
-        assert ((largest >= 0.5) & (largest <= 1) | (largest == 0)).all()
-    assert (problems.columns[..., 1] == 0).all()
-    assert problems.relative[1] == OF_ZERO
-
-
-def test_damping_that_dominates_is_limited(rng: np.random.Generator) -> None:
-    """Of matrices that it exceeds by as much; x, which is ``A^T b / damp^2``, is scaled instead."""
-    a, b = spread(rng, (2, 5, 3), 0), spread(rng, (5, 1), 0)
-    a[1] *= 2.0**100
-    problems = ScaledProblems.from_arrays(a, b, None, 2.0**100, limits_damping=True)
-    assert problems.limited is not None
-    assert problems.limited[:, 0].tolist() == [True, False]
-    x = problems.unscale(torch.linalg.lstsq(problems.a, problems.b.expand(2, -1, -1)).solution)
-    normal = a.mT @ a + 2.0**200 * torch.eye(3).double()
-    torch.testing.assert_close(x, torch.linalg.solve(normal, a.mT @ b), rtol=1e-9, atol=0)
-
-
-def test_derivatives_of_what_is_scaled(rng: np.random.Generator) -> None:
-    """The graph of A, b and weights goes through; what rounding has lost is not kept."""
-    a, b, weights = spread(rng, (4, 2), 40), spread(rng, (4, 1), 40), spread(rng, (4,), 40)
-    given = [x.requires_grad_() for x in (a, b, weights)]
-    problems = ScaledProblems.from_arrays(*given, 0.0, keeps_rounding=False)
-    assert (problems.a_low, problems.b_low) == (None, None)
-    parts = ((problems.a, problems.columns), (problems.b, problems.b_columns))
-    total = sum(((x * 2.0 ** exponents.double()).sum() for x, exponents in parts), torch.zeros(()))
-    found = torch.autograd.grad(total, given)
-    expected = torch.autograd.grad((weights[:, None] * a).sum() + (weights[:, None] * b).sum(), given)
-    for x, y in zip(found, expected, strict=True):
-        torch.testing.assert_close(x, y, rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("decades", [0, 300, 600])
-@pytest.mark.parametrize("damp", [0.0, 1e-3, 1e150])
-def test_numbers_near_one(decades: int, damp: float, rng: np.random.Generator) -> None:
-    a, b = spread(rng, (2, 7, 4), decades), spread(rng, (2, 7, 2), decades)
-    problems = ScaledProblems.from_arrays(a, b, spread(rng, (7,), 300), damp)
-    for x in (problems.a, problems.b):
-        # A product of two fractions is a quarter at least; it may be rounded up to one.
-        largest = x.abs().amax(1)
-        assert ((largest >= 0.25) & (largest <= 1)).all()
-    assert torch.allclose(problems.norms[:, 0], torch.linalg.vector_norm(problems.a, dim=1))
-
-
-def test_solutions_and_residuals_in_both_units(rng: np.random.Generator) -> None:
-    """Back and forth without an error: multiplications by powers of two."""
-    a = spread(rng, (2, 7, 4), 0) * 10.0 ** torch.linspace(-60, 60, 4, dtype=torch.float64)
-    problems = ScaledProblems.from_arrays(a, spread(rng, (2, 7, 2), 10), None, 0.0)
-    y = spread(rng, (2, 4, 2), 4)
-    x = problems.unscale(y)
-    assert torch.equal(problems.scale(x), y)
-    exponents = problems.b_columns - problems.columns.mT
-    assert torch.equal(x, torch.ldexp(y, exponents))
-    sizes = torch.linalg.vector_norm(a, dim=1)
-    relative = problems.sizes[..., 0] / problems.sizes[..., 0].amax(1, keepdim=True)
-    assert torch.allclose(relative, sizes / sizes.amax(1, keepdim=True), rtol=1e-12, atol=0)
-    one = torch.ones(2, 2, dtype=torch.float64)
-    assert torch.equal(problems.residual_norm(one), torch.ldexp(one, problems.b_columns[:, 0]))
-
-
-def test_zero_columns_have_no_size() -> None:
-    a = torch.tensor([[[0.0, 1e-300], [0.0, 2e-300]]], dtype=torch.float64)
-    problems = ScaledProblems.from_arrays(a, torch.ones(1, 2, 1, dtype=torch.float64), None, 0.0)
-    assert problems.sizes[0, 0, 0] == 0
-    assert 0.25 <= problems.sizes[0, 1, 0] <= 2
-    assert (problems.norms[0, 0, 0], problems.columns[0, 0, 0]) == (1, 0)
-
-
-def test_everything_is_zero() -> None:
-    zero = torch.zeros(1, 3, 2, dtype=torch.float64)
-    problems = ScaledProblems.from_arrays(zero, zero, torch.ones(3, dtype=torch.float64), 0.0)
-    assert not problems.a.any()
-    assert not problems.b.any()
-    assert not problems.sizes.any()
 
 
 def test_where_the_gradient_vanishes() -> None:
@@ -220,17 +139,17 @@ def test_gradients_that_are_zero_beyond_doubt(last: float, weighs: bool) -> None
     assert gradient == Fraction(last) ** 2
 
 
-def test_doubts_about_zero_gradients() -> None:
-    """Gradients that underflow, or are not finite, are not taken for zero."""
-    a = torch.tensor([[[1.0], [1.0], [1e-320]]], dtype=torch.float64)
-    b = torch.tensor([[[1.0, 1.0], [-1.0, -1.0], [1.0, torch.nan]]], dtype=torch.float64)
-    assert not gradient_is_zero(a, b, None).any()
-    assert not gradient_is_zero(a * torch.inf, b, None).any()
-
-
 @pytest.mark.parametrize("scale", [1e-300, 1.0, 1e300])
 def test_norms_of_what_is_weighted(scale: float) -> None:
     b = torch.tensor([[[3.0, 0.0], [4.0, 2.0]]], dtype=torch.float64) * scale
     weights = torch.tensor([1.0, 2.0], dtype=torch.float64)
     expected = torch.tensor([[73.0**0.5, 4.0]], dtype=torch.float64) * scale
     torch.testing.assert_close(weighted_norms(b, weights), expected, rtol=1e-15, atol=0)
+
+
+def test_doubts_about_zero_gradients() -> None:
+    """Gradients that underflow, or are not finite, are not taken for zero."""
+    a = torch.tensor([[[1.0], [1.0], [1e-320]]], dtype=torch.float64)
+    b = torch.tensor([[[1.0, 1.0], [-1.0, -1.0], [1.0, torch.nan]]], dtype=torch.float64)
+    assert not gradient_is_zero(a, b, None).any()
+    assert not gradient_is_zero(a * torch.inf, b, None).any()

@@ -7,6 +7,7 @@ import pytest
 
 import neula
 from neula.algorithms.elimination.compiled import available
+from scaled_errors import scaled_errors
 
 pytestmark = pytest.mark.skipif(not available(), reason="no compiled core")
 
@@ -36,12 +37,6 @@ def norms(x: np.ndarray) -> np.ndarray:
     return np.sqrt((np.abs(x) ** 2).sum(0))
 
 
-def error_of(a: np.ndarray, x: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """``||D (x - x*)|| / ||D x*||`` of each right-hand side."""
-    sizes = np.linalg.norm(a, axis=-2)[..., None]
-    return np.linalg.norm(sizes * (x - exact), axis=-2) / np.linalg.norm(sizes * exact, axis=-2)
-
-
 @pytest.mark.parametrize("dtype", ["float64", "float32", "complex128", "complex64"])
 def test_the_errors_of_lu_are_bounded(dtype: str) -> None:
     a, b, exact = system(dtype)
@@ -49,7 +44,7 @@ def test_the_errors_of_lu_are_bounded(dtype: str) -> None:
     assert result.converged
     assert result.rank == N
     assert result.factorization == "lu fp64"
-    assert (error_of(a, result.x, exact) <= result.forward_errors).all()
+    assert (scaled_errors(a, result.x, exact) <= result.forward_errors).all()
     condition = np.linalg.cond(a / np.linalg.norm(a, axis=0))
     assert condition / 3 <= result.condition <= 1.01 * condition
     residual = b.astype(WIDE) - a.astype(WIDE) @ result.x.astype(WIDE)
@@ -66,8 +61,8 @@ def test_columns_of_different_size(dtype: str) -> None:
     plain, result = neula.lstsq(a, b), neula.lstsq((a * units).astype(dtype), b)
     assert result.converged
     assert result.factorization == "lu fp64"
-    assert (error_of(a, result.x * units[:, None], exact) <= result.forward_errors).all()
-    assert result.backward_error <= 2 * plain.backward_error
+    assert (scaled_errors(a, result.x * units[:, None], exact) <= result.forward_errors).all()
+    assert result.backward_error <= result.tolerance
     assert result.condition == pytest.approx(plain.condition, rel=0.5)
 
 
@@ -81,17 +76,14 @@ def test_solutions_outside_the_range_of_their_dtype() -> None:
 def test_zero_right_hand_sides() -> None:
     a, b, exact = system("float64")
     b[:, 1] = 0
-    result = neula.lstsq(a, b)
-    assert result.converged
-    assert result.factorization == "lu fp64"
-    assert error_of(a, result.x[:, :1], exact[:, :1]) <= result.forward_errors[0]
+    result, nothing = neula.lstsq(a, b), neula.lstsq(a, b[:, 1])
+    for one in (result, nothing):
+        assert one.converged
+        assert one.factorization == "lu fp64"
+    assert scaled_errors(a, result.x[:, :1], exact[:, :1]) <= result.forward_errors[0]
+    assert result.forward_errors[1] == result.residual_norm[1] == nothing.forward_error == 0
     assert not result.x[:, 1].any()
-    assert result.forward_errors[1] == result.residual_norm[1] == 0
-    nothing = neula.lstsq(a, b[:, 1])
-    assert nothing.converged
-    assert nothing.factorization == "lu fp64"
     assert not nothing.x.any()
-    assert nothing.forward_error == 0
 
 
 def test_progress_takes_no_other_method() -> None:
@@ -108,7 +100,7 @@ def test_single_precision_is_refined() -> None:
     result = neula.lstsq(a.astype(np.float32), (a @ x).astype(np.float32))
     assert result.converged
     assert result.factorization == "lu fp32"
-    assert error_of(a, result.x, x) <= result.forward_errors
+    assert scaled_errors(a, result.x, x) <= result.forward_errors
 
 
 def test_a_batch_with_a_singular_matrix() -> None:
@@ -119,22 +111,20 @@ def test_a_batch_with_a_singular_matrix() -> None:
     assert {attempt.method for attempt in result.attempts} >= {"lu fp64"}
     shortest = exact[1].copy()
     shortest[[4, 7]] = shortest[[4, 7]].mean(0)
-    assert (error_of(a[0], result.x[0], exact[0]) <= result.forward_errors[0]).all()
-    assert (error_of(a[1], result.x[1], shortest) <= result.forward_errors[1]).all()
+    assert (scaled_errors(a[0], result.x[0], exact[0]) <= result.forward_errors[0]).all()
+    assert (scaled_errors(a[1], result.x[1], shortest) <= result.forward_errors[1]).all()
 
 
-@pytest.mark.parametrize("asked", [{"damp": 0.5}, {"weights": np.ones(N)}, {"certify": "forward"}])
-def test_what_lu_does_not_solve(asked: dict) -> None:
-    a, b, _ = system("float64")
-    assert not neula.lstsq(a, b, **asked).factorization.startswith("lu")
-
-
-def test_many_right_hand_sides_take_the_gram_matrix() -> None:
-    a, b, exact = system("float64", k=200)
-    result = neula.lstsq(a, b)
+@pytest.mark.parametrize(
+    ("asked", "k"), [({"damp": 0.5}, 2), ({"weights": np.ones(N)}, 2), ({"certify": "forward"}, 2), ({}, 200)]
+)
+def test_what_lu_does_not_solve(asked: dict, k: int) -> None:
+    a, b, exact = system("float64", k=k)
+    result = neula.lstsq(a, b, **asked)
     assert result.converged
     assert not result.factorization.startswith("lu")
-    assert (error_of(a, result.x, exact) <= result.forward_errors).all()
+    if "damp" not in asked:
+        assert (scaled_errors(a, result.x, exact) <= result.forward_errors).all()
 
 
 def test_a_threshold_decides_the_rank() -> None:

@@ -67,19 +67,6 @@ def test_parameters_of_scipy_are_there():
     assert list(ours)[: len(positional)] == positional
 
 
-def test_derivatives_of_the_caller():
-    def jac(x, a, b, c):
-        e = np.exp(-b * x)
-        return np.column_stack([e, -a * x * e, np.ones_like(x)])
-
-    given = neula.curve_fit(decay, X, Y, sigma=np.diag(SIGMA) + 0.1, jac=jac)
-    found = neula.curve_fit(decay, X, Y, sigma=np.diag(SIGMA) + 0.1)
-    np.testing.assert_allclose(given.popt, found.popt, rtol=1e-9)
-    np.testing.assert_allclose(given.pcov, found.pcov, rtol=1e-7)
-    for one, other in zip(given.band(X), found.band(X), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-7)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_of_torch(dtype):
     fit = neula.curve_fit(torch_decay, torch.from_numpy(X).to(dtype), torch.from_numpy(Y).to(dtype))

@@ -1,7 +1,6 @@
 """neula.least_squares: what SciPy's arguments mean, bounds, losses, batches, Jacobians, bad input."""
 
 import io
-import pickle
 from contextlib import redirect_stdout
 
 import numpy as np
@@ -37,9 +36,6 @@ def rosenbrock(x):
 
 
 BEST = scipy.optimize.least_squares(decay, START, jac=decay_jacobian, **TIGHT)
-
-
-# --- what is returned -------------------------------------------------------------------------------------
 
 
 def test_fields_of_scipy():
@@ -79,13 +75,6 @@ def test_statistics_follow_from_r():
         result.confidence_intervals(95)
 
 
-def test_results_pickle():
-    result = neula.least_squares(decay, START)
-    again = pickle.loads(pickle.dumps(result))
-    np.testing.assert_array_equal(again.x, result.x)
-    np.testing.assert_array_equal(again.standard_errors(), result.standard_errors())
-
-
 def test_the_estimate_of_the_error_holds():
     """A fit that is stopped early knows how far it got: within a factor of ten."""
     result = neula.least_squares(torch_decay, torch.tensor(START), ftol=1e-3, xtol=None, gtol=None)
@@ -93,9 +82,6 @@ def test_the_estimate_of_the_error_holds():
     error = np.linalg.norm(scale * (result.x.numpy() - BEST.x)) / np.linalg.norm(scale * BEST.x)
     assert error < 10 * result.forward_error
     assert result.forward_error < 1
-
-
-# --- Jacobians --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("jac", [None, decay_jacobian, "2-point", "3-point", "5-point", "cs"])
@@ -180,9 +166,6 @@ def test_differences_stay_within_bounds(jac):
     np.testing.assert_allclose(result.x, upper)
 
 
-# --- bounds, losses, scales -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "bounds",
     [([-np.inf, 1.5], np.inf), ([-2, -1], [0.8, 2]), ([-1.3, -1], [0.5, 0.2]), ([-5, -5], [5, 5])],
@@ -198,42 +181,26 @@ def test_bounds(bounds):
         assert ours.optimality < 1e-6
 
 
-def test_bounded_linear_problems_of_every_kind():
-    """Against SciPy's solver of linear ones, by the Karush-Kuhn-Tucker conditions."""
-    for _ in range(20):
-        m, n = RNG.integers(5, 30), RNG.integers(1, 6)
-        a, b = RNG.standard_normal((m, n)), RNG.standard_normal(m)
-        lower = RNG.uniform(-0.5, 0.1, n)
-        upper = lower + RNG.uniform(0.05, 0.6, n)
-        result = neula.least_squares(
-            lambda x, a=a, b=b: a @ x - b, (lower + upper) / 2, bounds=(lower, upper)
-        )
-        expected = scipy.optimize.lsq_linear(a, b, (lower, upper), method="bvls", tol=1e-14)
-        np.testing.assert_allclose(result.cost, expected.cost, rtol=1e-10)
-        gradient = a.T @ (a @ result.x - b)
-        inside = (result.x > lower) & (result.x < upper)
-        assert np.abs(gradient[inside]).max(initial=0.0) < 1e-8
-        assert (gradient[result.x == lower] >= 0).all()
-        assert (gradient[result.x == upper] <= 0).all()
-        assert result.converged
-
-
 @pytest.mark.parametrize("loss", ["soft_l1", "huber", "cauchy", "arctan"])
-def test_losses(loss):
-    rng = np.random.default_rng(3)
-    outliers = np.where(rng.random(40) < 0.15, 3.0, 0.0)
+@pytest.mark.parametrize("jac", [None, decay_jacobian])
+def test_losses(loss, jac):
+    """By MINPACK, and, with a limit of calls, in tensors."""
+    outliers = np.where(np.random.default_rng(3).random(40) < 0.15, 3.0, 0.0)
 
     def residuals(p):
         return decay(p) + outliers
 
     options = {"loss": loss, "f_scale": 0.1}
     theirs = scipy.optimize.least_squares(residuals, BEST.x, jac=decay_jacobian, **options, **TIGHT)
-    ours = neula.least_squares(residuals, BEST.x, decay_jacobian, **options)
-    np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-6)
-    np.testing.assert_allclose(ours.cost, theirs.cost, rtol=1e-9)
-    np.testing.assert_allclose(ours.fun, theirs.fun, atol=1e-6)
-    assert ours.converged
-    assert np.abs(ours.x - BEST.x).max() < 0.2
+    both = [neula.least_squares(residuals, BEST.x, jac, max_nfev=limit, **options) for limit in (None, 10**6)]
+    for ours in both:
+        np.testing.assert_allclose(ours.x, theirs.x, rtol=1e-6)
+        np.testing.assert_allclose(ours.cost, theirs.cost, rtol=1e-9)
+        np.testing.assert_allclose(ours.fun, theirs.fun, atol=1e-6)
+        assert ours.converged
+        assert np.abs(ours.x - BEST.x).max() < 0.2
+    for name in ("jac", "condition", "residual_variance"):
+        np.testing.assert_allclose(*(getattr(ours, name) for ours in both), rtol=1e-6, atol=1e-9)
 
 
 def test_a_loss_of_the_caller():
@@ -249,15 +216,10 @@ def test_a_loss_of_the_caller():
 
 def test_scales_and_units_do_not_matter():
     scales = np.array([1e-12, 1e9, 1e3])
-    plain = neula.least_squares(decay, START)
-    scaled = neula.least_squares(lambda p: decay(p * scales), START / scales)
-    assert scaled.converged
-    np.testing.assert_allclose(scaled.x * scales, plain.x, rtol=1e-9)
-    named = neula.least_squares(lambda p: decay(p * scales), START / scales, x_scale=1 / scales)
-    np.testing.assert_allclose(named.x * scales, plain.x, rtol=1e-9)
-
-
-# --- batches ----------------------------------------------------------------------------------------------
+    for options in ({}, {"x_scale": 1 / scales}):
+        scaled = neula.least_squares(lambda p: decay(p * scales), START / scales, **options)
+        assert scaled.converged
+        np.testing.assert_allclose(scaled.x * scales, BEST.x, rtol=1e-8)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch"])
@@ -301,44 +263,32 @@ def test_no_problems():
     assert result.converged
 
 
-# --- blocks -----------------------------------------------------------------------------------------------
-
-
-def test_blocks_of_rows():
-    parts = [slice(0, 7), slice(7, 20), slice(20, 40)]
-    lengths = []
+@pytest.mark.parametrize(
+    "options",
+    [{"loss": "soft_l1", "f_scale": 0.1}, {"bounds": ([0, 0, 0.6], [10, 10, 10])}],
+)
+def test_blocks_of_rows(options):
+    parts, lengths = [slice(0, 7), slice(7, 20), slice(20, 40)], []
 
     def some(p, rows):
         found = p[0] * np.exp(-p[1] * T[rows]) + p[2] - Y[rows]
         lengths.append(len(found))
         return found
 
-    result = neula.least_squares(some, START, blocks=parts, loss="soft_l1", f_scale=0.1)
-    whole = neula.least_squares(decay, START, loss="soft_l1", f_scale=0.1)
+    result = neula.least_squares(some, START, blocks=parts, **options)
+    whole = neula.least_squares(decay, START, **options)
+    assert result.converged
     np.testing.assert_allclose(result.x, whole.x, rtol=1e-9)
+    np.testing.assert_allclose(result.standard_errors(), whole.standard_errors(), rtol=1e-7)
+    assert result.active_mask.tolist() == whole.active_mask.tolist() == [0, 0, -("bounds" in options)]
     assert result.observations == 40
     assert max(lengths) == 20
-    assert result.fun is None
+    assert result.fun is result.jac is None
     with pytest.raises(ValueError, match="blocks"):
         result.leverage()
     for unreadable in (iter(parts), []):
         with pytest.raises(ValueError, match="read again and again"):
             neula.least_squares(some, START, blocks=unreadable)
-
-
-def test_blocks_within_bounds():
-    def some(p, rows):
-        return p[0] * np.exp(-p[1] * T[rows]) + p[2] - Y[rows]
-
-    bounds = ([0, 0, 0.6], [10, 10, 10])
-    result = neula.least_squares(some, [1, 1, 1], blocks=[slice(0, 15), slice(15, 40)], bounds=bounds)
-    whole = neula.least_squares(decay, [1, 1, 1], bounds=bounds)
-    assert result.converged
-    assert result.active_mask.tolist() == whole.active_mask.tolist() == [0, 0, -1]
-    np.testing.assert_allclose(result.x, whole.x, rtol=1e-9)
-
-
-# --- stopping ---------------------------------------------------------------------------------------------
 
 
 def test_too_few_calls():
@@ -416,9 +366,6 @@ def test_a_jacobian_that_is_not_finite_on_the_way():
     assert result.x[0] < 6.0
 
 
-# --- bad input --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -454,16 +401,12 @@ def test_options_that_cannot_be(options, message):
         (decay, [], ValueError, "no variables"),
         (decay, [1j, 1, 1], TypeError, "complex"),
         (lambda p: p * np.nan, [1.0, 2.0], ValueError, "residuals are not finite at x0"),
-        (lambda p: np.sqrt(np.abs(p)) - 1, [0.0, 1.0], None, ""),
         (lambda p: np.ones((3, 2)), [1.0, 2.0], ValueError, "flatten it"),
         (lambda p: None, [1.0], TypeError, "forgot to return"),
         (lambda p: np.ones(3), np.ones((2, 4)), ValueError, "leading dimensions"),
     ],
 )
 def test_functions_and_starts_that_cannot_be(fun, x0, error, message):
-    if error is None:
-        assert neula.least_squares(fun, x0).cost < 1
-        return
     with pytest.raises(error, match=message):
         neula.least_squares(fun, x0)
 
@@ -515,13 +458,3 @@ def test_a_function_in_single_precision():
     error = np.abs(result.x - exact.x).max() / np.abs(exact.x).max()
     assert error < 100 * result.condition * 2.0**-24
     assert error < 10 * result.forward_error < 1.0
-
-
-def test_a_function_that_returns_the_same_memory():
-    room = np.empty_like(Y)
-
-    def reused(p):
-        room[:] = decay(p)
-        return room
-
-    np.testing.assert_allclose(neula.least_squares(reused, START).x, neula.least_squares(decay, START).x)

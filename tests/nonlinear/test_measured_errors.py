@@ -1,8 +1,6 @@
-"""Ranks by differences, fits of nothing, and gradients that would be lost."""
+"""Ranks by differences, fits of nothing, solutions at zero, and gradients that would be lost."""
 
 from __future__ import annotations
-
-import warnings
 
 import numpy as np
 import pytest
@@ -41,23 +39,14 @@ def test_differences_whose_rounding_errors_are_alike(jac):
     assert result.rank < 3
 
 
-def test_covariances_of_what_is_not_determined_are_infinite():
-    t = np.linspace(0, 1, 12)
-    y = 2 * t + 0.01 * np.cos(9 * t)
-    with pytest.warns(neula.AccuracyWarning):
-        ours = neula.curve_fit(lambda t, a, b: a * b * t, t, y, p0=[1.0, 1.5], jac="3-point")
-    assert np.isinf(ours.pcov).all()
-
-
 @pytest.mark.parametrize("jac", ["2-point", "3-point", "cs", lambda x: np.zeros((0, 2))])
 @pytest.mark.parametrize("options", [{}, {"bounds": ([0, 0], [3, 3]), "loss": "huber"}])
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")
 def test_no_residuals(jac, options):
     def none(x):
         return np.zeros(0)
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", neula.AccuracyWarning)
-        ours = drop_in.least_squares(none, [1.0, 2.0], jac, **options)
+    ours = drop_in.least_squares(none, [1.0, 2.0], jac, **options)
     theirs = optimize.least_squares(none, [1.0, 2.0], jac, **options)
     for name in ("x", "cost", "fun", "jac", "grad", "optimality", "active_mask", "status", "success"):
         np.testing.assert_array_equal(ours[name], theirs[name])
@@ -70,8 +59,6 @@ def test_imaginary_steps_need_imaginary_parts():
     with pytest.raises(TypeError, match="real numbers for a complex x"):
         neula.least_squares(lambda x: np.abs(x) - 1, [2.0], "cs")
 
-
-# --- gradients --------------------------------------------------------------------------------------------
 
 A = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 7.0]], dtype=torch.float64)
 Y, X0 = A[:, 0], torch.zeros(2, dtype=torch.float64)
@@ -127,3 +114,36 @@ def test_vmap_is_refused():
     for call, argument in [(linear, A), (lambda x: neula.least_squares(lambda p: A @ p - Y, x).x, X0)]:
         with pytest.raises(ValueError, match=r"torch\.vmap maps over|hides an operand"):
             torch.func.vmap(call)(torch.stack([argument, argument]))
+
+
+UNITS = [1e-20, 1.0, 1e20]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("minimum", [5e-2, 5e-8, 5e-10, 5e-14])
+@pytest.mark.filterwarnings("ignore::neula.AccuracyWarning")
+def test_a_minimum_beside_zero_where_the_fit_begins(unit: float, minimum: float) -> None:
+    """Residuals x - 1 and x + 1 - 2 minimum pull in opposite directions: x is what they differ by."""
+    ends = torch.tensor([1.0, 2 * minimum - 1.0], dtype=torch.float64)
+    exact = float(ends.sum()) / 2
+    result = neula.least_squares(lambda x: unit * (x - ends), torch.zeros(1, dtype=torch.float64))
+    error = abs(float(result.x) - exact) / exact
+    assert error <= result.forward_error
+    assert result.forward_error >= 2.0**-53 / exact  # what rounding of the data comes to
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_solutions_that_are_zero(unit: float) -> None:
+    """No digit is sure where residuals differ by zero; it is exact where they vanish, or bounds stop all."""
+    ends = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    with pytest.warns(neula.AccuracyWarning, match="no digit"):
+        result = neula.least_squares(lambda x: unit * (x - ends), torch.zeros(1, dtype=torch.float64))
+    assert (float(result.x), result.forward_error) == (0, 1)
+    matrix, b = np.array([[1.0, 2.0], [0.0, 1.0], [1.0, 1.0]]), np.array([-1.0, -2.0, -3.0])
+    for exact in (
+        neula.least_squares(lambda x: unit * x, np.zeros(2)),
+        neula.least_squares(lambda x: unit * (matrix @ x - b), [1.0, 1.0], bounds=(0, 5)),
+    ):
+        assert exact.converged
+        assert exact.forward_error == 0
+        assert exact.x.tolist() == [0, 0]

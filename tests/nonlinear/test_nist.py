@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import scipy.optimize
 import torch
 
 import neula
@@ -55,45 +54,6 @@ def test_with_differences(name, start):
     check_claim(result, problem)
 
 
-@pytest.mark.parametrize("name", ["misra1a", "hahn1", "rat43", "thurber", "eckerle4"])
-def test_at_least_as_near_as_scipy(name):
-    problem = nist_nonlinear(name)
-    theirs = max(
-        digits(
-            scipy.optimize.least_squares(
-                problem.residuals, problem.starts[1], method=method, x_scale="jac", **tight
-            ).x,
-            problem,
-        )
-        for method in ("lm", "trf", "dogbox")
-        for tight in ({}, {"ftol": 1e-15, "xtol": 1e-15, "gtol": 1e-15})
-    )
-    ours = digits(neula.least_squares(problem.residuals, problem.starts[1]).x, problem)
-    assert ours >= min(theirs, CERTIFIED_DIGITS) - 0.5
-
-
-def test_all_curves_of_a_model_at_once():
-    """Each converges at its own pace, to what it comes to alone."""
-    problems = [nist_nonlinear(name) for name in ("misra1a", "boxbod")]
-    x = torch.zeros(2, 14, dtype=torch.float64)
-    y, w = torch.zeros_like(x), torch.zeros_like(x)
-    for row, problem in enumerate(problems):
-        m = len(problem.y)
-        x[row, :m], y[row, :m] = (torch.from_numpy(a) for a in (problem.predictors["x"], problem.y))
-        w[row, :m] = 1
-
-    def residuals(b):
-        return w * (b[:, :1] * (1 - torch.exp(-b[:, 1:] * x)) - y)
-
-    starts = torch.tensor(np.stack([problem.starts[0] for problem in problems]))
-    result = neula.least_squares(residuals, starts)
-    assert result.converged
-    assert result.accepted.tolist() == [True, True]
-    assert result.nit[0] != result.nit[1]
-    for row, problem in enumerate(problems):
-        assert digits(result.x[row], problem) >= CERTIFIED_DIGITS
-
-
 @pytest.mark.parametrize("second", [50.0, 800.0])
 def test_a_plateau_is_no_minimum(second):
     """Where the second parameter has no influence the gradient vanishes, at eight times the certified sum."""
@@ -107,20 +67,54 @@ def test_a_plateau_is_no_minimum(second):
     assert np.isinf(result.standard_errors()).any()
 
 
-def test_by_blocks_as_at_once():
-    problem = nist_nonlinear("gauss1")
-    x, y = (torch.from_numpy(a) for a in (problem.predictors["x"], problem.y))
-    blocks = list(zip(x.split(60), y.split(60), strict=True))
+CUDA = torch.device("cuda")
 
-    def some(b, block):
-        names = dict(zip(problem.parameters, b, strict=True))
-        return problem.formula({**names, "x": block[0]}) - block[1]
 
-    start = torch.tensor(problem.starts[0])
-    result = neula.least_squares(some, start, blocks=blocks)
-    whole = neula.least_squares(problem.residuals, start)
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["misra1a", "hahn1", "rat43", "thurber"])
+def test_on_a_gpu(name):
+    problem = nist_nonlinear(name)
+    result = neula.least_squares(problem.residuals, torch.tensor(problem.starts[1], device=CUDA))
+    assert result.x.is_cuda
+    assert result.jac.is_cuda
     assert result.converged
-    assert result.jac is None
-    assert result.observations == 250
-    assert digits(result.x, problem) >= CERTIFIED_DIGITS
-    np.testing.assert_allclose(result.standard_errors(), whole.standard_errors(), rtol=1e-9)
+    assert log_relative_error(result.x.cpu(), problem.certified) >= 9
+    errors = result.standard_errors()
+    assert errors.is_cuda
+    np.testing.assert_allclose(errors.cpu(), problem.standard_deviations, rtol=1e-7)
+
+
+@pytest.mark.gpu
+def test_many_curves_on_a_gpu():
+    x = torch.linspace(0, 4, 60, dtype=torch.float64, device=CUDA)
+    generator = torch.Generator(CUDA).manual_seed(0)
+    rates = 0.3 + 3 * torch.rand(500, 1, dtype=torch.float64, device=CUDA, generator=generator)
+    noise = torch.randn(500, 60, dtype=torch.float64, device=CUDA, generator=generator)
+    y = 2 * torch.exp(-rates * x) + 0.5 + 0.01 * noise
+
+    def model(x, a, b, c):
+        return a * torch.exp(-b * x) + c
+
+    fit = neula.curve_fit(model, x, y)
+    here = neula.curve_fit(model, x.cpu(), y.cpu())
+    assert fit.popt.is_cuda
+    assert fit.pcov.is_cuda
+    assert fit.converged
+    np.testing.assert_allclose(fit.popt.cpu(), here.popt, rtol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_large_jacobian_on_a_gpu(blocks):
+    generator = torch.Generator(CUDA).manual_seed(1)
+    a = torch.randn(100_000, 50, dtype=torch.float64, device=CUDA, generator=generator) / 7
+    truth = torch.randn(50, dtype=torch.float64, device=CUDA, generator=generator)
+    y = torch.tanh(a @ truth)
+    start = torch.zeros_like(truth)
+    if blocks:
+        parts = list(zip(a.split(30_000), y.split(30_000), strict=True))
+        result = neula.least_squares(lambda x, part: torch.tanh(part[0] @ x) - part[1], start, blocks=parts)
+    else:
+        result = neula.least_squares(lambda x: torch.tanh(a @ x) - y, start)
+    assert result.converged
+    assert (result.x - truth).norm() < 1e-7 * truth.norm()

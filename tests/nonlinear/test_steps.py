@@ -1,20 +1,17 @@
 """Steps in trust regions and within bounds, and derivatives, by their definitions."""
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import scipy.optimize
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from neula.algorithms.nonlinear import differentiate
-from neula.algorithms.nonlinear.damped import CLOSE, damped_steps, triangle
+from neula.algorithms.nonlinear.damped import CLOSE, damped_steps
 from neula.algorithms.nonlinear.differentiate import Differences
-from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps, without
+from neula.algorithms.nonlinear.feasible import Bounds, Quadratic, feasible_steps
 from neula.algorithms.nonlinear.levenberg_marquardt import FTOL, XTOL, Tolerances, _test_step
-from neula.algorithms.nonlinear.losses import LOSSES, Loss
 
 GENERATOR = torch.Generator().manual_seed(1)
 
@@ -55,27 +52,6 @@ def test_damped_steps(kind, size):
         assert (length[on_boundary] >= (1 - CLOSE) * radius[on_boundary]).all()
 
 
-def test_triangle_of_few_rows():
-    r, c = triangle(normal(2, 3, 6))
-    assert r.shape == (2, 5, 5)
-    assert c.shape == (2, 5)
-    assert (r[:, 3:] == 0).all()
-
-
-def test_held_variables():
-    r, c = problems("regular")
-    held = torch.zeros(6, 5, dtype=torch.bool)
-    held[0, 2] = held[1, 0] = held[1, 4] = True
-    held[2] = True
-    short, right = without(r, c, held)
-    for k in range(6):
-        keep = ~held[k]
-        expected = torch.linalg.lstsq(r[k][:, keep], -c[k][:, None]).solution[:, 0]
-        found = -torch.linalg.solve_triangular(short[k], right[k][:, None], upper=True)[:, 0]
-        np.testing.assert_allclose(found[keep], expected, rtol=1e-9)
-        np.testing.assert_allclose(found[held[k]], 0, atol=1e-12)
-
-
 @pytest.mark.parametrize("size", [1e-3, 0.3, 1e3])
 def test_feasible_steps(size):
     """They stay inside, the model falls, and where nothing is in the way they are the damped ones."""
@@ -99,22 +75,6 @@ def test_feasible_steps(size):
         rtol=1e-5,
         atol=1e-7,
     )
-
-
-@pytest.mark.parametrize("name", sorted(LOSSES))
-def test_losses_are_scipys(name):
-    f = normal(1, 30) * 3
-    scale = 0.7
-    weights = scipy.optimize.least_squares(
-        lambda x: f[0].numpy() + 0 * x, [0.0], loss=name, f_scale=scale, method="trf", max_nfev=1
-    )
-    loss = Loss(None if name == "linear" else LOSSES[name], torch.tensor(scale, dtype=torch.float64))
-    np.testing.assert_allclose(loss.cost(f)[0], weights.cost, rtol=1e-12)
-    # The gradient of the cost is that of the scaled problem.
-    z = f.clone().requires_grad_()
-    loss.cost(z).sum().backward()
-    rows, residuals = loss.weights(f)
-    np.testing.assert_allclose(rows * residuals * f, z.grad, rtol=1e-9)
 
 
 def test_costs_that_would_still_fall_go_on():
@@ -169,6 +129,14 @@ def test_derivatives_where_memory_is_short(way, monkeypatch):
     assert way == "forward" or (widths[0] > 1 and widths[-1] == 1)
 
 
+def test_differences_at_zero_are_as_long_as_x_has_been():
+    differences = Differences("2-point", Bounds.from_arrays(-torch.ones(1, 3), torch.ones(1, 3)))
+    x, typical = torch.tensor([[0.0, 1e-12, 1e-3]]).double(), torch.tensor([[1e3, 1e3, 1e-3]]).double()
+    steps = differences.steps(x, typical)
+    expected = 2.0**-26 * torch.tensor([1e3, 1e3, 1e-3])
+    np.testing.assert_allclose(steps[0], expected, rtol=1e-3)
+
+
 @pytest.mark.parametrize("way", ["columns", "forward", "rows"])
 @pytest.mark.parametrize(
     "product", [torch.mv, lambda a, x: torch.einsum("mn,n->m", a, x)], ids=["mv", "einsum"]
@@ -193,21 +161,3 @@ def test_many_tangents_are_one_product(way, product, monkeypatch):
     exact = (1 - torch.tanh(a @ x[0]) ** 2)[:, None] * a
     np.testing.assert_allclose(out[0], exact, rtol=1e-13, atol=1e-15)
     assert max(seen, default=1) == 1
-
-
-@pytest.mark.parametrize("scheme", ["2-point", "3-point", "5-point", "cs"])
-def test_differences(scheme):
-    endless = torch.full_like(X, math.inf)
-    out = torch.empty_like(EXACT)
-    Differences(scheme, Bounds.from_arrays(-endless, endless))(wavy, X, wavy(X), X.abs(), out)
-    error = (out - EXACT).abs().max().item()
-    # Ten derivatives' worth of truncation, and rounding: both go with the same power of the unit roundoff.
-    assert error < 100 * differentiate.noise(scheme, 2.0**-52)
-
-
-def test_differences_at_zero_are_as_long_as_x_has_been():
-    differences = Differences("2-point", Bounds.from_arrays(-torch.ones(1, 3), torch.ones(1, 3)))
-    x, typical = torch.tensor([[0.0, 1e-12, 1e-3]]).double(), torch.tensor([[1e3, 1e3, 1e-3]]).double()
-    steps = differences.steps(x, typical)
-    expected = 2.0**-26 * torch.tensor([1e3, 1e3, 1e-3])
-    np.testing.assert_allclose(steps[0], expected, rtol=1e-3)

@@ -29,14 +29,17 @@ def spectrum(name: str, n: int, condition: float) -> torch.Tensor:
     }[name]
 
 
-def matrix(m: int, n: int, name: str = "well", condition: float = 1e4, seed: int = 0) -> torch.Tensor:
-    """A float64 matrix with this spectrum."""
-    generator = torch.Generator().manual_seed(seed)
-    q = torch.linalg.qr(torch.randn(m, n, generator=generator, dtype=torch.float64)).Q
-    v = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64)).Q
-    return (q * spectrum(name, n, condition)) @ v.T
+def matrix(
+    m: int, n: int, name: str = "well", condition: float = 1e4, imaginary: bool = False
+) -> torch.Tensor:
+    """A matrix in double precision with this spectrum."""
+    generator, dtype = torch.Generator().manual_seed(0), torch.complex128 if imaginary else torch.float64
+    q, v = (torch.linalg.qr(torch.randn(rows, n, generator=generator, dtype=dtype)).Q for rows in (m, n))
+    return (q * spectrum(name, n, condition)) @ v.mH
 
 
-def noise(*shape: int, seed: int = 1) -> torch.Tensor:
-    """Normal numbers."""
+def noise(*shape: int, seed: int = 1, imaginary: bool = False) -> torch.Tensor:
+    """Normal numbers, of complex ones both parts."""
+    if imaginary:
+        return torch.complex(noise(*shape, seed=seed), noise(*shape, seed=seed + 10))
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -47,65 +47,62 @@ def mine(x: Any, group: Any, size: int) -> Any:
     return x[start : start + counts[rank]]
 
 
+def size_of(group: Any) -> int:
+    return distributed.get_world_size(group)
+
+
+def spread(x: Any, group: Any) -> Any:
+    """The rows of this process, of all that belong to the group."""
+    return neula.distributed.rows(mine(x, group, size_of(group)), group)
+
+
 def factors(rank: int, group: Any, function: str, a: Any, asked: dict[str, Any]) -> Any:
-    """Q, gathered, with R and the rest of the result."""
-    size = distributed.get_world_size(group)
-    result = getattr(neula, function)(neula.distributed.rows(mine(a, group, size), group), **asked)
-    if result.Q is None:
+    """Result of a decomposition, its factor whose rows are spread gathered."""
+    result = getattr(neula, function)(spread(a, group), **asked)
+    name = "Q" if function in ("qr", "tsqr") else "U"
+    found = getattr(result, name)
+    if found is None:
         return result
-    assert result.Q.counts == tuple(counts_of(len(a), size))
-    assert type(result.Q.local) is type(a)
-    return replace(result, Q=result.Q.full())
+    assert found.counts == tuple(counts_of(len(a), size_of(group)))
+    assert type(found.local) is type(a)
+    return replace(result, **{name: found.full()})
 
 
 def basis(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> tuple[Any, list[str]]:
     """Orthonormal basis, gathered, and what was warned of."""
-    local = mine(a, group, distributed.get_world_size(group))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        q = neula.orth(neula.distributed.rows(local, group), **asked)
+        q = neula.orth(spread(a, group), **asked)
     return q.full(), [str(warning.message) for warning in caught]
-
-
-def polar(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> Any:
-    """A polar decomposition, U gathered."""
-    size = distributed.get_world_size(group)
-    result = neula.polar(neula.distributed.rows(mine(a, group, size), group), **asked)
-    assert result.U.counts == tuple(counts_of(len(a), size))
-    return replace(result, U=result.U.full())
 
 
 def polar_of_dtensors(rank: int, group: Any, matrices: list[torch.Tensor]) -> list[Any]:
     """As an optimizer holds them whose parameters are sharded; U of each, whole."""
     mesh = DeviceMesh.from_group(group, "cpu")
-    spread = [distribute_tensor(a, mesh, [Shard(0)]) for a in matrices]
-    found = neula.polar([*spread, matrices[0]], accuracy="bf16")
-    bases = neula.orth(spread[:1], method="polar")
-    for x, a in zip(found, spread, strict=False):
+    parts = [distribute_tensor(a, mesh, [Shard(0)]) for a in matrices]
+    found = neula.polar([*parts, matrices[0]], accuracy="bf16")
+    bases = neula.orth(parts[:1], method="polar")
+    for x, a in zip(found, parts, strict=False):
         assert (tuple(x.U.placements), x.U.shape) == ((Shard(0),), a.shape)
     return [*(x.U.full_tensor() for x in found[:-1]), found[-1].U, bases[0].full_tensor()]
 
 
 def solution(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[str, Any]) -> Any:
     """A least-squares solution."""
-    size = distributed.get_world_size(group)
-
-    def rows(x: Any) -> Any:
-        return None if x is None else neula.distributed.rows(mine(x, group, size), group)
-
-    return neula.lstsq(rows(a), rows(b), weights=rows(weights), **asked)
+    given = [None if x is None else spread(x, group) for x in (a, b, weights)]
+    return neula.lstsq(given[0], given[1], weights=given[2], **asked)
 
 
 def statistics(rank: int, group: Any, a: Any, b: Any, weights: Any, asked: dict[str, Any]) -> Any:
     """Statistics of a solution; also after pickling, and what is said where nobody has asked before that."""
     found = solution(rank, group, a, b, weights, asked)
     forgotten = pickle.loads(pickle.dumps(found))
-    errors = found.standard_errors(), found.covariance(absolute=True), found.confidence_intervals(0.9)
+    known = found.standard_errors(), found.covariance(), found.degrees_of_freedom
     again = pickle.loads(pickle.dumps(found)).standard_errors()
     try:
         forgotten.covariance()
     except ValueError as error:
-        return *errors, again, found.degrees_of_freedom, str(error)
+        return *known, again, str(error)
 
 
 def as_with_kernels(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor) -> Any:
@@ -149,46 +146,37 @@ def refused_layout(rank: int, group: Any, kind: str) -> None:
 
 def disagreeing(rank: int, group: Any, what: str) -> Any:
     """Least squares where the last process asks for something else."""
-    other = rank == distributed.get_world_size(group) - 1
+    other = rank == size_of(group) - 1
     a, b, asked = torch.ones(6, 3).double(), torch.ones(6).double(), {}
-    if what == "columns" and other:
-        a = a[:, :2]
-    if what == "dtype" and other:
-        a = a.float()
-    if what == "kind" and other:
-        a = a.to_sparse()
+    changes = {"columns": lambda a: a[:, :2], "dtype": lambda a: a.float(), "kind": lambda a: a.to_sparse()}
+    if other:
+        a, b = changes.get(what, lambda a: a)(a), b[:4] if what == "rows of b" else b
     if what == "damp":
         asked["damp"] = 1.0 + other
     if what == "weights":
         weights = neula.distributed.rows(torch.ones(6), group)
         asked["weights"] = None if other else weights
-    if what == "rows of b" and other:
-        b = b[:4]
-    if what == "b":
-        return neula.lstsq(neula.distributed.rows(a, group), b)
-    if what == "A":
-        return neula.lstsq(a, neula.distributed.rows(b, group))
-    return neula.lstsq(neula.distributed.rows(a, group), neula.distributed.rows(b, group), **asked)
+    rows = [x if what == name else neula.distributed.rows(x, group) for x, name in ((a, "A"), (b, "b"))]
+    return neula.lstsq(*rows, **asked)
 
 
 def with_nan(rank: int, group: Any, function: str, operand: str, m: int, n: int) -> Any:
     """NaN in the last row of the last process."""
-    size = distributed.get_world_size(group)
+    size = size_of(group)
     a, b, weights = (mine(np.ones(shape), group, size) for shape in ((m, n), m, m))
     a = a + np.random.default_rng(rank).normal(size=a.shape)
     if rank == size - 1:
         {"A": a[:, 1], "b": b, "weights": weights}[operand][-1] = np.nan
-    spread = [neula.distributed.rows(x, group) for x in (a, b, weights)]
-    if function == "lstsq":
-        return neula.lstsq(spread[0], spread[1], weights=spread[2])
-    return getattr(neula, function)(spread[0])
+    rows = [neula.distributed.rows(x, group) for x in (a, b, weights)]
+    return (
+        neula.lstsq(*rows[:2], weights=rows[2]) if function == "lstsq" else getattr(neula, function)(rows[0])
+    )
 
 
 def forever(rank: int, group: Any, a: torch.Tensor) -> None:
     """Work until something is wrong."""
-    spread = neula.distributed.rows(a, group)
     while True:
-        neula.qr(spread)
+        neula.qr(spread(a, group))
 
 
 def ends(rank: int, group: Any, code: int) -> None:
@@ -198,12 +186,10 @@ def ends(rank: int, group: Any, code: int) -> None:
 
 def product(rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]) -> Any:
     """``A^T B``, and the same of DTensors."""
-    size = distributed.get_world_size(group)
-    rows = [neula.distributed.rows(mine(x, group, size), group) for x in (a, b)]
-    found = neula.matmul(rows[0].T, rows[1], **asked)
+    found = neula.matmul(spread(a, group).T, spread(b, group), **asked)
     mesh = DeviceMesh.from_group(group, "cpu")
-    spread = [distribute_tensor(x, mesh, [Shard(0)]) for x in (a, b)]
-    return found, neula.matmul(spread[0].T, spread[1], **asked).to_local()
+    parts = [distribute_tensor(x, mesh, [Shard(0)]) for x in (a, b)]
+    return found, neula.matmul(parts[0].T, parts[1], **asked).to_local()
 
 
 def refused_product(rank: int, group: Any) -> Any:
@@ -222,12 +208,9 @@ def on_gpus(rank: int, group: Any, function: str, a: torch.Tensor, b: torch.Tens
 
 
 def large_on_gpus(rank: int, group: Any, m: int, n: int) -> Any:
-    """Least squares of random numbers, made by each process for itself, beside what one GPU finds."""
+    """Least squares of random numbers, made by each process for itself, compared with what one GPU finds."""
     a, b = noise(m, n), noise(m)
-    rows = [
-        neula.distributed.rows(mine(x, group, distributed.get_world_size(group)).cuda(), group)
-        for x in (a, b)
-    ]
+    rows = [neula.distributed.rows(mine(x, group, size_of(group)).cuda(), group) for x in (a, b)]
     found, one = neula.lstsq(*rows), neula.lstsq(a.cuda(), b.cuda())
     return on_cpu(found), on_cpu(one), torch.linalg.vector_norm(a, dim=0)
 
@@ -247,9 +230,7 @@ def on_cpu(found: Any) -> Any:
 
 def r_factor(rank: int, group: Any, name: str, a: torch.Tensor) -> torch.Tensor:
     """R of small problems, from one of its sources."""
-    size = distributed.get_world_size(group)
-    local = mine(a, group, size)
-    over_rows = RowsOfGroup(counts_of(len(a), size), group)
+    local, over_rows = mine(a, group, size_of(group)), RowsOfGroup(counts_of(len(a), size_of(group)), group)
     local = local if len(local) else local.new_zeros(1, a.shape[1])
     return SOURCES[name].factor(local[None], over_rows=over_rows)[0]
 
@@ -258,9 +239,8 @@ def by_gram(
     rank: int, group: Any, a: torch.Tensor, b: torch.Tensor, asked: dict[str, Any]
 ) -> LeastSquaresSolutions:
     """Least squares by the Gram matrix in low precision and the corrected seminormal equations."""
-    size = distributed.get_world_size(group)
-    over_rows = RowsOfGroup(counts_of(len(a), size), group)
-    local = [mine(x, group, size) for x in (a, b)]
+    over_rows = RowsOfGroup(counts_of(len(a), size_of(group)), group)
+    local = [mine(x, group, size_of(group)) for x in (a, b)]
     local = [x if len(x) else x.new_zeros(1, x.shape[1]) for x in local]
     return solved(local[0], local[1], sharded(EmulatedEngine(), over_rows), **asked).values
 
@@ -284,18 +264,6 @@ def triangle(rank: int, group: Any, n: int) -> torch.Tensor:
 def whole(rank: int, group: Any, name: str) -> Any:
     """Call a function that takes no matrices over processes."""
     return getattr(neula, name)(neula.distributed.rows(torch.ones(3, 2), group))
-
-
-def triplets(rank: int, group: Any, a: torch.Tensor, asked: dict[str, Any]) -> Any:
-    """Leading singular triplets, U gathered."""
-    size = distributed.get_world_size(group)
-    result = neula.svd_lowrank(neula.distributed.rows(mine(a, group, size), group), **asked)
-    return replace(result, U=result.U.full())
-
-
-def covariance(rank: int, group: Any, a: Any, b: Any) -> Any:
-    """Covariance of the parameters."""
-    return solution(rank, group, a, b, None, {}).covariance()
 
 
 def sums_of_mixed_dtypes(rank: int, group: Any) -> list[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -60,20 +61,20 @@ def test_wide_matrices(processes: Processes) -> None:
     found = the_same_error(processes.run(3, tasks.solution, a, b, None, {}))
     assert "A has 5 rows over 3 processes, fewer than its 9 columns" in found.message
     assert "pass A.full() and b.full(), or damp=" in found.message
-    for function in ("qr", "tsqr"):
-        found = the_same_error(processes.run(3, tasks.factors, function, a, {}))
-        assert "pass A.full()" in found.message
 
 
-def test_what_needs_the_whole_matrix(processes: Processes) -> None:
-    found = the_same_error(processes.run(2, tasks.factors, "qr", matrix(9, 3), {"mode": "complete"}))
-    assert "mode='complete' needs the whole matrix" in found.message
-    found = the_same_error(processes.run(2, tasks.factors, "qr", torch.ones(9, 3, requires_grad=True), {}))
-    assert "requires a gradient" in found.message
-    found = the_same_error(processes.run(2, tasks.factors, "qr", torch.ones(9, 3, 3), {}))
-    assert "matrix" in found.message
-    found = the_same_error(processes.run(2, tasks.factors, "qr", matrix(9, 3), {"engine": "gpu"}))
-    assert "engine" in found.message
+@pytest.mark.parametrize(
+    ("a", "asked", "message"),
+    [
+        (matrix(9, 3), {"mode": "complete"}, "mode='complete' needs the whole matrix"),
+        (torch.ones(9, 3, requires_grad=True), {}, "requires a gradient"),
+        (torch.ones(9, 3, 3), {}, "matrix"),
+        (matrix(9, 3), {"engine": "gpu"}, "engine"),
+        (torch.ones(5, 9), {}, "pass A.full()"),
+    ],
+)
+def test_what_qr_refuses(processes: Processes, a: torch.Tensor, asked: dict[str, Any], message: str) -> None:
+    assert message in the_same_error(processes.run(3, tasks.factors, "qr", a, asked)).message
 
 
 def test_what_takes_whole_matrices(processes: Processes) -> None:
@@ -128,13 +129,3 @@ def test_a_process_that_ends_is_an_error_of_the_test() -> None:
             one.run(1, tasks.ends, 3)
     finally:
         one.stop()
-
-
-def test_a_module() -> None:
-    """To be imported as such, also from it."""
-    import neula.distributed as module
-    from neula.distributed import RowSharded, rows
-
-    assert module is neula.distributed
-    assert module.rows is rows
-    assert RowSharded.__name__ == "RowSharded"

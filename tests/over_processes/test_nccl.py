@@ -12,8 +12,7 @@ import neula
 from over_processes import tasks
 from over_processes.problems import SPECTRA, matrix, noise
 from over_processes.processes import Processes
-from over_processes.test_polar import check as check_polar
-from over_processes.test_qr import U, check_factors
+from over_processes.test_decompositions import U, check_factors, check_polar
 
 pytestmark = pytest.mark.gpu2
 

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 import neula
-from least_squares_options import options_of
 from neula.engines import CpuEngine
-from neula.pipeline.batches import LEAST_COLUMNS, LEAST_ROWS, Border, _on_the_grid
-from neula.problems.least_squares.together import _border
+from neula.pipeline.batches import LEAST_COLUMNS, LEAST_ROWS, _on_the_grid
 
 
 class Bordering(CpuEngine):
@@ -68,11 +66,3 @@ def test_a_matrix_of_deficient_rank_goes_on() -> None:
     found = neula.lstsq(a, torch.arange(60.0, dtype=torch.float64), engine=ENGINE)
     assert found.rank == 1
     assert torch.allclose(found.x, torch.full((20,), 29.5 / 20, dtype=torch.float64))
-
-
-def test_special_problems_have_no_border() -> None:
-    a, options = torch.randn(1, 50, 9), options_of(ENGINE, rcond=1e-14)
-    assert _border(a, options) == Border(rows=7 + 7, columns=7)
-    assert _border(a.mT, options) == _border(torch.randn(2, 50, 9), options) == Border()
-    assert _border(a, replace(options, damp=1.0)) == Border()
-    assert _border(a, replace(options, weights=torch.ones(50))) == Border()

@@ -65,35 +65,11 @@ SMALL: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("compute", SMALL)
 def test_small_ones_are_the_hosts(compute: Callable[..., Any], launching: None) -> None:
-    assert compute().engine == compute(engine="cpu").engine
-    assert compute().converged
-
-
-@pytest.mark.parametrize("compute", SMALL)
-def test_an_engine_that_is_named_computes(compute: Callable[..., Any], launching: None) -> None:
+    """Unless an engine is named."""
+    found = compute()
+    assert found.engine == compute(engine="cpu").engine
+    assert found.converged
     assert compute(engine=Launching("cpu")).engine == str(Launching("cpu"))
-
-
-OTHERS: list[Callable[[], Any]] = [
-    lambda: neula.lstsq(normal(41, 8), normal(41)),
-    lambda: neula.lstsq(normal(40, 8), normal(40, 2)),
-    lambda: neula.lstsq(normal(2, 40, 8), normal(2, 40, 1)),
-    lambda: neula.lstsq(normal(40, 8), normal(40), algorithm="cgls"),
-    lambda: neula.lstsq(normal(40, 8), normal(40), compute="fp32"),
-    lambda: neula.lstsq(normal(0, 8), normal(0)),
-    lambda: neula.solve(*system(15)),
-    lambda: neula.solve(*system(8), pivot="partial"),
-    lambda: neula.solve(*system(8), compute="fp32"),
-    lambda: neula.solve(*system(5), wait=False),
-    lambda: neula.qr(normal(41, 9)),
-    lambda: neula.qr(normal(40, 8), pivoting=True),
-    lambda: neula.qr(normal(40, 8), panel="caqr"),
-]
-
-
-@pytest.mark.parametrize("compute", OTHERS)
-def test_others_stay(compute: Callable[[], Any], launching: None) -> None:
-    assert compute().engine == str(Launching("cpu"))
 
 
 @pytest.mark.parametrize("positive", [False, True])
@@ -128,20 +104,6 @@ def test_a_kernel_of_the_host_takes_systems(
     assert solve(*small).engine == here
 
 
-def test_the_core_factorizes_what_several_threads_of_a_library_would(
-    launching: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=10000))
-    a = normal(10000, 1)
-    expected = str(select_engine("cpu", torch.device("cpu"))) if core() else str(Launching("cpu"))
-    for given in (a, a.numpy(), a.clone().requires_grad_()):
-        found = neula.qr(given)
-        assert found.engine == expected
-        assert found.converged
-        assert torch.linalg.vector_norm(a - torch.as_tensor(found.Q @ found.R)) <= 1e-14 * a.norm()
-    assert neula.qr(a + 0j).engine == str(Launching("cpu"))
-
-
 def test_what_the_host_finds_has_gradients(launching: None) -> None:
     a, b = normal(20, 4).requires_grad_(), normal(20).requires_grad_()
     torch.autograd.gradcheck(lambda a, b: neula.lstsq(a, b).x, (a, b), fast_mode=True)
@@ -174,3 +136,39 @@ def test_answers_go_back_to_the_gpu(dtype: torch.dtype, monkeypatch: pytest.Monk
     assert r.is_cuda
     assert factors.accepted.is_cuda
     assert torch.linalg.matrix_norm(q @ r - a) <= 64 * torch.finfo(dtype).eps * torch.linalg.matrix_norm(a)
+
+
+OTHERS: list[Callable[[], Any]] = [
+    lambda: neula.lstsq(normal(41, 8), normal(41)),
+    lambda: neula.lstsq(normal(40, 8), normal(40, 2)),
+    lambda: neula.lstsq(normal(2, 40, 8), normal(2, 40, 1)),
+    lambda: neula.lstsq(normal(40, 8), normal(40), algorithm="cgls"),
+    lambda: neula.lstsq(normal(40, 8), normal(40), compute="fp32"),
+    lambda: neula.lstsq(normal(0, 8), normal(0)),
+    lambda: neula.solve(*system(15)),
+    lambda: neula.solve(*system(8), pivot="partial"),
+    lambda: neula.solve(*system(8), compute="fp32"),
+    lambda: neula.solve(*system(5), wait=False),
+    lambda: neula.qr(normal(41, 9)),
+    lambda: neula.qr(normal(40, 8), pivoting=True),
+    lambda: neula.qr(normal(40, 8), panel="caqr"),
+]
+
+
+@pytest.mark.parametrize("compute", OTHERS)
+def test_others_stay(compute: Callable[[], Any], launching: None) -> None:
+    assert compute().engine == str(Launching("cpu"))
+
+
+def test_the_core_factorizes_what_several_threads_of_a_library_would(
+    launching: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Launching, "tuning", replace(EMULATED, by_host=10000))
+    a = normal(10000, 1)
+    expected = str(select_engine("cpu", torch.device("cpu"))) if core() else str(Launching("cpu"))
+    for given in (a, a.numpy(), a.clone().requires_grad_()):
+        found = neula.qr(given)
+        assert found.engine == expected
+        assert found.converged
+        assert torch.linalg.vector_norm(a - torch.as_tensor(found.Q @ found.R)) <= 1e-14 * a.norm()
+    assert neula.qr(a + 0j).engine == str(Launching("cpu"))

@@ -107,6 +107,7 @@ def test_an_answer_in_doubt_is_not_accepted() -> None:
     run = run_chain([off_by("a", 0.0, "; a guess"), off_by("b", 0.05)], WANTED, Within())
     assert methods(run) == [("a", False), ("b", True)]
     assert run.attempts[0].reason == "error 0; a guess"
+    assert run.values.x.tolist() == pytest.approx([10.05, 20.05, 30.05]), "accepted counts before the error"
 
 
 def test_what_is_hopeless_is_not_tried_again() -> None:

@@ -41,14 +41,6 @@ def of_memmap(a: np.ndarray, folder: Path) -> Any:
     return np.load(of_npy(a, folder), mmap_mode="r")
 
 
-def of_fortran_memmap(a: np.ndarray, folder: Path) -> Any:
-    return np.load(of_npy(np.asfortranarray(a), folder), mmap_mode="r")
-
-
-def of_other_bytes(a: np.ndarray, folder: Path) -> Any:
-    return np.load(of_npy(a.astype(a.dtype.newbyteorder()), folder), mmap_mode="r")
-
-
 def of_hdf5(a: np.ndarray, folder: Path) -> Any:
     h5py = pytest.importorskip("h5py")
     chunks = (37, 3) if a.ndim == 2 else (37,)
@@ -69,15 +61,13 @@ def of_dask(a: np.ndarray, folder: Path) -> Any:
     return dask.from_array(a, chunks=((100, 250, 150), *((size,) for size in a.shape[1:])))
 
 
-def of_torch(a: np.ndarray, folder: Path) -> Any:
-    return torch.from_numpy(a)
-
-
-def of_own(a: np.ndarray, folder: Path) -> Any:
-    return Own(a)
-
-
-KINDS = [of_npy, of_memmap, of_fortran_memmap, of_other_bytes, of_hdf5, of_zarr, of_dask, of_torch, of_own]
+KINDS = [
+    *(of_npy, of_memmap, of_hdf5, of_zarr, of_dask),
+    lambda a, folder: of_memmap(np.asfortranarray(a), folder),
+    lambda a, folder: of_memmap(a.astype(a.dtype.newbyteorder()), folder),
+    lambda a, folder: torch.from_numpy(a),
+    lambda a, folder: Own(a),
+]
 
 
 def joined(source: Any, rows: int) -> np.ndarray:

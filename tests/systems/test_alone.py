@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import suppress
 from typing import Literal
 
@@ -13,8 +12,12 @@ from tests.campaign.oracle import system
 import neula
 from neula.algorithms.spectra.inverse_norm import EXPLICIT
 from neula.engines.shipped import machine
+from scaled_errors import scaled_errors
 
-pytestmark = pytest.mark.usefixtures("with_core_and_without")
+pytestmark = [
+    pytest.mark.usefixtures("with_core_and_without"),
+    pytest.mark.filterwarnings("ignore::neula.AccuracyWarning"),
+]
 
 N = EXPLICIT + 3
 
@@ -47,13 +50,8 @@ def test_the_forward_error_is_a_bound(kind: str, dtype: str) -> None:
     a = KINDS[kind](rng).astype(dtype, order="K") * 2.0**20
     sides = [rng.standard_normal(N), a.astype(float) @ rng.standard_normal(N), np.eye(N)[0]]
     b = np.array(sides).T.astype(dtype)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", neula.AccuracyWarning)
-        result = neula.solve(a, b)
-    exact = system(a, b).rounded_solution(N)
-    sizes = np.linalg.norm(a.astype(float), axis=0)[:, None]
-    errors = np.linalg.norm(sizes * (result.x - exact), axis=0) / np.linalg.norm(sizes * exact, axis=0)
-    assert (errors <= result.forward_errors).all()
+    result = neula.solve(a, b)
+    assert (scaled_errors(a, result.x, system(a, b).rounded_solution(N)) <= result.forward_errors).all()
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
@@ -67,6 +65,29 @@ def test_singular_matrices_are_not_solved(n: int, dtype: str, order: Literal["C"
         a[rank:] = rng.integers(-1, 2, (n - rank, 3)) @ a[:3] + a[3:4]
         b = (a @ np.ones(n)).astype(dtype)
         a = np.array(a, dtype, order=order)
-        with suppress(np.linalg.LinAlgError), warnings.catch_warnings():
-            warnings.simplefilter("ignore", neula.AccuracyWarning)
+        with suppress(np.linalg.LinAlgError):
             assert not neula.solve(a, b).converged
+
+
+@pytest.mark.parametrize(
+    ("of_a", "of_b"), [(1e34, 1.0), (1.0, 1e-37), (1.0, 1e-43), (1e-30, 1e-36), (1.0, 1e30)]
+)
+@pytest.mark.parametrize(("count", "n", "structure"), [(1, 65, "pos"), (1, 401, "gen"), (2, 401, "gen")])
+def test_updates_that_underflow_in_single_precision(
+    of_a: float, of_b: float, count: int, n: int, structure: str
+) -> None:
+    rng = np.random.default_rng(n)
+    root = rng.standard_normal((n, n))
+    a = root @ root.T / n + np.eye(n) if structure == "pos" else root + 4 * n**0.5 * np.eye(n)
+    a, b = (of_a * a).astype("f4"), (rng.standard_normal((n, 1)) * of_b).astype("f4")
+    a = np.tril(a) + np.tril(a, -1).T
+    result = neula.solve(np.stack([a] * count) if count > 1 else a, b, assume_a=structure)
+    if result.converged:
+        x = result.x[0] if count > 1 else result.x
+        # The residual in double precision shows errors far above its own.
+        exact = (
+            system(a, b).rounded_solution(n)
+            if n == 65
+            else np.linalg.solve(*(y.astype(float) for y in (a, b)))
+        )
+        assert (scaled_errors(a, x, exact) <= result.forward_error + 1e-12).all()

@@ -101,26 +101,6 @@ def test_more_than_fit_a_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts.converged
 
 
-@pytest.mark.parametrize("target", [np.float32, np.float64])
-@pytest.mark.parametrize("n", [6, 24])
-def test_conditions(n: int, target: type[np.floating]) -> None:
-    a, b = (x.astype(target) for x in batch(n, (1e0, 1e1, 1e3, 1e5), 1))
-    found = neula.solve(a, b, accuracy=0.1)
-    true = np.linalg.cond(a.astype(float) / np.linalg.norm(a.astype(float), axis=1, keepdims=True))
-    assert (found.conditions >= true / 10).all()
-    assert (found.conditions <= 10 * true).all()
-
-
-def test_growth() -> None:
-    """Wilkinson's matrix, whose elements double in each step."""
-    n = 10
-    a = np.eye(n) - np.tril(np.ones((n, n)), -1)
-    a[:, -1] = 1
-    for order in (a, a.T):
-        growth = neula.solve(np.stack([order, np.eye(n)]), np.ones((2, n, 1))).growth
-        assert growth in (1.0, 2.0, 2.0**9)
-
-
 @pytest.mark.parametrize("positive", [False, True])
 def test_larger_ones_one_after_the_other(positive: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as alone, and one that has no factors is named."""
