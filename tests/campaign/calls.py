@@ -146,5 +146,6 @@ def _laid_out(x: np.ndarray, recipe: Recipe, device: str) -> Any:
 def as_array(x: Any) -> np.ndarray:
     """An array of any library, in float64 or complex128."""
     if isinstance(x, torch.Tensor):
-        x = x.detach().cpu().resolve_conj().numpy()
+        x = x.detach().cpu().resolve_conj()
+        x = x.to(torch.complex128 if x.is_complex() else torch.float64).numpy()
     return np.asarray(x, dtype=np.complex128 if np.iscomplexobj(x) else np.float64)

@@ -187,7 +187,7 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
             if np.iscomplexobj(a):  # kept in float32 or wider, whatever their products were
                 given = max(given, Arithmetic.named(factors.compute).u)
             smallest = max(tiny, 2.0 ** (2 - storage.max_exponent - storage.significand))
-            found = ratios.get01(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
+            found = ratios.residual_ratio(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
             yield "get01", found / _growth(rows, outputs[0], outputs[1])
     else:
         yield "product", ratios.product_ratio(a[0].T, as_array(example.b[0]), outputs[0], u, tiny)

@@ -37,6 +37,12 @@ class ComplexRandom:
         return found + 1j * self._rng.integers(low, high, size) if isinstance(size, tuple) else found
 
 
+def random_numbers(seed: int, *, is_complex: bool) -> Any:
+    """A generator of real or complex numbers."""
+    rng = np.random.default_rng(seed)
+    return ComplexRandom(rng) if is_complex else rng
+
+
 def turned(rng: Rng, a: np.ndarray, b: np.ndarray, *, hermitian: bool) -> tuple[np.ndarray, np.ndarray]:
     """A and b with rows and columns multiplied by powers of i, which keep ranks and positive definiteness, by
     arbitrary phases, or without their imaginary parts; now and then one of A and b is real.
@@ -307,39 +313,12 @@ def integer_gram(rng: Rng, m: int, n: int) -> np.ndarray:
 KINDS: dict[str, Kind] = {
     kind.__name__: kind
     for kind in (
-        normal,
-        integer,
-        uniform,
-        counting,
-        dependent_integer,
-        dependent,
-        almost_dependent,
-        near_rank_one,
-        duplicates,
-        sparse,
-        zero_lines,
-        zero,
-        vandermonde,
-        hilbert,
-        kahan,
-        graded,
-        orthonormal,
-        geometric,
-        one_small,
-        permutation,
-        diagonal,
-        clustered_nodes,
-        pascal,
-        frank,
-        wilkinson,
-        foster,
-        lauchli,
-        arrowhead,
-        saddle_point,
-        one_line,
-        one_ulp,
-        dummies,
-        sums,
+        *(normal, integer, uniform, counting, dependent_integer, dependent),
+        *(almost_dependent, near_rank_one, duplicates, sparse, zero_lines, zero),
+        *(vandermonde, hilbert, kahan, graded, orthonormal, geometric),
+        *(one_small, permutation, diagonal, clustered_nodes, pascal, frank),
+        *(wilkinson, foster, lauchli, arrowhead, saddle_point, one_line),
+        *(one_ulp, dummies, sums),
     )
 }
 DEFINITE_KINDS: dict[str, Kind] = {

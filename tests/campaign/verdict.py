@@ -75,6 +75,12 @@ class Verdict:
         return "\n".join([*lines, *(f"  {numbers}" for numbers in self.numbers)])
 
 
+def as_python(call: str, **arrays: np.ndarray) -> str:
+    """A call in Python, with the numbers that were given: floats are printed exactly."""
+    given = [f"{name} = np.array({x.tolist()!r}, {str(x.dtype)!r})" for name, x in arrays.items()]
+    return "\n".join(["import numpy as np, neula", "nan, inf = np.nan, np.inf", *given, call])
+
+
 def limits_of(dtype: np.dtype) -> np.finfo:
     """Of the numbers of a dtype, or of the parts of complex ones; those of float64 for integers."""
     return np.finfo(dtype if dtype.kind in "fc" else np.float64)
