@@ -30,6 +30,20 @@ def orthogonality(q: torch.Tensor) -> float:
     return float(torch.linalg.matrix_norm(identity - q.T @ q, 2))
 
 
+def batch_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Relative residual and loss of orthogonality of each matrix in Frobenius norms; infinite for NaN."""
+    a, q, r = (x.double() for x in (a, q, r))
+    norm, identity = torch.linalg.matrix_norm, torch.eye(q.shape[-1], dtype=torch.float64, device=q.device)
+    size = norm(a)
+    found = norm(a - q @ r) / torch.where(size == 0, 1.0, size), norm(identity - q.mT @ q)
+    return found[0].nan_to_num(math.inf), found[1].nan_to_num(math.inf)
+
+
+def check_triangular(r: torch.Tensor) -> None:
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert (r.diagonal(dim1=-2, dim2=-1) >= 0).all()
+
+
 def recursion_bound(u: float, n: int) -> float:
     """``3 u (2 + log2 n)``: three roundings a level (of Q1, A2 and R12), at most ``1 + log2 n`` levels."""
     return 3 * u * (2 + math.log2(n))
