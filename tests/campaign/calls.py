@@ -56,13 +56,8 @@ def answer_of(function: Callable[[], Any]) -> Answer:
 
 
 def call(example: Example, device: str = "cpu") -> Answer:
-    """Run the function that the recipe names.
-
-    Parameters
-    ----------
-    example : Example
-    device : str
-        Of torch tensors, and of engine ``"auto"`` for NumPy arrays.
+    """Run the function that the recipe names; the device is that of tensors, and of engine ``"auto"`` for
+    arrays.
     """
     return answer_of(lambda: _run(example, device))
 

@@ -18,14 +18,8 @@ NEARLY = 2.0**-150
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of a Hermitian matrix.
-
-    Attributes
-    ----------
-    values : list of arb
-        Enclosures of the eigenvalues, ascending.
-    vectors : arb_mat or acb_mat
-        Eigenvectors, orthonormal and exact to many more digits than there are in double precision.
+    """Of a Hermitian matrix: enclosures of its eigenvalues, ascending, and eigenvectors that are
+    orthonormal and exact to many more digits than there are in double precision.
     """
 
     values: list[arb]

@@ -16,12 +16,7 @@ Kind = Callable[[Rng, int, int], np.ndarray]
 
 
 class ComplexRandom:
-    """A generator whose normal numbers are complex, and whose matrices of integers are Gaussian integers.
-
-    Parameters
-    ----------
-    rng : Generator
-    """
+    """A generator whose normal numbers are complex, and whose matrices of integers are Gaussian integers."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng

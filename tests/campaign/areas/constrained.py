@@ -185,13 +185,7 @@ def _call(recipe: ConstrainedRecipe, given: dict[str, np.ndarray], damp: float) 
 
 
 class Truth:
-    """The exact solution of smallest norm.
-
-    Parameters
-    ----------
-    given : dict
-    damp : float
-    """
+    """The exact solution of smallest norm."""
 
     def __init__(self, given: dict[str, np.ndarray], damp: float) -> None:
         self.fold = 1 + any(np.iscomplexobj(x) for x in given.values())

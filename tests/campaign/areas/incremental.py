@@ -67,13 +67,8 @@ def draw(source: Source, scope: Scope) -> IncrementalRecipe:
 
 
 class Rows:
-    """Sums that a fit must reproduce: exact sums over rows, those of the parts of complex ones.
-
-    Parameters
-    ----------
-    n, k : int
-    fold : int
-        2 for complex numbers.
+    """Sums that a fit must reproduce: exact sums over rows, those of the parts of complex ones (``fold``
+    2).
     """
 
     def __init__(self, n: int, k: int, fold: int) -> None:

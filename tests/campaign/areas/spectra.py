@@ -207,17 +207,10 @@ DEFINITE: dict[str, Callable[[Any, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class SpectraRecipe:
-    """A call of ``eigh``, ``pencil`` (with B), ``svd`` or ``power``; ``whole`` is a power of ten.
-
-    Attributes
-    ----------
-    kinds : tuple of str
-        One a matrix; ``"nan"`` and ``"inf"`` are not finite. Several are a batch.
-    values : {"vectors", "measured", "a priori"}
-        Vectors, or values alone with one of these bounds.
-    part : {"", "index", "value"}
-    garbage : bool
-        Whether the triangle that is not read holds NaN.
+    """A call of ``eigh``, ``pencil`` (with B), ``svd`` or ``power``. Several kinds are a batch, ``"nan"``
+    and ``"inf"`` are not finite; ``whole`` is a power of ten. ``values`` are vectors, or values alone with
+    a bound ``"measured"`` or ``"a priori"``; ``part`` is chosen by ``"index"`` or ``"value"``; ``garbage``
+    is NaN in the triangle that is not read.
     """
 
     function: str
