@@ -1,10 +1,27 @@
-"""Errors of a factorization in float64, by their definitions, and the bounds that theory gives them."""
+"""Matrices to factorize, errors in float64 by their definitions, and the bounds that theory gives them."""
 
 import math
+from functools import lru_cache
 
 import torch
 
+from neula.engines import EmulatedEngine
+from neula.io.matrices import random_matrix
+
 U32, U64 = 2.0**-24, 2.0**-53
+
+
+def emulated(format: str, **options: object) -> EmulatedEngine:
+    return EmulatedEngine("cpu", format, **options)  # type: ignore[arg-type]
+
+
+def normal(m: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return random_matrix("normal", m, n, seed=seed, dtype=dtype)
+
+
+@lru_cache(maxsize=64)
+def spectrum(kind: str, m: int, n: int, cond: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return random_matrix(kind, m, n, cond=cond, seed=1).to(dtype)
 
 
 def residual(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:

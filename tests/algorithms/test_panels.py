@@ -4,6 +4,7 @@ import itertools
 import math
 
 import pytest
+import qr_measures
 import torch
 from qr_measures import U32, U64, column_major, orthogonality, orthogonality_bound, panel_bound, residual
 
@@ -17,7 +18,7 @@ from neula.algorithms.orthogonal.cholesky_qr import (
 )
 from neula.algorithms.orthogonal.panels import PANELS, panel_named
 from neula.engines import ENGINES, Engine
-from neula.io.matrices import SPECTRA, random_matrix
+from neula.io.matrices import SPECTRA
 
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
 EACH_ENGINE = pytest.mark.parametrize("engine", ["emulated", "cpu"])
@@ -28,12 +29,12 @@ def make(name: str, format: str = "fp32") -> Engine:
     return ENGINES[name]("cpu", format)
 
 
-def normal(m: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return column_major(random_matrix("normal", m, n, seed=seed)).to(dtype)
+def normal(m: int, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return column_major(qr_measures.normal(m, n)).to(dtype)
 
 
-def spectrum(kind: str, m: int, n: int, cond: float, seed: int = 1) -> torch.Tensor:
-    return column_major(random_matrix(kind, m, n, cond=cond, seed=seed)).float()
+def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
+    return column_major(qr_measures.spectrum(kind, m, n, cond)).float()
 
 
 def test_names() -> None:

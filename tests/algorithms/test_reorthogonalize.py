@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ from qr_measures import (
     panel_bound,
     recursion_bound,
     residual,
+    spectrum,
 )
 from tests.matrices import normal
 
@@ -32,11 +32,6 @@ from neula.engines import EmulatedEngine, select_engine
 from neula.io.matrices import SPECTRA, random_matrix
 
 LOW = ("fp16", "bf16", "tf32")
-
-
-@lru_cache(maxsize=64)
-def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
-    return random_matrix(kind, m, n, cond=cond, seed=1)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,20 @@
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 
 import numpy as np
 import pytest
 import torch
 from qr_measures import (
     U32,
+    emulated,
+    normal,
     orthogonality,
     orthogonality_bound,
     panel_bound,
     recursion_bound,
     residual,
+    spectrum,
     with_widths,
 )
 
@@ -22,15 +24,10 @@ from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import EmulatedEngine, Engine
-from neula.io.matrices import random_matrix
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
 EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
 SHAPES = [(1, 1), (300, 1), (33, 33), (257, 257), (513, 129)]
-
-
-def emulated(format: str, **options: object) -> EmulatedEngine:
-    return EmulatedEngine("cpu", format, **options)  # type: ignore[arg-type]
 
 
 def bound(engine: Engine, n: int) -> float:
@@ -38,15 +35,6 @@ def bound(engine: Engine, n: int) -> float:
     if engine.format.u <= U32:
         return panel_bound(engine.format.u, n)
     return recursion_bound(engine.format.u, n) + panel_bound(U32, n)
-
-
-def normal(m: int, n: int, seed: int = 0) -> torch.Tensor:
-    return random_matrix("normal", m, n, seed=seed, dtype=torch.float32)
-
-
-@lru_cache(maxsize=64)
-def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
-    return random_matrix(kind, m, n, cond=cond, seed=1).float()
 
 
 # ---------------------------------------------------------------- any shape, any parameters
@@ -100,7 +88,7 @@ def in_half(a: torch.Tensor, **options: object) -> tuple[torch.Tensor, torch.Ten
 )
 def test_a_matrix_that_stays_in_half_precision(m: int, n: int, cond: float | None) -> None:
     """One rounding more, that of A, at any condition; no more orthogonality is lost than in float32."""
-    a = normal(m, n) / 4 if cond is None else spectrum("geometric", m, n, cond)
+    a = normal(m, n) / 4 if cond is None else spectrum("geometric", m, n, cond).float()
     a = a if cond is None else a * power_of_two_scales(a.abs().amax(0))
     q, r = in_half(a)
     assert torch.equal(r, r.triu())
@@ -162,7 +150,7 @@ def test_figures_3_and_4(format: str, kind: str, cond: float, cutoff: int) -> No
     value is the worst case, because all columns nearly coincide: ``u cond^2`` (section 3.6).
     """
     engine = emulated(format)
-    a = spectrum(kind, 320, 256, cond)
+    a = spectrum(kind, 320, 256, cond).float()
     q, r = rgsqrf(a, engine, cutoff=cutoff)
     assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
     growth, levels = cond**2 if kind == "cluster_large" else cond, math.log2(256 / cutoff)
@@ -175,7 +163,7 @@ def test_figures_3_and_4(format: str, kind: str, cond: float, cutoff: int) -> No
 def test_figure_7_ablation_low_format_in_the_panel(format: str, panel: str) -> None:
     """Tensor cores in the panel too: more levels round, by the same unit roundoff."""
     engine = emulated(format)
-    a = spectrum("geometric", 512, 256, 1e6)
+    a = spectrum("geometric", 512, 256, 1e6).float()
     q, r = rgsqrf(a, engine, panel=panel, panel_format=format)
     assert residual(a, q, r) <= recursion_bound(engine.format.u, 256)
     assert not torch.equal(q, rgsqrf(a, engine, panel=panel)[0]), "the option does something"
@@ -188,7 +176,7 @@ def test_fp16_accumulation_has_its_own_bound() -> None:
     """TC16: the sum of m products is rounded to fp16 m / 8 times, so the bound grows with m. Worst case:
     ``m / 8 u`` of the sum of magnitudes, at each of 2 levels.
     """
-    a = spectrum("arithmetic", 512, 128, 10)
+    a = spectrum("arithmetic", 512, 128, 10).float()
     engine = emulated("fp16", accumulate="fp16", block=8)
     q, r = rgsqrf(a, engine, cutoff=32)
     error = residual(a, q, r)

@@ -6,7 +6,6 @@ depends on the condition number.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import pytest
 import torch
@@ -14,17 +13,19 @@ from qr_measures import (
     U32,
     U64,
     column_residuals,
+    emulated,
+    normal,
     orthogonality,
     orthogonality_bound,
     panel_bound,
     residual,
+    spectrum,
     with_widths,
 )
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.engines import EmulatedEngine, Engine
-from neula.io.matrices import random_matrix
+from neula.engines import Engine
 from neula.papers.qr.householder import (
     HouseholderQR,
     blocked_householder,
@@ -40,19 +41,6 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 EACH = pytest.mark.parametrize("name", ALGORITHMS)
 SHAPES = [(1, 1), (300, 1), (33, 33), (257, 33), (300, 129)]
-
-
-def emulated(format: str, **options: object) -> EmulatedEngine:
-    return EmulatedEngine("cpu", format, **options)  # type: ignore[arg-type]
-
-
-def normal(m: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return random_matrix("normal", m, n, seed=seed, dtype=dtype)
-
-
-@lru_cache(maxsize=64)
-def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
-    return random_matrix(kind, m, n, cond=cond, seed=1)
 
 
 def deviation(q: torch.Tensor) -> float:
