@@ -13,9 +13,6 @@ from neula.algorithms.scaling import power_of_two_scales
 from neula.io.matrices import random_matrix
 from neula.problems.least_squares import refined
 
-U64 = 2.0**-53
-
-
 SIZES = 10.0 ** np.linspace(-30, 30, 300)
 
 

@@ -20,13 +20,11 @@ from qr_measures import (
 )
 
 from half_engine import HalfEngine
-from neula.algorithms.orthogonal.panels import PANELS
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf, split_columns
 from neula.algorithms.scaling import power_of_two_scales
 from neula.engines import EmulatedEngine, Engine
 
 LOW = pytest.mark.parametrize("format", ["fp16", "bf16", "tf32"])
-EACH_PANEL = pytest.mark.parametrize("panel", PANELS)
 SHAPES = [(1, 1), (300, 1), (33, 33), (257, 257), (513, 129)]
 
 

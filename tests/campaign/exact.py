@@ -119,11 +119,6 @@ def one_norm(a: Balls) -> arb:
     return largest(sum((abs(v) for v in column), arb()) for column in columns(a))
 
 
-def max_norm(a: Balls) -> arb:
-    """Largest magnitude of an element."""
-    return largest(abs(v) for v in a.entries())
-
-
 def largest(values: Iterable[arb]) -> arb:
     found = arb()
     for value in values:

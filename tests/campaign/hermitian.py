@@ -38,11 +38,6 @@ class Spectrum:
                 raise UndecidedError("eigenvectors are not orthonormal")
             return cls(found.values[::-1], v)
 
-    def distance(self, i: int, value: arb) -> arb:
-        """Of a computed eigenvalue to the i-th one."""
-        with ctx.workprec(BITS):
-            return abs(value - self.values[i])
-
     def sine(self, cluster: Sequence[int], vectors: Balls) -> float:
         """Of the largest angle between the span of vectors and that of some eigenvectors; 1 if these are not
         separated from the others.
@@ -94,11 +89,10 @@ def residual(a: Balls, v: Balls, values: Sequence[arb], u: Balls) -> arb:
         return norm((a * v - type(u)(right)).entries())
 
 
-def defect(v: Balls, metric: Balls | None = None) -> float:
-    """``||V^H B V - I||_2``."""
+def defect(v: Balls) -> float:
+    """``||V^H V - I||_2``."""
     with ctx.workprec(BITS):
-        gram = adjoint(v) * (v if metric is None else metric * v)
-        return float(np.linalg.norm(rounded(gram - identity(v.ncols())), 2))
+        return float(np.linalg.norm(rounded(adjoint(v) * v - identity(v.ncols())), 2))
 
 
 def lower_factor(b: Balls) -> Balls:

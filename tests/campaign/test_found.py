@@ -1,4 +1,4 @@
-"""Examples that the campaign has found to be wrong once, as a failure prints them for ``--recipe``."""
+"""Examples that were wrong once, most found by the campaign, as a failure prints them for ``--recipe``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import neula
 
+from .areas.fits import Fit
 from .fuzz import recipe_of, run_one
 from .oracle import LeastSquares
 
@@ -21,6 +22,13 @@ FOUND = dict(zip((line.removeprefix("# ") for line in LINES[::2]), LINES[1::2], 
 def test_sound(why: str) -> None:
     verdict, shown = run_one(recipe_of(FOUND[why]), "cpu")
     assert not verdict.findings, f"{verdict}\n{shown}"
+
+
+def test_a_narrow_peak_keeps_its_digits() -> None:
+    """Usual steps of fourth-order differences are sixteen widths long."""
+    result = Fit.of(recipe_of(FOUND["A narrow peak: gauss by None, numpy, far 18."])).run("cpu")
+    assert result.converged
+    assert result.forward_error < 1e-8
 
 
 @pytest.mark.filterwarnings("ignore::neula.IllConditionedWarning")

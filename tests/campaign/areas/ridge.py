@@ -26,9 +26,6 @@ KINDS = (
 )
 RHS = ("random", "integers", "inside", "zero", "tiny")
 DAMPS = ("usual", "tiny", "wide", "none")
-ROUNDING = 2.0**-46
-"""Of the numbers that are compared here."""
-
 SOLVABLE = 1e-3
 """Largest change by a perturbation of rounding size for which a warning is a false alarm."""
 
