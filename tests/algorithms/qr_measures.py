@@ -1,10 +1,27 @@
-"""Errors of a factorization in float64, by their definitions, and the bounds that theory gives them."""
+"""Matrices to factorize, errors in float64 by their definitions, and the bounds that theory gives them."""
 
 import math
+from functools import lru_cache
 
 import torch
 
+from neula.engines import EmulatedEngine
+from neula.io.matrices import random_matrix
+
 U32, U64 = 2.0**-24, 2.0**-53
+
+
+def emulated(format: str, **options: object) -> EmulatedEngine:
+    return EmulatedEngine("cpu", format, **options)  # type: ignore[arg-type]
+
+
+def normal(m: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return random_matrix("normal", m, n, seed=seed, dtype=dtype)
+
+
+@lru_cache(maxsize=64)
+def spectrum(kind: str, m: int, n: int, cond: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return random_matrix(kind, m, n, cond=cond, seed=1).to(dtype)
 
 
 def residual(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> float:
@@ -28,6 +45,20 @@ def orthogonality(q: torch.Tensor) -> float:
         return math.inf
     identity = torch.eye(q.shape[1], dtype=torch.float64)
     return float(torch.linalg.matrix_norm(identity - q.T @ q, 2))
+
+
+def batch_errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Relative residual and loss of orthogonality of each matrix in Frobenius norms; infinite for NaN."""
+    a, q, r = (x.double() for x in (a, q, r))
+    norm, identity = torch.linalg.matrix_norm, torch.eye(q.shape[-1], dtype=torch.float64, device=q.device)
+    size = norm(a)
+    found = norm(a - q @ r) / torch.where(size == 0, 1.0, size), norm(identity - q.mT @ q)
+    return found[0].nan_to_num(math.inf), found[1].nan_to_num(math.inf)
+
+
+def check_triangular(r: torch.Tensor) -> None:
+    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
+    assert (r.diagonal(dim1=-2, dim2=-1) >= 0).all()
 
 
 def recursion_bound(u: float, n: int) -> float:

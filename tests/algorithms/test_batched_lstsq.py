@@ -17,7 +17,6 @@ from campaign.oracle import LeastSquares
 from neula.algorithms.krylov.batched_lstsq import Overdetermined, Triangles, Underdetermined, lengths
 from neula.algorithms.krylov.doubled_refinement import DoubledSolution, Refinement
 from neula.algorithms.orthogonal.r_only import cholesky_r, householder_r
-from neula.algorithms.scaled_problems import ScaledProblems
 from neula.algorithms.spectra import inverse_norm
 from neula.algorithms.spectra.inverse_norm import schatten_bounds
 from neula.certificates.forward_error import COMPUTED, MAX_RATE, SURE
@@ -86,105 +85,55 @@ def doubled_noise(a: torch.Tensor, b: torch.Tensor, found: DoubledSolution) -> t
     return 1.01 * DOUBLED * (m + n) * n**0.75 * cond / norm * part / size
 
 
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize(("m", "n"), SHAPES)
-def test_overdetermined(m: int, n: int, factor: str) -> None:
-    """The nearest floating-point numbers to x*, but for half a unit roundoff."""
-    a, b = matrices(2, m, n), noise(2, m, 2)
-    found = solve(Overdetermined(a, FACTORS[factor](a)), b)
+def problem(
+    m: int, n: int, factor: str, cond: float = 1.0, *, kind: str = "tall", count: int = 2
+) -> tuple[torch.Tensor, torch.Tensor, Overdetermined | Underdetermined]:
+    """A and b of a tall, a consistent or a wide problem, and the system with R of m x n matrices."""
+    t = matrices(count, m, n, "geometric" if cond > 1 else "normal", cond)
+    r = FACTORS[factor](t)
+    if kind == "wide":
+        return t.mT, noise(count, n, 2), Underdetermined(t, r, lengths(t.mT)[..., None])
+    return t, t @ noise(count, n, 2) if kind == "consistent" else noise(count, m, 2), Overdetermined(t, r)
+
+
+WELL_CONDITIONED = [(*shape, factor, 1.0) for shape in SHAPES for factor in FACTORS]
+
+
+@pytest.mark.parametrize("kind", ["tall", "consistent", "wide"])
+@pytest.mark.parametrize(
+    ("m", "n", "factor", "cond"), WELL_CONDITIONED + [(24, 8, *hard) for hard in ILL_CONDITIONED]
+)
+def test_solutions_and_their_bounds(m: int, n: int, factor: str, cond: float, kind: str) -> None:
+    """The nearest floating-point numbers to x*, but for half a unit roundoff. The condition number costs
+    nothing as long as its square, times the residual, is below 2^52.
+    """
+    a, b, system = problem(m, n, factor, cond, kind=kind)
+    found = solve(system, b)
     assert (true_errors(a, b, found.x) <= found.forward_error).all()
-    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
-    torch.testing.assert_close(found.residual, b - a @ found.x, rtol=0, atol=m * U64 * float(b.norm()))
-
-
-@pytest.mark.parametrize("factor", FACTORS)
-@pytest.mark.parametrize(("m", "n"), SHAPES)
-def test_underdetermined(m: int, n: int, factor: str) -> None:
-    t, b = matrices(2, m, n), noise(2, n, 2)
-    a = t.mT
-    found = solve(Underdetermined(t, FACTORS[factor](t), torch.linalg.vector_norm(a, dim=1)[..., None]), b)
-    assert (true_errors(a, b, found.x) <= found.forward_error).all()
-    assert (found.forward_error <= COMPUTED * (U64 + TOLERANCE)).all()
-    assert (found.measures.backward_error <= 2 * U64 * math.sqrt(m + n)).all()
-
-
-@pytest.mark.parametrize("consistent", [False, True])
-@pytest.mark.parametrize(("factor", "cond"), ILL_CONDITIONED)
-def test_ill_conditioned(factor: str, cond: float, consistent: bool) -> None:
-    """The condition number costs nothing as long as its square, times the residual, is below 2^52."""
-    a = matrices(2, 24, 8, "geometric", cond)
-    b = a @ noise(2, 8, 2) if consistent else noise(2, 24, 2)
-    found = solve(Overdetermined(a, FACTORS[factor](a)), b)
-    assert (true_errors(a, b, found.x) <= found.forward_error).all()
+    if kind == "wide":
+        assert (found.forward_error <= (4 * U64 if cond > 1 else COMPUTED * (U64 + TOLERANCE))).all()
+        assert cond > 1 or (found.measures.backward_error <= 2 * U64 * math.sqrt(m + n)).all()
+        return
     allowed = COMPUTED * (U64 + torch.clamp_min(4 * doubled_noise(a, b, found), TOLERANCE))
     assert (found.forward_error <= allowed).all()
+    torch.testing.assert_close(
+        found.residual, b - a @ found.x, rtol=0, atol=m * U64 * float(b.norm() + a.norm() * found.x.norm())
+    )
 
 
 @pytest.mark.parametrize("cond", [1e12, 1e13])
-def test_inconsistent_and_very_ill_conditioned(cond: float) -> None:
-    """All that is left of the residual is noise: the bound says so."""
-    a, b = matrices(2, 24, 8, "geometric", cond), noise(2, 24, 2)
-    found = solve(Overdetermined(a, householder_r(a)), b)
-    errors = true_errors(a, b, found.x)
-    assert ((errors <= found.forward_error) | (found.forward_error > SURE)).all()
-
-
-@pytest.mark.parametrize("cond", [1e12, 1e13])
-def test_consistent_and_very_ill_conditioned(cond: float) -> None:
-    """With cond u64 near 1e-3 each step still leaves no more than a hundredth of the error."""
-    a = matrices(6, 24, 8, "geometric", cond)
-    b = a @ noise(6, 8, 1)
-    system = Overdetermined(a, householder_r(a))
+def test_very_ill_conditioned(cond: float) -> None:
+    """All that is left of a residual is noise: the bound says so. Without a residual each step still leaves
+    no more than a hundredth of the error; a single step leaves an x of nothing but errors, a multiple of x*.
+    """
+    a, b, system = problem(24, 8, "householder", cond)
     found = solve(system, b)
+    assert ((true_errors(a, b, found.x) <= found.forward_error) | (found.forward_error > SURE)).all()
+    a, b, system = problem(24, 8, "householder", cond, kind="consistent", count=6)
     assert (system.rate <= MAX_RATE).all()
-    assert (found.forward_error <= 4 * U64).all()
-
-
-def test_the_bound_is_relative_to_the_exact_solution() -> None:
-    """A single step leaves an x of nothing but errors, a multiple of x*."""
-    a = matrices(6, 24, 8, "geometric", 1e12)
-    b = a @ noise(6, 8, 1)
-    found = Refinement(Overdetermined(a, householder_r(a)), b, TOLERANCE).solved(1)
-    assert (true_errors(a, b, found.x) <= found.forward_error).all()
-
-
-@pytest.mark.parametrize(("factor", "cond"), ILL_CONDITIONED[:4])
-def test_ill_conditioned_and_wide(factor: str, cond: float) -> None:
-    t, b = matrices(2, 24, 8, "geometric", cond), noise(2, 8, 2)
-    a = t.mT
-    found = solve(Underdetermined(t, FACTORS[factor](t), torch.linalg.vector_norm(a, dim=1)[..., None]), b)
-    assert (true_errors(a, b, found.x) <= found.forward_error).all()
-    assert (found.forward_error <= 4 * U64).all()
-
-
-@pytest.mark.parametrize("shape", [(20, 6), (6, 20)], ids=["tall", "wide"])
-def test_what_rounding_weighted_rows_loses_counts(shape: tuple[int, int]) -> None:
-    """A with rounded weights is another problem, whose solution differs by ``cond u``."""
-    a = matrices(1, 20, 6, "geometric", 1e7)
-    a = a if shape[0] == 20 else a.mT.contiguous()
-    b, weights = noise(1, shape[0], 1), noise(shape[0]).exp()
-    problems = ScaledProblems.from_arrays(a, b, weights, 0.0)
-    assert problems.a_low is not None
-    judge = LeastSquares(a[0].numpy(), b[0].numpy(), weights=weights.numpy(), rcond=0.0)
-    errors, bounds = [], []
-    for keep in (1.0, 0.0):
-        if problems.wide:
-            rows, _ = problems.with_rows()
-            assert rows.a_low is not None
-            assert rows.b_low is not None
-            t, low = rows.a.mT, (keep * rows.a_low.mT, keep * rows.b_low)
-            found = solve(Underdetermined(t, householder_r(t), problems.sizes, *low), rows.b)
-            x = rows.unscale(found.x)
-        else:
-            assert problems.b_low is not None
-            known = {"low": keep * problems.a_low, "b_low": keep * problems.b_low}
-            tall = Overdetermined(problems.a, householder_r(problems.a), **known)
-            found = solve(tall, problems.b)
-            x = problems.unscale(found.x)
-        errors.append(float(judge.errors(x[0].numpy(), 6)[0]))
-        bounds.append(float(found.forward_error))
-    assert errors[0] <= bounds[0] <= COMPUTED * (U64 + TOLERANCE)
-    assert errors[1] > 1e3 * U64
+    assert (solve(system, b).forward_error <= 4 * U64).all()
+    once = Refinement(system, b, TOLERANCE).solved(1)
+    assert (true_errors(a, b, once.x) <= once.forward_error).all()
 
 
 @pytest.mark.parametrize("factor", FACTORS)

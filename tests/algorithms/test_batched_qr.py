@@ -6,15 +6,15 @@ import math
 
 import pytest
 import torch
+from qr_measures import batch_errors, check_triangular
+from tests import matrices
+from tests.devices import DEVICE
 
 from neula.algorithms.orthogonal.batched_qr import batched_qr, batched_reorthogonalize
 from neula.certificates.qr import certificates_of, qr_certificate, qr_measures
 from neula.engines import FP32, FP64
 from neula.io.matrices import random_matrix
 
-DEVICE = (
-    torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
-)
 DTYPES = [torch.float32, torch.float64]
 
 # n = 1, square, odd sizes, one tile and trees of one, two and three levels, even and uneven tiles.
@@ -22,39 +22,21 @@ SHAPES = [(1, 1), (5, 1), (40, 33), (97, 97), (333, 31), (640, 70)]
 
 
 def normal(batch: int, m: int, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    tiles = [random_matrix("normal", m, n, seed=7 * n + i) for i in range(batch)]
-    return torch.stack(tiles).to(DEVICE, dtype)
+    return matrices.normal(batch, m, n, dtype=dtype).to(DEVICE)
 
 
-def errors(a: torch.Tensor, q: torch.Tensor, r: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Residual and orthogonality of each matrix, in float64."""
-    a, q, r = a.double(), q.double(), r.double()
-    norm = torch.linalg.matrix_norm
-    identity = torch.eye(q.shape[-1], dtype=torch.float64, device=q.device)
-    size = norm(a)
-    return norm(a - q @ r) / torch.where(size == 0, 1.0, size), norm(identity - q.mT @ q)
+LARGE = [(1024, 32), (1500, 100), (4096, 128), (300, 300)]
 
 
-def check_triangular(r: torch.Tensor) -> None:
-    assert torch.equal(r, r.triu()), "exact zeros below the diagonal"
-    assert (r.diagonal(dim1=-2, dim2=-1) >= 0).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("m", "n"), [*SHAPES, (1024, 32), (1500, 100), (4096, 128), (300, 300)])
+@pytest.mark.parametrize(
+    ("m", "n", "tile_rows"),
+    [
+        *((m, n, rows) for m, n in SHAPES for rows in (None, 64)),
+        *(pytest.param(m, n, None, marks=pytest.mark.gpu) for m, n in LARGE),
+    ],
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_shape_on_a_gpu(m: int, n: int, dtype: torch.dtype) -> None:
-    check_every_shape(m, n, dtype, None)
-
-
-@pytest.mark.parametrize(("m", "n"), SHAPES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tile_rows", [None, 64])
 def test_every_shape(m: int, n: int, dtype: torch.dtype, tile_rows: int | None) -> None:
-    check_every_shape(m, n, dtype, tile_rows)
-
-
-def check_every_shape(m: int, n: int, dtype: torch.dtype, tile_rows: int | None) -> None:
     """Residual ``4 n u`` a pass (each projection adds a few roundings of the column). Orthogonality with one
     pass ``4 (n + sqrt(m)) u cond`` (Björck 1967), with two that of a matrix of condition 1 and norm
     ``sqrt(n)``.
@@ -67,7 +49,7 @@ def check_every_shape(m: int, n: int, dtype: torch.dtype, tile_rows: int | None)
         q, r = batched_qr(a, passes=passes, tile_rows=tile_rows)
         assert (q.shape, r.shape, q.dtype, r.dtype) == ((3, m, n), (3, n, n), dtype, dtype)
         check_triangular(r)
-        residual, orthogonality = errors(a, q, r)
+        residual, orthogonality = batch_errors(a, q, r)
         assert (residual <= passes * 4 * n * u).all()
         assert (orthogonality <= 4 * (n + math.sqrt(m)) * math.sqrt(n) * u * growth).all()
     assert torch.equal(a, before)
@@ -87,7 +69,7 @@ def test_reorthogonalization_at_any_rank(dtype: torch.dtype) -> None:
         q, r = batched_reorthogonalize(q, r)
     check_triangular(r)
     u = torch.finfo(dtype).eps / 2
-    residual, orthogonality = errors(a, q, r)
+    residual, orthogonality = batch_errors(a, q, r)
     assert (residual <= 3 * 4 * 40 * u).all()
     assert (orthogonality <= 4 * (40 + math.sqrt(90)) * math.sqrt(40) * u).all()
     assert not r[4][:, [5, 33]].any()
@@ -117,13 +99,10 @@ def test_certificates_are_those_of_single_matrices(m: int, n: int, dtype: torch.
     assert len(together) == 3
     for i, one in enumerate(together):
         alone = qr_certificate(a[i], q[i], r[i], scales[i], target)
-        assert (one.residual_bound, one.orthogonality_bound) == (
-            alone.residual_bound,
-            alone.orthogonality_bound,
-        )
-        assert abs(one.residual - alone.residual) <= 4 * target.u
-        assert abs(one.orthogonality - alone.orthogonality) <= 4 * target.u
-        assert one.accepted == alone.accepted == bool(together.accepted[i])
+        for name in ("residual_bound", "orthogonality_bound", "accepted"):
+            assert getattr(one, name) == getattr(alone, name)
+        for name in ("residual", "orthogonality"):
+            assert abs(getattr(one, name) - getattr(alone, name)) <= 4 * target.u
     assert together.accepted.tolist() == [True, False, False]
     assert together[-1] == together[2]
     assert together[:2] == (together[0], together[1])

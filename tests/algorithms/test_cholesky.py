@@ -45,20 +45,23 @@ def factorized(a: torch.Tensor, engine: Engine, leaf: int = 32, **options: Any) 
     return cholesky(work, engine, leaf=leaf, **options)
 
 
+def checked(a: torch.Tensor, found: CholeskyFactorization, u: float, high: float) -> torch.Tensor:
+    """L, whose backward error is small by components. A is rounded to the storage precision, L to the format,
+    twice in a product; sums are in the storage precision (Higham 2002, theorem 10.3, and Lopez and Mary 2022,
+    theorem 3). Leaves are inverted, which counts in the storage precision with their condition number, 10.
+    """
+    lower = found.lower[0].double().tril()
+    size = a.abs() + lower.abs() @ lower.abs().T
+    assert found.order.tolist() == [0]
+    assert ((a - lower @ lower.T).abs() <= (2.1 * u + 10 * (len(a) + 1) * high) * size).all()
+    return lower
+
+
 @pytest.mark.parametrize("engine", ENGINES, ids=repr)
 @pytest.mark.parametrize(("n", "leaf"), [(1, 8), (64, 16), (97, 8)])
 def test_backward_error_of_the_factor(n: int, leaf: int, engine: Engine) -> None:
     a = definite(n)
-    found = factorized(a, engine, leaf)
-    assert found.order.tolist() == [0]
-    lower = found.lower[0].double().tril()
-    error = (a - lower @ lower.T).abs()
-    # A is rounded to the storage precision, L to the format, twice in a product; sums are in the storage
-    # precision (Higham 2002, theorem 10.3, and Lopez and Mary 2022, theorem 3). Leaves are inverted, which
-    # counts in the storage precision with their condition number, 10 here.
-    u, high = engine.format.u, torch.finfo(engine.storage).eps / 2
-    size = a.abs() + lower.abs() @ lower.abs().T
-    assert (error <= (2.1 * u + 10 * (n + 1) * high) * size).all()
+    checked(a, factorized(a, engine, leaf), engine.format.u, torch.finfo(engine.storage).eps / 2)
 
 
 def room(rows: int, columns: int, largest: torch.Tensor, *, exact: bool = False) -> Kept:
@@ -95,11 +98,8 @@ def test_what_is_rounded_as_it_is_stored(
     monkeypatch.setattr(HalfEngine, "tuning", replace(engine.tuning, cholesky_inverted=16))
     a = definite(n)
     found = factorized(a + torch.full_like(a, torch.nan).triu(1), engine, 16, block=32, give_up=give_up)
-    lower = found.lower[0].double().tril()
     assert found.lower.dtype == torch.float16
-    assert found.order.tolist() == [0]
-    size = a.abs() + lower.abs() @ lower.abs().T
-    assert ((a - lower @ lower.T).abs() <= (2.1 * 2.0**-11 + 10 * (n + 1) * 2.0**-24) * size).all()
+    checked(a, found, 2.0**-11, 2.0**-24)
 
 
 def a_few_rows(m: int, n: int) -> Iterator[tuple[slice, slice]]:
@@ -145,12 +145,8 @@ def test_diagonal_blocks_by_a_kernel_are_rounded_once(
     engine, n, block = HalfEngine("cpu", name), 5 * LEAF // 2, 2 * LEAF
     monkeypatch.setattr("neula.algorithms.elimination.cholesky.factor_inverted", AsOnAGPU())
     a = definite(n)
-    found = factorized(a, engine, LEAF, block=block, give_up=give_up)
-    lower = found.lower[0].double().tril()
-    assert found.order.tolist() == [0]
     u, rounding = engine.format.u if name == "fp16" else 0.0, 10 * (n + 1) * 2.0**-24
-    size = a.abs() + lower.abs() @ lower.abs().T
-    assert ((a - lower @ lower.T).abs() <= (2.1 * u + rounding) * size).all()
+    lower = checked(a, factorized(a, engine, LEAF, block=block, give_up=give_up), u, 2.0**-24)
     exact = torch.linalg.cholesky(a[:block, :block])
     error = (lower[:block, :block] - exact).abs()
     assert (error <= u * exact.abs() + rounding * exact.amax()).all()

@@ -6,9 +6,8 @@ import pytest
 import torch
 from tests.exact_solutions import error_of, least_squares
 
-from neula.algorithms.krylov.batched_lstsq import DampedProblems, Overdetermined
+from neula.algorithms.krylov.batched_lstsq import DampedProblems
 from neula.algorithms.krylov.doubled_refinement import MAX_STEPS, Refinement
-from neula.algorithms.orthogonal.r_only import householder_r
 
 U = 2.0**-53
 
@@ -41,23 +40,3 @@ def test_solutions_and_residuals(m: int, n: int, dampings: list[float]) -> None:
         noise = (m + n) * U * (stack.abs() @ found.x[i].abs() + below.abs())
         assert bool(((found.residual[i] - left).abs() <= 2 * noise).all())
         assert bool(((residual[i] - left[:m]).abs() <= 2 * noise[:m]).all())
-
-
-def test_evidence_is_that_of_stacked_matrices() -> None:
-    a, b = problem(12, 4, 3)
-    damps = torch.tensor([0.0, 0.1], dtype=torch.float64, device="cpu")[:, None, None].expand(-1, 4, 1)
-    stacks = torch.cat([a.expand(2, -1, -1), torch.diag_embed(damps[..., 0])], 1)
-    right = torch.cat([b, b.new_zeros(4, 3)]).expand(2, -1, -1)
-    shared, apart = DampedProblems(a, damps), Overdetermined(stacks, householder_r(stacks))
-    of_shared, of_apart = (Refinement(system, right, U / 2).solved() for system in (shared, apart))
-    assert torch.allclose(shared.columns, apart.columns, rtol=16 * U, atol=0.0)
-    assert torch.allclose(shared.norm, apart.norm, rtol=1e-12, atol=0.0)
-    assert bool((shared.rate <= 0.25).all())
-    for one, other in (
-        (of_shared.x, of_apart.x),
-        (of_shared.residual.norm(dim=1), of_apart.residual.norm(dim=1)),
-    ):
-        assert torch.allclose(one, other, rtol=0.0, atol=64 * U * float(other.abs().max()))
-    # Both measures are within rounding errors of zero.
-    for found in (of_shared, of_apart):
-        assert float(found.measures.backward_error.max()) <= 16 * 16**0.5 * U

@@ -70,17 +70,11 @@ def test_a_basis_of_what_is_not_below_the_tolerance(name: str) -> None:
     assert float(left.max()) <= (tolerance + 16 * m**0.5 * U) * longest
 
 
-def test_zero_has_no_basis() -> None:
-    q = basis_by_gram(torch.zeros(5, 3, dtype=torch.float64), 1e-14)
-    assert q is not None
-    assert q.shape == (5, 0)
-
-
-def test_wide_matrices_are_left_to_others() -> None:
-    assert basis_by_gram(normal(3, 5), 1e-14) is None
-
-
-def test_what_is_not_a_number_ends() -> None:
+def test_what_has_no_basis() -> None:
+    empty = basis_by_gram(torch.zeros(5, 3, dtype=torch.float64), 1e-14)
+    assert empty is not None
+    assert empty.shape == (5, 0)
+    assert basis_by_gram(normal(3, 5), 1e-14) is None, "wide matrices are left to others"
     a = normal(20, 5)
     a[3, 2] = math.nan
     q = basis_by_gram(a, 1e-14)

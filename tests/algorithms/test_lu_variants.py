@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache, partial
+from itertools import product
 
 import pytest
 import torch
 
-from memory_of_gpu import peak_beside
+from memory_of_gpu import peak_beside, without_waiting
 from neula.algorithms.elimination import calu, lu, lu_panels
 from neula.algorithms.elimination.calu import by_pivoted_blocks
 from neula.algorithms.elimination.lu import VARIANTS, PackedLU, by_blocks, lu_factorize, panel_widths
 from neula.algorithms.triangular import substitution
 from neula.algorithms.triangular.substitution import WIDTH, Substitution
 from neula.certificates.lu import BlockFma, componentwise_backward_error, lu_bound
-from neula.engines import BF16, FP16, FP32, FP64, UNITS, CpuEngine, CudaEngine, EmulatedEngine, Engine, Format
+from neula.engines import (
+    FORMATS,
+    FP16,
+    FP32,
+    UNITS,
+    CpuEngine,
+    CudaEngine,
+    EmulatedEngine,
+    Engine,
+)
 from neula.engines import cpu as cpu_engine
 from neula.io.matrices import hpl_ai_matrix, no_pivoting_matrix, random_matrix
 from neula.kernels.lu import tournament
@@ -22,13 +33,40 @@ from neula.kernels.lu.lu_block import kernels_take
 
 U32 = 2.0**-24
 EACH = pytest.mark.parametrize("variant", VARIANTS)
-# One element, panels that end with the matrix, those that do not, of single columns, wider than the matrix.
-SHAPES = [(1, 1, 1), (64, 16, 4), (100, 32, 1), (30, 1, 1), (100, 256, 8)]
+
+
+class Half(CpuEngine):
+    """A GPU's arithmetic on a CPU: fp16 matrices, products of which are summed in float32."""
+
+    formats = ("fp16", "fp32")  # type: ignore[assignment]
+
+    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a.float() @ b.float()
+
+
+@pytest.fixture(autouse=True)
+def _bf16_on_any_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow it is there."""
+    monkeypatch.setattr(cpu_engine, "why_no_bf16", lambda: "")
 
 
 def volta(format: str = "fp16") -> EmulatedEngine:
     """The paper's unit, which adds four products at a time."""
     return EmulatedEngine("cpu", format, "v100")
+
+
+ENGINES: dict[str, Callable[[str], Engine]] = {
+    "emulated": volta,
+    "half": lambda format: Half("cpu", format),
+    "cpu": lambda format: CpuEngine("cpu", format),
+    "cuda": lambda format: CudaEngine("cuda", format),
+}
+# One element, panels that end with the matrix, those that do not, of single columns, wider than the matrix.
+SHAPES = [(1, 1, 1), (64, 16, 4), (100, 32, 1), (30, 1, 1), (100, 256, 8)]
+
+
+def matrix(n: int, *, pivoting: bool) -> torch.Tensor:
+    return random_matrix("normal", n, n, seed=n) if pivoting else hpl_ai_matrix(n)
 
 
 def factorize(a: torch.Tensor, engine: Engine, variant: str, r: int, s: int, **options: object) -> PackedLU:
@@ -45,14 +83,12 @@ def gamma(n: int, u: float) -> float:
     return n * u / (1 - n * u)
 
 
-def theorem(variant: str, n: int, r: int, s: int, u: float, wide_storage: bool = False) -> float:
+def theorem(variant: str, n: int, r: int, s: int, u: float) -> float:
     """Constant f of Theorems 1 to 4 and Table 2, for ``|dA| <= u |A| + f ((1 + u) |A| + |L| |U|)``."""
     sums, panel = gamma(n, U32), gamma(min(r, n), U32)
     match variant:
         case "2.1" | "2.2":
             return gamma(n, u)
-        case "3.1" if wide_storage:
-            return 2 * u + u * u + sums * (1 + u) ** 2
         case "3.1":
             return 2 * u + u * u + max(gamma(min(r, n), u), sums + gamma(-(-n // 4), u)) * (1 + u) ** 2
         case "4.1":
@@ -80,48 +116,38 @@ def excess(a: torch.Tensor, factors: PackedLU, f: float, u: float) -> float:
 
 # ---------------------------------------------------------------- the theorems, any shape, any panels
 
+THEOREMS = [
+    *product(["emulated"], ["fp16"], [False, True], SHAPES),
+    *[("emulated", *case, (100, 32, 8)) for case in (("bf16", True), ("fp32", False), ("fp64", True))],
+    *product(["half"], ["fp16"], [False, True], [(5, 4, 2), (150, 32, 8)]),
+    *product(["cpu"], ["bf16"], [False, True], [(150, 32, 8)]),
+    *(
+        pytest.param("cuda", format, pivoting, (700, 128, 32), marks=pytest.mark.gpu)
+        for format, pivoting in product(["fp16", "bf16"], [False, True])
+    ),
+]
+
 
 @EACH
-@pytest.mark.parametrize("pivoting", [False, True])
-@pytest.mark.parametrize(("n", "r", "s"), SHAPES)
+@pytest.mark.parametrize(("engine", "format", "pivoting", "sizes"), THEOREMS)
 def test_factors_meet_the_bound_of_their_theorem(
-    variant: str, pivoting: bool, n: int, r: int, s: int
+    variant: str, engine: str, format: str, pivoting: bool, sizes: tuple[int, int, int]
 ) -> None:
-    a = random_matrix("normal", n, n, seed=n) if pivoting else hpl_ai_matrix(n)
-    factors = factorize(a, volta(), variant, r, s, pivoting=pivoting)
-    assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
-    assert factors.lu.stride() == (1, max(1, n)) or n == 1, "column-major"
-
-
-@EACH
-@pytest.mark.parametrize(("format", "pivoting"), [(BF16, True), (FP32, False), (FP64, True)])
-def test_other_formats(variant: str, format: Format, pivoting: bool) -> None:
     """In fp32 and fp64 all variants are standard algorithms, with the bound of Higham's Theorem 9.3."""
-    n, r, s = 100, 32, 8
-    a = random_matrix("normal", n, n, seed=1) if pivoting else hpl_ai_matrix(n)
-    factors = factorize(a, volta(format.name), variant, r, s, pivoting=pivoting)
-    f = theorem(variant, n, r, s, format.u) if format is BF16 else gamma(n, format.u)
-    assert factors.storage is format
-    assert factors.storage_bytes == n * n * format.dtype.itemsize
-    assert excess(a, factors, f, format.u) <= 1
-
-
-@pytest.mark.parametrize("format", [FP16, BF16])
-def test_algorithm_31_with_a_float32_matrix(format: Format) -> None:
-    n, r = 100, 16
-    a = hpl_ai_matrix(n).float()
-    factors = factorize(a, volta(format.name), "3.1", r, 1, storage=FP32)
-    f = theorem("3.1", n, r, 1, format.u, wide_storage=True)
-    assert excess(a, factors, f, 0.0) <= 1
-    assert factors.storage_bytes == 4 * n * n
-
-
-def test_left_and_right_looking_round_alike_in_uniform_precision() -> None:
-    """Each element takes the same operations in the same order."""
-    a = random_matrix("normal", 90, 90)
-    right, left = (factorize(a, volta(), v, 32, 1, pivoting=True) for v in ("2.1", "2.2"))
-    assert torch.equal(right.lu, left.lu)
-    assert torch.equal(right.pivots, left.pivots)
+    (n, r, s), u = sizes, FORMATS[format].u
+    a = matrix(n, pivoting=pivoting)
+    given = a.float().cuda() if engine == "cuda" else a
+    factors = factorize(given, ENGINES[engine](format), variant, r, s, pivoting=pivoting)
+    f = theorem(variant, n, r, s, u) if format in ("fp16", "bf16") else gamma(n, u)
+    if engine == "cpu":  # products come out in bf16: one more rounding of every update
+        f += 2 * -(-n // r) * u
+    if engine == "cuda":  # sums on tensor cores are truncated: twice the unit roundoff of float32
+        f += gamma(2 * n, U32)
+    assert excess(a, factors, f, u) <= 1
+    assert factors.storage is FORMATS[format]
+    assert factors.storage_bytes == n * n * FORMATS[format].dtype.itemsize
+    assert engine == "emulated" or factors.lu.dtype == FORMATS[format].dtype
+    assert factors.lu.stride(0) == 1 or n == 1, "column-major"
 
 
 @EACH
@@ -229,77 +255,40 @@ def test_errors_are_ordered_as_in_the_paper() -> None:
     assert 0.25 < e["3.1"] / e["2.1"] <= 1
 
 
-def test_buffers_beat_rounded_updates_once_there_are_many() -> None:
-    """The paper's gap between Algorithms 4.1 and 3.1 needs updates smaller than the last bit of what they
-    change: n in the ten thousands for fp16, an eighth of that for bf16.
-    """
-    e = errors("hpl-ai", "bf16", 512, 16, 8, "3.1", "4.1", "5.1", "5.2/5.1")
-    assert e["5.2/5.1"] <= 1.5 * e["5.1"]
-    assert e["4.1"] < 0.7 * e["3.1"]
-    assert e["5.2/5.1"] < 0.2 * e["3.1"]
-
-
 # ---------------------------------------------------------------- solving
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 3), (WIDTH, 1), (WIDTH + 37, 2)])
-def test_substitution_solves_with_the_factors_it_has(n: int, k: int, dtype: torch.dtype) -> None:
-    a = random_matrix("geometric", n, n, cond=10.0)
-    factors = lu_factorize(a, volta(), panel=64, pivoting=True)
-    b = random_matrix("normal", n, k, dtype=dtype)
-    x = Substitution(factors, b.dtype).solve(b)
-    assert x.dtype == dtype
-    lower, upper = unpack(factors)
-    error = componentwise_backward_error(lower @ upper, x, b.double()[factors.permutation], lower, upper)
-    # Higham, Theorem 9.4: 3 gamma_n of |L| |U|.
-    assert error <= 3 * gamma(n, torch.finfo(dtype).eps / 2)
-
-
+@pytest.mark.parametrize("inverted", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (32, 2), (70, 3), (150, 1)])
-def test_inverted_diagonal_blocks(
-    n: int, k: int, dtype: torch.dtype, bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch
+def test_substitution_solves_with_the_factors_it_has(
+    n: int, k: int, dtype: torch.dtype, inverted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """In the emulated engine by substitution, in the CPU's with inverted diagonal blocks."""
     monkeypatch.setattr(substitution, "WIDTH", 32)
-    factors = lu_factorize(random_matrix("geometric", n, n, cond=10.0), bf16_cpu, pivoting=True)
+    engine = CpuEngine("cpu", "bf16") if inverted else volta()
+    factors = lu_factorize(random_matrix("geometric", n, n, cond=10.0), engine, panel=64, pivoting=True)
     b = random_matrix("normal", n, k, dtype=dtype)
     x = Substitution(factors, dtype).solve(b)
     assert x.dtype == dtype
-    lower, upper = unpack(factors)
-    exact = torch.linalg.solve(upper, torch.linalg.solve(lower, b.double()[factors.permutation]))
-    # Products with inverses err by gamma_n |X| |T| |X| |b| (Higham 2002, section 14.2): norms instead.
+    (lower, upper), permuted = unpack(factors), b.double()[factors.permutation]
+    if inverted:
+        check_norms(x, lower, upper, permuted)
+        return
+    # Higham, Theorem 9.4: 3 gamma_n of |L| |U|.
+    error = componentwise_backward_error(lower @ upper, x, permuted, lower, upper)
+    assert error <= 3 * gamma(n, torch.finfo(dtype).eps / 2)
+
+
+def check_norms(x: torch.Tensor, lower: torch.Tensor, upper: torch.Tensor, b: torch.Tensor) -> None:
+    """Products with inverses err by ``gamma_n |X| |T| |X| |b|`` (Higham 2002, section 14.2): in norms."""
+    exact = torch.linalg.solve(upper, torch.linalg.solve(lower, b))
     condition = float(torch.linalg.cond(lower) * torch.linalg.cond(upper))
-    assert (x - exact).norm() <= n * torch.finfo(dtype).eps * condition * exact.norm()
+    error = (x.double().cpu() - exact).norm()
+    assert error <= len(b) * torch.finfo(x.dtype).eps * condition * exact.norm()
 
 
 # ---------------------------------------------------------------- real half precision
-
-
-@pytest.fixture
-def bf16_cpu(monkeypatch: pytest.MonkeyPatch) -> CpuEngine:
-    """bf16 on any CPU, however slow it is there."""
-    monkeypatch.setattr(cpu_engine, "why_no_bf16", lambda: "")
-    return CpuEngine("cpu", "bf16")
-
-
-class Half(CpuEngine):
-    """A GPU's arithmetic on a CPU: fp16 matrices, products of which are summed in float32."""
-
-    formats = ("fp16", "fp32")  # type: ignore[assignment]
-
-    def _matmul(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return a.float() @ b.float()
-
-
-@EACH
-@pytest.mark.parametrize("pivoting", [False, True])
-@pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (150, 32, 8)])
-def test_an_fp16_matrix(variant: str, pivoting: bool, n: int, r: int, s: int) -> None:
-    a = random_matrix("normal", n, n) if pivoting else hpl_ai_matrix(n)
-    factors = factorize(a, Half("cpu"), variant, r, s, pivoting=pivoting)
-    assert factors.lu.dtype == torch.float16
-    assert excess(a, factors, theorem(variant, n, r, s, FP16.u), FP16.u) <= 1
 
 
 @pytest.mark.parametrize(("n", "r", "s"), [(5, 4, 2), (100, 256, 8), (97, 64, 32)])
@@ -364,24 +353,9 @@ def test_singular_matrices_show_with_tournaments(zero: int) -> None:
     assert matrix[:, :zero].isfinite().all()
 
 
-@EACH
-@pytest.mark.parametrize("pivoting", [False, True])
-def test_a_bf16_matrix_on_the_cpu(variant: str, pivoting: bool, bf16_cpu: CpuEngine) -> None:
-    """Its products come out in bf16: one more rounding of every update."""
-    n, r, s = 150, 32, 8
-    a = random_matrix("normal", n, n, dtype=torch.float32) if pivoting else hpl_ai_matrix(n).float()
-    factors = factorize(a, bf16_cpu, variant, r, s, pivoting=pivoting)
-    assert factors.lu.dtype == torch.bfloat16
-    rounded_updates = 2 * -(-n // r) * BF16.u
-    f = theorem(variant, n, r, s, BF16.u) + rounded_updates
-    assert excess(a, factors, f, BF16.u) <= 1
-    x = Substitution(factors, torch.float32).solve(a.sum(1, keepdim=True))
-    assert x.dtype == torch.float32
-
-
 @pytest.mark.parametrize(("variant", "pivoting"), [("4.1", True), ("5.1", False), ("5.2/5.1", True)])
 def test_peak_memory_is_the_matrix_and_the_buffer(
-    variant: str, pivoting: bool, bf16_cpu: CpuEngine, monkeypatch: pytest.MonkeyPatch
+    variant: str, pivoting: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """2 bytes for each element of the matrix and 4 for each of the buffer's ``n r``; small things are
     ``O(r^2)``. The results of products, which a CPU adds to the buffer in a second step, are kept small.
@@ -391,7 +365,7 @@ def test_peak_memory_is_the_matrix_and_the_buffer(
     monkeypatch.setattr(lu_panels, "MOVED_ELEMENTS", 1 << 11)
     n, r, s = 512, 32, 8
     a = random_matrix("normal", n, n, dtype=torch.float32) if pivoting else hpl_ai_matrix(n).float()
-    peak = peak_bytes(lambda: factorize(a, bf16_cpu, variant, r, s, pivoting=pivoting))
+    peak = peak_bytes(lambda: factorize(a, CpuEngine("cpu", "bf16"), variant, r, s, pivoting=pivoting))
     product = (2 + 4 + 3 * 2) * 8 * n  # a unit that is there reads copies of operands
     assert 2 * n * n + 3 * n * r <= peak <= 2 * n * n + 4 * n * r + product + 40 * r * r
 
@@ -409,49 +383,56 @@ def peak_bytes(function) -> int:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.gpu
-@EACH
-@pytest.mark.parametrize("format", ["fp16", "bf16"])
-@pytest.mark.parametrize("pivoting", [False, True])
-def test_on_a_gpu(variant: str, format: str, pivoting: bool) -> None:
-    n, r, s = 700, 128, 32
-    engine = CudaEngine("cuda", format)
-    a = random_matrix("normal", n, n) if pivoting else hpl_ai_matrix(n)
-    factors = factorize(a.float().cuda(), engine, variant, r, s, pivoting=pivoting)
-    assert factors.lu.dtype == engine.format.dtype
-    u = engine.format.u
-    # Sums on tensor cores are truncated: twice the unit roundoff of float32.
-    assert excess(a, factors, theorem(variant, n, r, s, u) + gamma(2 * n, U32), u) <= 1
+@pytest.mark.parametrize("kind", ["5.1", "5.2/4.1", "5.2/5.1", "by blocks", "tournaments"])
+def test_peak_memory_on_a_gpu(kind: str) -> None:
+    """Beside the matrix the buffer of a variant. A GPU's own way without interchanges rounds updates as they
+    are stored: copies of a diagonal block are all. With them, a panel in float32, its L in the low format,
+    and copies of both.
+    """
+    engine, n, r = CudaEngine("cuda", "fp16"), 8192 if kind == "tournaments" else 4096, 256
+    tuning, a = engine.tuning, hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
+    block = tuning.lu_panel
+    beside = {
+        "by blocks": 6 * 4 * block * tuning.lu_inner_panel + 4 * block * block + 8 * n,
+        "tournaments": 16 * n * tuning.pivoted_panel,
+    }.get(kind, 4 * n * r + 32 * r * r)
+
+    def work() -> PackedLU:
+        if kind in VARIANTS:
+            return factorize(a, engine, kind, r, 64)
+        return lu_factorize(a, engine, pivoting=kind == "tournaments")
+
+    for _ in range(3):  # cuBLAS allocates its workspace, and graphs are recorded
+        work()
+    assert peak_beside(work)[1] <= 2 * n * n + beside
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("variant", ["5.1", "5.2/4.1", "5.2/5.1"])
-def test_peak_memory_on_a_gpu(variant: str) -> None:
-    n, r, s = 4096, 256, 64
-    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
-    factorize(a, engine, variant, r, s)  # cuBLAS allocates its workspace
-    _, peak = peak_beside(lambda: factorize(a, engine, variant, r, s))
-    assert peak <= 2 * n * n + 4 * n * r + 32 * r * r
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
-@pytest.mark.parametrize(("n", "r"), [(100, 512), (1500, 512), (2048, 256), (3001, 1024)])
+@pytest.mark.parametrize(("n", "r"), [(100, 512), (1500, 512), (3001, 1024)])
 def test_by_blocks_on_a_gpu(format: str, n: int, r: int) -> None:
-    """A GPU's default, with the kernels and with concurrent products, meets the error bound."""
+    """A GPU's default, with the kernels and with concurrent products, meets the error bound. Each time the
+    numbers are the same, as concurrent work is done before anything that is queued afterwards.
+    """
     engine, a = CudaEngine("cuda", format), hpl_ai_matrix(n)
-    s = engine.tuning.lu_inner_panel
+    s, given = engine.tuning.lu_inner_panel, a.float().cuda()
     assert kernels_take(engine.operand_dtype, engine.device, s)
     done: list[int] = []
-    factors = lu_factorize(a.float().cuda(), engine, panel=r, inner_panel=s, on_columns=done.append)
+    factors = lu_factorize(given, engine, panel=r, inner_panel=s, on_columns=done.append)
     assert done == [*range(r, n, r), n]
     f = theorem("5.2/5.1", n, r, s, engine.format.u) + gamma(2 * n, U32)
     # Products with inverses in two parts of bf16, 16 bits, where the theorem has substitution in float32.
     assert excess(a, factors, f + 4 * 2.0**-16, engine.format.u) <= 1
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        others = [lu_factorize(given, engine, panel=r, inner_panel=s).lu.clone() for _ in range(4)]
+    torch.cuda.synchronize()
+    assert all(torch.equal(factors.lu, other) for other in others)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("format", ["fp16", "bf16"])
-@pytest.mark.parametrize(("n", "r"), [(100, 512), (700, 96), (1500, 512), (2048, 256), (3001, 512)])
+@pytest.mark.parametrize(("n", "r"), [(100, 512), (700, 96), (3001, 512)])
 def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
     """With a GPU's default pivoting, first call, recording and replay give the same accurate factors."""
     engine, a = CudaEngine("cuda", format), random_matrix("normal", n, n, seed=n)
@@ -469,42 +450,6 @@ def test_tournament_pivoting_on_a_gpu(format: str, n: int, r: int) -> None:
 
 
 @pytest.mark.gpu
-def test_peak_memory_with_tournaments_on_a_gpu() -> None:
-    """Beside the matrix a panel in float32 and its L in the low format, and copies of both."""
-    n = 8192
-    engine, a = CudaEngine("cuda", "fp16"), random_matrix("normal", n, n, dtype=torch.float32, device="cuda")
-    for _ in range(3):
-        lu_factorize(a, engine, pivoting=True)
-    _, peak = peak_beside(lambda: lu_factorize(a, engine, pivoting=True))
-    assert peak <= 2 * n * n + 16 * n * engine.tuning.pivoted_panel
-
-
-@pytest.mark.gpu
-def test_peak_memory_by_blocks_on_a_gpu() -> None:
-    """Without interchanges updates are rounded as they are stored: copies of a diagonal block are all, beside
-    the order of the rows.
-    """
-    n = 4096
-    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(n, dtype=torch.float32, device="cuda")
-    lu_factorize(a, engine)  # cuBLAS allocates its workspace
-    _, peak = peak_beside(lambda: lu_factorize(a, engine))
-    r = engine.tuning.lu_panel
-    inverses = 2 * 4 * r * engine.tuning.lu_inner_panel
-    assert peak <= 2 * n * n + 3 * inverses + 2 * 2 * r * r + 8 * n
-
-
-@pytest.mark.gpu
-def test_streams_are_joined_again() -> None:
-    """Concurrent work is done before anything that is queued afterwards; the same numbers each time."""
-    engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(2000, dtype=torch.float32, device="cuda")
-    torch.cuda.synchronize()
-    with torch.cuda.stream(torch.cuda.Stream()):
-        first, *others = (lu_factorize(a, engine, panel=256).lu.clone() for _ in range(5))
-    torch.cuda.synchronize()
-    assert all(torch.equal(first, other) for other in others)
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
     """Also that only the first solve may wait, for what it keeps, and that none converts the factors."""
@@ -513,35 +458,22 @@ def test_solves_on_a_gpu(dtype: torch.dtype) -> None:
     solver = Substitution(lu_factorize(a, CudaEngine("cuda", "fp16")), dtype)
     b = torch.ones(n, 1, dtype=dtype, device="cuda")
     solver.solve(b)
-    torch.cuda.synchronize()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with without_waiting():
         x, peak = peak_beside(lambda: solver.solve(b))
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
     # A copy of the factors takes 2 n^2 bytes; a sweep has room for eight vectors, a few times.
     assert peak <= n * n // 4
-    lower, upper = unpack(solver.factors)
-    exact = torch.linalg.solve(upper, torch.linalg.solve(lower, b.double().cpu()))
-    condition = float(torch.linalg.cond(lower) * torch.linalg.cond(upper))
-    error = (x.double().cpu() - exact).norm()
-    assert error <= n * torch.finfo(dtype).eps * condition * exact.norm()
+    check_norms(x, *unpack(solver.factors), b.double().cpu())
 
 
 @pytest.mark.gpu
 def test_nothing_waits_for_the_gpu() -> None:
     engine, a = CudaEngine("cuda", "fp16"), hpl_ai_matrix(1024, dtype=torch.float32, device="cuda")
-    widths = ((256, 64), (256, engine.tuning.lu_inner_panel))
-    for r, s in widths:
-        lu_factorize(a, engine, panel=r, inner_panel=s)
-    lu_factorize(a, engine, pivoting=True)
-    torch.cuda.synchronize()
-    mode = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for r, s in widths:
-            lu_factorize(a, engine, panel=r, inner_panel=s)
+
+    def work() -> None:
+        for s in (64, engine.tuning.lu_inner_panel):
+            lu_factorize(a, engine, panel=256, inner_panel=s)
         lu_factorize(a, engine, pivoting=True)
-    finally:
-        torch.cuda.set_sync_debug_mode(mode)
+
+    work()
+    with without_waiting():
+        work()

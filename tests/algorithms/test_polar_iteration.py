@@ -51,8 +51,7 @@ def test_norm_bound(k: int, spectrum: str) -> None:
 
 def measured(w: torch.Tensor, x: torch.Tensor, **asked: bool) -> PolarNumbers:
     """Of one matrix and its factor, in double precision."""
-    asked = {"within": False, **asked}
-    found = polar_measures(w[None, None], x[None, None], DOUBLE, exactly=True, **asked)
+    found = polar_measures(w[None, None], x[None, None], DOUBLE, exactly=True, **{"within": False, **asked})
     return PolarNumbers(*found.numpy())
 
 
@@ -70,10 +69,7 @@ def test_one_bad_singular_value_is_seen(kind: str, target: object) -> None:
     if kind == "another":
         left[:, 10:20] = left[:, 10:20].flip(1)
     w, x = (u * values) @ v.T, (left * gains) @ v.T
-    measured = polar_measures(
-        w[None, None], x[None, None], DOUBLE, exactly=True, within=False, weighted=target is BF16
-    )
-    found = PolarNumbers(*measured.numpy())
+    found = measured(w, x, weighted=target is BF16)
     bounds = PolarBounds.for_shape(target, k, 320)  # type: ignore[arg-type]
     orthonormal = found.orthogonality[0] <= bounds.orthogonality
     near = found.residual[0] <= bounds.residual
@@ -90,14 +86,8 @@ def test_small_singular_values_do_not_count_for_optimizers() -> None:
     values[30:], gains[30:] = 1e-4, torch.linspace(0, 1, 30).double()
     w, x = (q[0] * values) @ q[1].T, (q[0] * gains) @ q[1].T
 
-    def orthogonality(*, weighted: bool) -> float:
-        measured = polar_measures(
-            w[None, None], x[None, None], DOUBLE, exactly=True, within=False, weighted=weighted
-        )
-        return float(PolarNumbers(*measured).orthogonality[0])
-
-    assert orthogonality(weighted=True) <= 2.0**-7
-    assert orthogonality(weighted=False) >= 0.9
+    assert measured(w, x, weighted=True).orthogonality[0] <= 2.0**-7
+    assert measured(w, x, weighted=False).orthogonality[0] >= 0.9
 
 
 def test_partial_isometries() -> None:

@@ -118,23 +118,6 @@ def test_an_fp16_r_makes_cond_1e3_easy(inner: InnerSolver, kind: str) -> None:
     assert norm(left) <= 1.1e-10 * norm(start) + 100 * U64 * norm(problem.b)
 
 
-@pytest.mark.parametrize(("kind", "cond"), [("arithmetic", 1.0), ("geometric", 1e4)])
-def test_lsqr_and_cgls_have_the_same_iterates(kind: str, cond: float) -> None:
-    """Equal in exact arithmetic; while neither has converged, rounding cannot tell them apart much."""
-    problem = spectrum(kind, cond)
-    never = Stop(torch.zeros(1, dtype=torch.float64))
-    for iterations in (1, 2, 4):
-        a, b = (
-            f(problem.operator, problem.r, problem.b, stop=never, max_iterations=iterations)
-            for f in (cgls, lsqr)
-        )
-        difference = norm(problem.r @ (a.x - b.x)) / norm(problem.r @ a.x)
-        # R x, the variables in which they iterate: solves with R err by u cond(R), twice an iteration, and
-        # cond(A R^-1) amplifies that.
-        amplified = cond * problem.preconditioned_condition()
-        assert difference <= 4 * iterations * math.sqrt(600) * U64 * amplified
-
-
 @INNER
 def test_the_stopping_rule_is_the_one_given(inner: InnerSolver) -> None:
     """Met after the last iteration, not met before it."""
@@ -160,20 +143,6 @@ def test_cgls_stops_on_the_gradient_too() -> None:
     found = cgls(problem.operator, problem.r, problem.b, stop=stop, max_iterations=100)
     assert found.iterations < 100
     assert norm(problem.a.T @ (problem.b - problem.a @ found.x)) <= 1.01 * target
-
-
-@INNER
-def test_columns_do_not_feel_each_other(inner: InnerSolver) -> None:
-    """Together or one by one, zero columns in between: the same iterates."""
-    problem = Problem(random_matrix("arithmetic", 300, 60, cond=50.0, seed=4), k=3)
-    b = torch.stack([problem.b[:, 0], torch.zeros(300, dtype=torch.float64), 1e8 * problem.b[:, 2]], 1)
-    never = Stop(torch.zeros(3, dtype=torch.float64))
-    together = inner(problem.operator, problem.r, b, stop=never, max_iterations=4).x
-    assert not together[:, 1].any(), "b = 0 has the solution 0"
-    for i in (0, 2):
-        one = Stop(never.preconditioned[:1])
-        alone = inner(problem.operator, problem.r, b[:, i : i + 1], stop=one, max_iterations=4).x[:, 0]
-        assert norm(together[:, i] - alone) <= 4 * math.sqrt(300) * 50 * U64 * norm(alone)
 
 
 @pytest.mark.parametrize("cond", [1e4, 1e6])
@@ -266,24 +235,6 @@ def test_it_stays_converged_however_many_iterations_are_allowed(inner: InnerSolv
     found = problem.refine(inner=inner, tolerance=0.0, max_iterations=2000)
     assert (problem.optimality(found.x) <= max(1e-14, attainable(problem))).all()
     assert found.iterations < 200, "it stops by itself"
-
-
-def test_plain_cgls_drifts_and_refinement_does_not() -> None:
-    """Restarts help: the residual that CGLS carries along is no longer ``b - A x``, so its x stops improving
-    where the first solve ends; the second one, on the true residual, is better.
-    """
-    a = random_matrix("arithmetic", 600, 129, cond=1e3, seed=1)
-    problem = Problem(a)
-    b = a @ torch.ones(129, 1, dtype=torch.float64) + 1e-6 * problem.b  # a small residual: the hard case
-    stop = Stop(1e-30 * norm(b))
-    once = cgls(problem.operator, problem.r, b, stop=stop, max_iterations=100)
-    found = problem.refine(b, tolerance=0.0)
-    assert (problem.optimality(found.x, b) <= problem.optimality(once.x, b)).all()
-    x = found.x
-    residual = b - a @ x
-    # The residual errs by n u ||A|| ||x||, relative to ||r||, and this is what is left of the gradient.
-    floor = 4 * 129 * U64 * problem.scale.norm * norm(x / problem.scales[:, None]) / norm(residual)
-    assert (problem.optimality(x, b) <= floor).all()
 
 
 @INNER
@@ -445,34 +396,27 @@ def wide_problem(m: int, n: int, k: int, cond: float) -> tuple[torch.Tensor, tor
     return b_matrix, r.double(), random_matrix("normal", m, k, seed=12)
 
 
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (1, 300, 3), (33, 33, 1), (33, 257, 3)])
-def test_refinement_finds_the_minimum_norm(m: int, n: int, k: int) -> None:
-    b_matrix, r, rhs = wide_problem(m, n, k, 100.0)
+@pytest.mark.parametrize(
+    ("m", "n", "k", "cond"),
+    [(1, 1, 1, 1.0), (1, 300, 3, 1.0), (33, 33, 1, 1e2), *((60, 300, 2, c) for c in (1.0, 1e2, 1e4))],
+)
+def test_refined_minimum_norm(m: int, n: int, k: int, cond: float) -> None:
+    b_matrix, r, rhs = wide_problem(m, n, k, cond)
+    rhs[:, 1:] = 0
     before = rhs.clone()
-    found = shortest(b_matrix, r, rhs, 1e-12)
-    expected = torch.from_numpy(np.linalg.pinv(b_matrix.T.numpy()) @ rhs.numpy())
-    s_min = float(torch.linalg.svdvals(b_matrix)[-1])
-    assert found.x.shape == (n, k)
-    assert found.iterations < 100
-    assert torch.equal(rhs, before)
-    assert (norm(found.x - expected) <= 10 * (1e-12 + 100 * m * U64) * norm(rhs) / s_min).all()
-
-
-@pytest.mark.parametrize("cond", [1.0, 1e2, 1e4])
-def test_refined_minimum_norm(cond: float) -> None:
-    b_matrix, r, rhs = wide_problem(60, 300, 2, cond)
-    rhs[:, 1] = 0
     found = shortest(b_matrix, r, rhs, 1e-15)
+    assert torch.equal(rhs, before)
+    assert found.x.shape == (n, k)
     residual = norm(rhs - b_matrix.T @ found.x)
     error = residual[0] / (torch.linalg.matrix_norm(b_matrix, 2) * norm(found.x)[0] + norm(rhs)[0])
     # Double precision computes the residual to n u of what it subtracts.
-    assert error <= 4 * math.sqrt(300) * U64
+    assert error <= 4 * math.sqrt(n) * U64
     assert found.row_error is not None
     for measured in (found.measures.backward_error, found.row_error):
         assert float(measured.max()) == pytest.approx(float(error), rel=1e-6, abs=0)
-    assert not found.x[:, 1].any()
+    assert not found.x[:, 1:].any()
     assert all(later < 2 * earlier for earlier, later in zip(found.history, found.history[1:], strict=False))
     # x in the range of B: of minimum norm.
     q = torch.linalg.qr(b_matrix)[0]
     outside = norm(found.x[:, 0] - q @ (q.T @ found.x[:, 0]))
-    assert outside <= 16 * 300 * U64 * cond * norm(found.x[:, 0])
+    assert outside <= 16 * n * U64 * cond * norm(found.x[:, 0])

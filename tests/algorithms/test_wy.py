@@ -6,28 +6,27 @@ depends on the condition number.
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 
 import pytest
 import torch
 from qr_measures import (
     U32,
     U64,
-    column_major,
     column_residuals,
+    emulated,
+    normal,
     orthogonality,
     orthogonality_bound,
     panel_bound,
     residual,
+    spectrum,
     with_widths,
 )
 
 from neula.algorithms.orthogonal.rgsqrf import rgsqrf
 from neula.algorithms.scaling import power_of_two_scales
-from neula.engines import EmulatedEngine, Engine
-from neula.io.matrices import random_matrix
+from neula.engines import Engine
 from neula.papers.qr.householder import (
-    BlockReflector,
     HouseholderQR,
     blocked_householder,
     householder_wy,
@@ -42,19 +41,6 @@ ALGORITHMS: dict[str, Algorithm] = {
 }
 EACH = pytest.mark.parametrize("name", ALGORITHMS)
 SHAPES = [(1, 1), (300, 1), (33, 33), (257, 33), (300, 129)]
-
-
-def emulated(format: str, **options: object) -> EmulatedEngine:
-    return EmulatedEngine("cpu", format, **options)  # type: ignore[arg-type]
-
-
-def normal(m: int, n: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return random_matrix("normal", m, n, seed=seed, dtype=dtype)
-
-
-@lru_cache(maxsize=64)
-def spectrum(kind: str, m: int, n: int, cond: float) -> torch.Tensor:
-    return random_matrix(kind, m, n, cond=cond, seed=1)
 
 
 def deviation(q: torch.Tensor) -> float:
@@ -111,59 +97,6 @@ def test_wy_of_a_panel(m: int, n: int, dtype: torch.dtype) -> None:
     assert residual(a, q[:, :n], r) <= panel_bound(u, n)
 
 
-@pytest.mark.parametrize("where", [[0, 1, 5], list(range(9))])
-def test_columns_without_a_reflector(where: list[int]) -> None:
-    """Zero columns have tau = 0: row and column of T are zero, and nothing was divided by it."""
-    a = normal(40, 9, dtype=torch.float64)
-    a[:, where] = 0
-    y, t, r = householder_wy(a)
-    assert not t[where].any()
-    assert not t[:, where].any()
-    assert not r[:, where].any()
-    q = torch.eye(40, dtype=torch.float64) - y @ t @ y.T
-    assert orthogonality(q) <= orthogonality_bound(U64, 40, 9)
-
-
-@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 40, 7), (1, 1, 1)])
-@pytest.mark.parametrize("format", ["fp16", "fp64"])
-@pytest.mark.parametrize("transpose", [False, True])
-def test_a_block_reflector_is_applied_in_place(m: int, n: int, p: int, format: str, transpose: bool) -> None:
-    """To a block of a larger column-major matrix, whose rest stays as it is."""
-    engine = emulated(format)
-    y, t, _ = householder_wy(normal(m, n).to(engine.storage))
-    store = column_major(normal(m + 5, p + 4, seed=7).to(engine.storage))
-    before = store.clone()
-    block = store[3 : m + 3, 2 : p + 2]
-    reflector = BlockReflector(y, t)
-    found = reflector.apply(block, engine, transposed=transpose)
-    assert found.data_ptr() == block.data_ptr()
-
-    c, y, t = before[3 : m + 3, 2 : p + 2].double(), y.double(), t.double()
-    expected = c - y @ ((t.T if transpose else t) @ (y.T @ c))
-    error = torch.linalg.matrix_norm(block.double() - expected) / torch.linalg.matrix_norm(c)
-    assert error <= bound(engine, "blocked", m, n, n)
-    store[3 : m + 3, 2 : p + 2] = before[3 : m + 3, 2 : p + 2]
-    assert torch.equal(store, before)
-
-
-@pytest.mark.parametrize(("m", "n", "p"), [(40, 9, 5), (40, 40, 0)])
-@pytest.mark.parametrize("format", ["fp16", "fp64"])
-def test_a_bordered_matrix_only_saves_work(m: int, n: int, p: int, format: str) -> None:
-    """The same as applying the reflector to ``diag(I, C2)``: ones and zeros are exact in every format, so
-    only the order of sums differs, and what is rounded after them.
-    """
-    engine = emulated(format)
-    y, t, _ = householder_wy(normal(m, n).to(engine.storage))
-    c = column_major(torch.zeros(m, n + p, dtype=engine.storage))
-    c[:n, :n] = torch.eye(n)
-    if p:
-        c[n:, n:] = normal(m - n, p, seed=7)
-    expected = BlockReflector(y, t).apply(c.clone(), engine)
-    BlockReflector(y, t).apply_to_bordered(c, engine)
-    error = torch.linalg.matrix_norm(c - expected) / torch.linalg.matrix_norm(expected)
-    assert error <= 2 * bound(engine, "blocked", m, n, n)
-
-
 # ---------------------------------------------------------------- both algorithms
 
 
@@ -190,23 +123,6 @@ def test_every_shape_and_width(name: str, m: int, n: int, width: int, format: st
         assert torch.equal(reflector.y, reflector.y.tril())
         assert (reflector.y.diagonal() == 1).all()
         assert torch.equal(reflector.t, reflector.t.triu())
-
-
-@EACH
-@pytest.mark.parametrize("format", ["bf16", "tf32", "fp32"])
-def test_q_and_r_are_those_of_lapack(name: str, format: str) -> None:
-    """Unique but for signs, which are LAPACK's here (Sun 1991: ``sqrt(2) cond`` times the backward error,
-    which includes the lost orthogonality, for R, and as much again for Q).
-    """
-    engine, cond, (m, n, width) = emulated(format), 4.0, (400, 129, 32)
-    a = spectrum("arithmetic", m, n, cond).to(engine.storage)
-    reference_q, reference_r = torch.linalg.qr(a.double())
-    factors = check(name, a, engine, width)
-    limit = math.sqrt(2) * cond * 2 * bound(engine, name, m, n, width)
-    error = torch.linalg.matrix_norm(factors.r.double() - reference_r)
-    assert error <= limit * torch.linalg.matrix_norm(reference_r)
-    error = torch.linalg.matrix_norm(factors.q(engine).double() - reference_q)
-    assert error <= 2 * limit * math.sqrt(n)
 
 
 def repeated() -> torch.Tensor:

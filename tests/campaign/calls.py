@@ -56,13 +56,8 @@ def answer_of(function: Callable[[], Any]) -> Answer:
 
 
 def call(example: Example, device: str = "cpu") -> Answer:
-    """Run the function that the recipe names.
-
-    Parameters
-    ----------
-    example : Example
-    device : str
-        Of torch tensors, and of engine ``"auto"`` for NumPy arrays.
+    """Run the function that the recipe names; the device is that of tensors, and of engine ``"auto"`` for
+    arrays.
     """
     return answer_of(lambda: _run(example, device))
 
@@ -84,21 +79,16 @@ def _run(example: Example, device: str) -> Any:
         return factors, neula.lu_solve(factors, b, trans=trans_of(recipe))
     if recipe.problem == "matmul":
         return neula.matmul(a.mT if recipe.library == "torch" else np.swapaxes(a, -1, -2), b, **options)
-    if recipe.problem == "svd":
-        return neula.svd_lowrank(a, recipe.k, **options)
-    if recipe.problem == "pivoted":
-        return neula.qr(a, pivoting=True, **options)
-    if recipe.problem == "polar":
-        return neula.polar(a, side="right", **options)
-    if recipe.problem == "nnls":
-        return neula.nnls(a, b, **options)
-    if recipe.problem == "box":
-        return neula.lsq_linear(a, b, bounds_of(example), **options)
-    if recipe.problem == "streamed":
-        return neula.lstsq(row_blocks(a), b, **options)
-    if recipe.problem == "held":
-        return _held(a, b, options["engine"])
-    return getattr(neula, recipe.problem)(a, **options)
+    simple: dict[str, Callable[[], Any]] = {
+        "svd": lambda: neula.svd_lowrank(a, recipe.k, **options),
+        "pivoted": lambda: neula.qr(a, pivoting=True, **options),
+        "polar": lambda: neula.polar(a, side="right", **options),
+        "nnls": lambda: neula.nnls(a, b, **options),
+        "box": lambda: neula.lsq_linear(a, b, bounds_of(example), **options),
+        "streamed": lambda: neula.lstsq(row_blocks(a), b, **options),
+        "held": lambda: _held(a, b, options["engine"]),
+    }
+    return simple.get(recipe.problem, lambda: getattr(neula, recipe.problem)(a, **options))()
 
 
 def _held(a: Any, b: Any, engine: str) -> Any:
@@ -146,5 +136,6 @@ def _laid_out(x: np.ndarray, recipe: Recipe, device: str) -> Any:
 def as_array(x: Any) -> np.ndarray:
     """An array of any library, in float64 or complex128."""
     if isinstance(x, torch.Tensor):
-        x = x.detach().cpu().resolve_conj().numpy()
+        x = x.detach().cpu().resolve_conj()
+        x = x.to(torch.complex128 if x.is_complex() else torch.float64).numpy()
     return np.asarray(x, dtype=np.complex128 if np.iscomplexobj(x) else np.float64)

@@ -23,20 +23,9 @@ SURE = 1e3
 
 @dataclass(frozen=True)
 class Dropped:
-    """Directions that a rank drops, and their images under B.
-
-    Attributes
-    ----------
-    rank, rows : int
-        Rows that vanish do not count.
-    gap : float
-        ``sigma_rank / sigma_(rank + 1)``.
-    sizes : ndarray, shape (q,)
-        ``||B v||``.
-    along : ndarray, shape (q, k)
-        Components of ``b - B y*`` along ``B v``, relative to its norm.
-    rounding : float
-        ``||B v||`` up to which rounding may have made a null vector v of B a singular vector.
+    """Directions v that a rank drops: ``sizes`` are ``||B v||``, ``along`` the components of ``b - B y*``
+    along ``B v`` relative to its norm, ``gap`` is ``sigma_rank / sigma_(rank + 1)``, ``rows`` counts those
+    that do not vanish, and up to ``||B v|| = rounding`` a null vector of B may have become v.
     """
 
     rank: int

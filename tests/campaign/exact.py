@@ -7,10 +7,11 @@ vectors to parts of vectors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import numpy as np
-from flint import acb, acb_mat, arb, arb_mat, fmpz_mat
+from flint import acb, acb_mat, arb, arb_mat, fmpq, fmpz_mat
 
 Ball = arb | acb
 Balls = arb_mat | acb_mat
@@ -100,14 +101,22 @@ def _square(v: Ball) -> arb:
     return v * v if isinstance(v, arb) else v.real * v.real + v.imag * v.imag
 
 
+def error_in_norm(squares: Iterable[fmpq], x: Iterable[fmpq], exact: Iterable[fmpq]) -> float:
+    """``||D (x - x*)|| / ||D x*||`` for the squares of D; infinite where only x* vanishes."""
+    terms = list(zip(squares, x, exact, strict=True))
+    wrong = sum((s * (v - y) ** 2 for s, v, y in terms), fmpq(0))
+    return root_of_quotient(wrong, sum((s * y**2 for s, _, y in terms), fmpq(0)))
+
+
+def root_of_quotient(a: fmpq, b: fmpq) -> float:
+    if a == 0:
+        return 0.0
+    return math.inf if b == 0 else float((arb(a) / arb(b)).sqrt().mid())
+
+
 def one_norm(a: Balls) -> arb:
     """Largest sum of magnitudes of a column."""
     return largest(sum((abs(v) for v in column), arb()) for column in columns(a))
-
-
-def max_norm(a: Balls) -> arb:
-    """Largest magnitude of an element."""
-    return largest(abs(v) for v in a.entries())
 
 
 def largest(values: Iterable[arb]) -> arb:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,17 @@ from .oracle import LeastSquares, System
 from .recipes import Example, keywords, trans_of
 from .verdict import Verdict, is_default, limits_of, spacing_of, unit_roundoff
 
-OTHERS = ("pivoted", "cholesky", "polar", "pinv")
+OTHERS = more.RATIOS.keys()
 """Problems whose results :mod:`tests.campaign.more` judges."""
+
+OUTPUTS: dict[str, Callable[[Any], tuple[Any, ...]]] = {
+    **dict.fromkeys(("qr", "tsqr", "svd", "pivoted"), tuple),
+    **dict.fromkeys(("orth", "matmul", "pinv"), lambda result: (result,)),
+    "lu": lambda result: (result[0].L, result[0].U, result[1]),
+    "cholesky": lambda result: (result.L,),
+    "polar": lambda result: (result.U, result.H, result.ranks),
+}
+"""The arrays of a result."""
 
 MAY_OVERFLOW = 2.0**1000
 """From elements of this size on norms of columns may exceed float64."""
@@ -45,7 +54,7 @@ def judge_factors(example: Example, answer: Answer, verdict: Verdict) -> None:
     if recipe.problem == "matmul" and _product_overflows(example):
         return
     try:
-        measured = _worst((more.ratios_of if recipe.problem in OTHERS else _ratios)(example, answer.result))
+        measured = _worst(_ratios(example, answer.result))
     except OverflowError:  # factors of a mixed matrix in a narrow dtype
         return
     verdict.numbers.append(
@@ -163,9 +172,15 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
     recipe = example.recipe
     u = unit_roundoff(example, keywords(recipe).get("accuracy"))
     a, tiny = as_array(example.a), 2.0 ** spacing_of(example.a.dtype)
-    outputs = [as_array(x) for x in _outputs(recipe.problem, result)]
+    outputs = [as_array(x) for x in OUTPUTS[recipe.problem](result)]
     if not all(np.isfinite(x).all() for x in outputs):
         yield "not finite", math.inf
+    elif recipe.problem in OTHERS:
+        stacks = [x.reshape(len(a), *x.shape[recipe.batched :]) for x in outputs]
+        if recipe.problem == "pivoted":
+            yield "2-norm", ratios.certified_2norms(result, stacks[0], u)
+        for matrix, *parts in zip(a, *stacks, strict=True):
+            yield from more.RATIOS[recipe.problem](matrix, parts, u, tiny)
     elif recipe.problem in ("qr", "tsqr", "orth"):
         q, *r = (x.reshape(len(a), *x.shape[-2:]) for x in outputs)
         yield "orthogonality", max(ratios.orthogonality_ratio(x, u) for x in q)
@@ -187,7 +202,7 @@ def _ratios(example: Example, result: Any) -> Iterator[tuple[str, float]]:
             if np.iscomplexobj(a):  # kept in float32 or wider, whatever their products were
                 given = max(given, Arithmetic.named(factors.compute).u)
             smallest = max(tiny, 2.0 ** (2 - storage.max_exponent - storage.significand))
-            found = ratios.get01(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
+            found = ratios.residual_ratio(rows, outputs[0], outputs[1], max(storage.u, given), smallest)
             yield "get01", found / _growth(rows, outputs[0], outputs[1])
     else:
         yield "product", ratios.product_ratio(a[0].T, as_array(example.b[0]), outputs[0], u, tiny)
@@ -198,11 +213,3 @@ def _growth(a: np.ndarray, lower: np.ndarray, upper: np.ndarray) -> float:
     size = float(np.abs(a).max(initial=0.0)) or 1.0
     products = np.abs(lower) @ np.abs(upper / size)
     return max(1.0, float(products.sum(0).max() / np.abs(a / size).sum(0).max()))
-
-
-def _outputs(problem: str, result: Any) -> tuple[Any, ...]:
-    """The arrays of a result."""
-    if problem == "lu":
-        factors, x = result
-        return factors.L, factors.U, x
-    return (result,) if problem in ("orth", "matmul") else tuple(result)

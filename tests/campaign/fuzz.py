@@ -35,7 +35,7 @@ from .calls import call
 from .judge import judge, truths
 from .oracle import System, UndecidedError
 from .recipes import OFTEN, PROBLEMS, SOLVERS, Example, Scope, Seeded, Source, build, keywords
-from .verdict import Verdict
+from .verdict import Verdict, as_python
 
 Recipe = Any
 """``recipes.Recipe``, or that of an area."""
@@ -153,8 +153,6 @@ def snippet(example: Example) -> str:
         return ""
     a, b = (x if recipe.batched else x[0] for x in (example.a, example.b))
     b = b[..., 0] if recipe.k == 0 and not recipe.batched else b
-    lines = ["import numpy as np, neula"]
-    lines += [f"{name} = np.array({x.tolist()!r}, {str(x.dtype)!r})" for name, x in (("A", a), ("b", b))]
     options = "".join(f", {key}={value!r}" for key, value in keywords(recipe).items())
     options += f", engine={recipe.engine!r}"
     if recipe.problem == "lstsq":
@@ -163,11 +161,11 @@ def snippet(example: Example) -> str:
             options += f", weights=np.array({example.weights.tolist()!r})"
     if recipe.problem == "pos":
         options += ", assume_a='pos'"
-    if recipe.problem in OFTEN:
-        lines.append(f"neula.{'lstsq' if recipe.problem == 'lstsq' else 'solve'}(A, b{options})")
+    function = {"pos": "solve"}.get(recipe.problem, recipe.problem)
+    lines = [f"neula.{function}(A, b{options})"] if recipe.problem in OFTEN else []
     if recipe.problem in SOLVERS:
         lines += [f"# {line}" for text in _exact(example) for line in text.splitlines()]
-    return "\n".join(lines)
+    return as_python("\n".join(lines), A=a, b=b)
 
 
 def _exact(example: Example) -> Iterator[str]:
@@ -245,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     where = Where(given.device, f"python -m tests.campaign.fuzz --device {given.device}")
     if given.recipe is not None:
-        return _show(eval(given.recipe, _names()), where)
+        return _show(recipe_of(given.recipe), where)
     seed = secrets.randbelow(2**32) if given.seed is None else given.seed
     if given.example is not None:
         return _show(draw(Seeded(seed, given.example), scope), where)
@@ -263,9 +261,10 @@ def main(arguments: list[str] | None = None) -> int:
     return int(not total.passed)
 
 
-def _names() -> dict[str, Any]:
-    """Names that a printed recipe may use, with their values."""
-    return {name: value for module in (recipes, *AREAS.values()) for name, value in vars(module).items()}
+def recipe_of(text: str) -> Recipe:
+    """A recipe as it was printed."""
+    names = {name: value for module in (recipes, *AREAS.values()) for name, value in vars(module).items()}
+    return eval(text, names)
 
 
 def _show(recipe: Recipe, where: Where) -> int:

@@ -18,14 +18,8 @@ NEARLY = 2.0**-150
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Of a Hermitian matrix.
-
-    Attributes
-    ----------
-    values : list of arb
-        Enclosures of the eigenvalues, ascending.
-    vectors : arb_mat or acb_mat
-        Eigenvectors, orthonormal and exact to many more digits than there are in double precision.
+    """Of a Hermitian matrix: enclosures of its eigenvalues, ascending, and eigenvectors that are
+    orthonormal and exact to many more digits than there are in double precision.
     """
 
     values: list[arb]
@@ -43,11 +37,6 @@ class Spectrum:
             if not norm((adjoint(v) * v - identity(a.nrows())).entries()) < NEARLY:
                 raise UndecidedError("eigenvectors are not orthonormal")
             return cls(found.values[::-1], v)
-
-    def distance(self, i: int, value: arb) -> arb:
-        """Of a computed eigenvalue to the i-th one."""
-        with ctx.workprec(BITS):
-            return abs(value - self.values[i])
 
     def sine(self, cluster: Sequence[int], vectors: Balls) -> float:
         """Of the largest angle between the span of vectors and that of some eigenvectors; 1 if these are not
@@ -100,11 +89,10 @@ def residual(a: Balls, v: Balls, values: Sequence[arb], u: Balls) -> arb:
         return norm((a * v - type(u)(right)).entries())
 
 
-def defect(v: Balls, metric: Balls | None = None) -> float:
-    """``||V^H B V - I||_2``."""
+def defect(v: Balls) -> float:
+    """``||V^H V - I||_2``."""
     with ctx.workprec(BITS):
-        gram = adjoint(v) * (v if metric is None else metric * v)
-        return float(np.linalg.norm(rounded(gram - identity(v.ncols())), 2))
+        return float(np.linalg.norm(rounded(adjoint(v) * v - identity(v.ncols())), 2))
 
 
 def lower_factor(b: Balls) -> Balls:

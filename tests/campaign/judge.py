@@ -134,24 +134,10 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
 
 @dataclass
 class _Judged:
-    """One member's answer.
-
-    Attributes
-    ----------
-    claimed : ndarray, shape (k,)
-        ``forward_errors``.
-    rank : int or None
-        What the result says; None for systems.
-    unit : float
-        Unit roundoff of the format in which A is stored.
-    spacing : int
-        ``log2`` of the smallest number of the result's dtype.
-    exacting : bool
-        Whether a warning may say that not all digits are sure.
-    keeps_rows : bool
-        Whether A was there to measure the residual with.
-    fair : bool
-        Whether warnings can be false alarms.
+    """One member's answer. ``claimed`` are its forward errors, ``rank`` is None for systems, ``unit`` the
+    unit roundoff of the format in which A is stored, ``spacing`` ``log2`` of the smallest number of the
+    result's dtype. ``exacting``: a warning may say that not all digits are sure; ``keeps_rows``: A was
+    there to measure the residual with; ``fair``: warnings can be false alarms.
     """
 
     truth: LeastSquares

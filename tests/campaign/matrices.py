@@ -16,12 +16,7 @@ Kind = Callable[[Rng, int, int], np.ndarray]
 
 
 class ComplexRandom:
-    """A generator whose normal numbers are complex, and whose matrices of integers are Gaussian integers.
-
-    Parameters
-    ----------
-    rng : Generator
-    """
+    """A generator whose normal numbers are complex, and whose matrices of integers are Gaussian integers."""
 
     def __init__(self, rng: Rng) -> None:
         self._rng = rng
@@ -35,6 +30,12 @@ class ComplexRandom:
     def integers(self, low: Any, high: Any = None, size: Any = None) -> Any:
         found = self._rng.integers(low, high, size)
         return found + 1j * self._rng.integers(low, high, size) if isinstance(size, tuple) else found
+
+
+def random_numbers(seed: int, *, is_complex: bool) -> Any:
+    """A generator of real or complex numbers."""
+    rng = np.random.default_rng(seed)
+    return ComplexRandom(rng) if is_complex else rng
 
 
 def turned(rng: Rng, a: np.ndarray, b: np.ndarray, *, hermitian: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -307,39 +308,12 @@ def integer_gram(rng: Rng, m: int, n: int) -> np.ndarray:
 KINDS: dict[str, Kind] = {
     kind.__name__: kind
     for kind in (
-        normal,
-        integer,
-        uniform,
-        counting,
-        dependent_integer,
-        dependent,
-        almost_dependent,
-        near_rank_one,
-        duplicates,
-        sparse,
-        zero_lines,
-        zero,
-        vandermonde,
-        hilbert,
-        kahan,
-        graded,
-        orthonormal,
-        geometric,
-        one_small,
-        permutation,
-        diagonal,
-        clustered_nodes,
-        pascal,
-        frank,
-        wilkinson,
-        foster,
-        lauchli,
-        arrowhead,
-        saddle_point,
-        one_line,
-        one_ulp,
-        dummies,
-        sums,
+        *(normal, integer, uniform, counting, dependent_integer, dependent),
+        *(almost_dependent, near_rank_one, duplicates, sparse, zero_lines, zero),
+        *(vandermonde, hilbert, kahan, graded, orthonormal, geometric),
+        *(one_small, permutation, diagonal, clustered_nodes, pascal, frank),
+        *(wilkinson, foster, lauchli, arrowhead, saddle_point, one_line),
+        *(one_ulp, dummies, sums),
     )
 }
 DEFINITE_KINDS: dict[str, Kind] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from tests.bounded import exact as bounded
@@ -14,7 +13,7 @@ from .calls import Answer, as_array
 from .exact import balls, real_form
 from .matrices import exponent_of, ldexp
 from .oracle import LeastSquares, System
-from .recipes import Example, bounds_of, keywords
+from .recipes import Example, bounds_of
 from .spectrum import eigen, values_of
 from .verdict import Verdict, limits_of, spacing_of, unit_roundoff
 
@@ -29,33 +28,6 @@ KNOWN = 0.01
 
 REVEALING = 10.0
 """Limit on the block of R below the rank, in units of ``sqrt(n)`` singular values (``neula.qr``)."""
-
-
-def ratios_of(example: Example, result: Any) -> Iterator[tuple[str, float]]:
-    """Test ratios of a result, as those of LAPACK: below 30 it has passed."""
-    recipe = example.recipe
-    u = unit_roundoff(example, keywords(recipe).get("accuracy"))
-    tiny, a = 2.0 ** spacing_of(example.a.dtype), as_array(example.a)
-    outputs = [as_array(x) for x in _outputs(recipe.problem, result)]
-    if not all(np.isfinite(x).all() for x in outputs):
-        yield "not finite", math.inf
-        return
-    members = [[x.reshape(len(a), *x.shape[recipe.batched :])[i] for x in outputs] for i in range(len(a))]
-    if recipe.problem == "pivoted":
-        yield "2-norm", ratios.certified_2norms(result, np.stack([q for q, *_ in members]), u)
-    for matrix, parts in zip(a, members, strict=True):
-        yield from {"cholesky": _cholesky, "polar": _polar, "pivoted": _pivoted, "pinv": _pinv}[
-            recipe.problem
-        ](matrix, parts, u, tiny)
-
-
-def _outputs(problem: str, result: Any) -> tuple[Any, ...]:
-    return {
-        "cholesky": lambda: (result.L,),
-        "polar": lambda: (result.U, result.H, result.ranks),
-        "pivoted": lambda: tuple(result),
-        "pinv": lambda: (result,),
-    }[problem]()
 
 
 def _cholesky(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> Iterator[tuple[str, float]]:
@@ -104,6 +76,10 @@ def _pinv(a: np.ndarray, parts: list[np.ndarray], u: float, tiny: float) -> Iter
     truth, x = _truth_of_inverse(a, u), parts[0].T if a.shape[0] > a.shape[1] else parts[0]
     error = min(float(truth.errors(x, rank).max()) for rank in truth.ranks)
     yield "error", ratios.THRESHOLD * error / SURE
+
+
+RATIOS = {"cholesky": _cholesky, "polar": _polar, "pivoted": _pivoted, "pinv": _pinv}
+"""Test ratios of the parts of one result, as those of LAPACK: below 30 it has passed."""
 
 
 def _truth_of_inverse(a: np.ndarray, u: float) -> LeastSquares:

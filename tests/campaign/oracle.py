@@ -57,25 +57,11 @@ INVARIANT = 2.0**-260
 
 
 class LeastSquares:
-    """``min ||B_r D x - b||``, and of all minimizers the one of smallest ``||x||``.
-
-    Parameters
-    ----------
-    a : ndarray, shape (m, n)
-    b : ndarray, shape (m, k)
-    weights : ndarray, shape (m,), optional
-        Of the rows.
-    damp : float
-        Rows ``damp I`` are stacked below A.
-    rcond : float
-        Singular values of B count that exceed ``rcond`` times the largest.
-
-    Attributes
-    ----------
-    fold : int
-        2 for complex numbers: dimensions of the real problem in units of those of the complex one.
-    in_arithmetic_of_a : LeastSquares
-        The same problem; if only b is complex, the real one with real and imaginary parts of b as columns.
+    """``min ||B_r D x - b||``, and of all minimizers the one of smallest ``||x||``. Weights are those of
+    the rows, for damping rows ``damp I`` are stacked below A, and singular values of B count that exceed
+    ``rcond`` times the largest. ``fold`` is 2 for complex numbers: dimensions of the real problem in units
+    of those of the complex one. ``in_arithmetic_of_a`` is the same problem; if only b is complex, the real
+    one with real and imaginary parts of b as columns.
     """
 
     def __init__(
@@ -372,13 +358,7 @@ class LeastSquares:
 
 
 class System(LeastSquares):
-    """``A x = b``, A square.
-
-    Parameters
-    ----------
-    a : ndarray, shape (n, n)
-    b : ndarray, shape (n, k)
-    """
+    """``A x = b``, A square."""
 
     def __init__(self, a: np.ndarray, b: np.ndarray) -> None:
         self.rcond = 0.0

@@ -50,12 +50,7 @@ class Source(Protocol):
 
 
 class Seeded:
-    """Decisions by a generator of random numbers.
-
-    Parameters
-    ----------
-    seed, example : int
-    """
+    """Decisions by a generator of random numbers."""
 
     def __init__(self, seed: int, example: int) -> None:
         self.rng = np.random.default_rng([seed, example])
@@ -69,15 +64,8 @@ class Seeded:
 
 @dataclass(frozen=True)
 class Scope:
-    """Values from which recipes are drawn.
-
-    Attributes
-    ----------
-    problems, engines, libraries : tuple of str
-    certify : tuple of str or None
-        Values of ``certify=``; None leaves it out.
-    scalars : tuple of str
-        Kinds of numbers that are drawn where A may have either, ``"real"`` and ``"complex"``.
+    """Values from which recipes are drawn; ``certify`` None leaves the option out, ``scalars`` are kinds of
+    numbers that are drawn where A may have either.
     """
 
     problems: tuple[str, ...] = PROBLEMS
@@ -89,22 +77,8 @@ class Scope:
 
 @dataclass(frozen=True)
 class Member:
-    """One matrix with its right-hand sides; powers are those of ten.
-
-    Attributes
-    ----------
-    kind : str
-        Of :data:`matrices.KINDS`.
-    rows, columns : int
-        By how much rows and columns are scaled at most.
-    whole : int
-        Scale of the matrix.
-    rhs : str
-        Of :data:`matrices.RHS_KINDS`.
-    rhs_power : int
-        Scale of b.
-    binary : bool
-        Scaled by powers of two, which keep dependent columns dependent.
+    """One matrix with its right-hand sides, of kinds of ``matrices``; scales are powers of ten: of rows and
+    columns at most, of the whole matrix, and of b. Binary ones keep dependent columns dependent.
     """
 
     kind: str
@@ -120,23 +94,9 @@ class Member:
 class Recipe:
     """An example: all that is needed to make it again.
 
-    Attributes
-    ----------
-    problem : str
-        Of :data:`PROBLEMS`: ``pos`` is ``solve`` with ``assume_a="pos"``.
-    m, n, k : int
-        Shapes; k = 0 for a vector b, also the rank for ``svd`` and the columns of B for ``matmul``.
-    members : tuple of Member
-    batched : bool
-        Whether the call gets a batch, be it of one.
-    damp, weights : float, int
-        ``damp=`` relative to the size of A, and by how many powers of ten weights differ (0: none).
-    rcond : float or None
-    layout : {"C", "F", "sliced", "reversed"}
-    options : tuple of (str, str)
-        Further keywords.
-    seed : int
-        Of the numbers.
+    k = 0 is a vector b; k is also the rank for ``svd`` and the columns of B for ``matmul``. ``pos`` is
+    ``solve`` with ``assume_a="pos"``, ``batched`` a call with a batch, be it of one. ``damp`` is relative to
+    the size of A, and weights differ by so many powers of ten (0: none).
     """
 
     problem: str

@@ -17,12 +17,8 @@ from .exact import columns, norm, scaled_rows
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Of ``D x``, relative to its norm, for each right-hand side.
-
-    Attributes
-    ----------
-    coefficients, angle : list of arb
-        To relative errors of the coefficients, and to angles by which V turns.
+    """Of ``D x``, relative to its norm, for each right-hand side: to relative errors of the coefficients,
+    and to angles by which V turns.
     """
 
     coefficients: list[arb]
@@ -30,17 +26,7 @@ class Sensitivity:
 
 
 def sensitivity(basis: arb_mat, norms: list[arb], solutions: arb_mat) -> Sensitivity:
-    """By the formula above.
-
-    Parameters
-    ----------
-    basis : arb_mat, shape (n, rank)
-        Of the space, with independent columns.
-    norms : list of arb
-        The diagonal of D.
-    solutions : arb_mat, shape (n, k)
-        ``D x``.
-    """
+    """By the formula above, from independent columns that span the space, the diagonal of D, and ``D x``."""
     v = arb_mat(_orthonormal(columns(basis))).transpose()
     m = scaled_rows(v, norms)
     square = m.transpose() * m

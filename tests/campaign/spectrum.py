@@ -34,14 +34,8 @@ class UndecidedError(ArithmeticError):
 
 @dataclass(frozen=True)
 class Eigen:
-    """Of a symmetric matrix.
-
-    Attributes
-    ----------
-    values : list of arb
-        Enclosures of the eigenvalues, descending. Those of a cluster are enclosed together.
-    vectors : arb_mat or acb_mat
-        Approximate eigenvectors, a column each.
+    """Enclosures of the eigenvalues of a symmetric matrix, descending, those of a cluster together; and
+    approximate eigenvectors, a column each.
     """
 
     values: list[arb]
@@ -55,13 +49,7 @@ class Eigen:
 
 
 def eigen(gram: Balls) -> Eigen:
-    """By Gershgorin's discs of ``V^-1 G V``, V being approximate eigenvectors.
-
-    Parameters
-    ----------
-    gram : arb_mat or acb_mat, shape (n, n)
-        Symmetric or Hermitian.
-    """
+    """By Gershgorin's discs of ``V^-1 G V`` for a Hermitian G, V being approximate eigenvectors."""
     n = gram.nrows()
     with ctx.workprec(BITS):
         noise = np.random.default_rng(0).integers(-(2**20), 2**20, (n, n))
@@ -161,15 +149,9 @@ def _by_lapack(b: arb_mat) -> list[arb] | None:
 
 
 def count_above(a: fmpz_mat, square: tuple[int, int]) -> int:
-    """How many singular values of ``A D^-1`` exceed t, exactly; D is the norms of A's nonzero columns.
-
-    That is the number of positive eigenvalues of ``A^T A - t^2 D^2``.
-
-    Parameters
-    ----------
-    a : fmpz_mat
-    square : (int, int)
-        Numerator and denominator of ``t^2``.
+    """How many singular values of ``A D^-1`` exceed t, exactly, from numerator and denominator of ``t^2``;
+    D is the norms of A's nonzero columns. That is the number of positive eigenvalues of ``A^T A - t^2
+    D^2``.
     """
     gram = (a.transpose() * a).tolist()
     top, bottom = fmpz(square[0]), fmpz(square[1])

@@ -19,15 +19,8 @@ DEFAULT_OPTIONS = {"certify", "accuracy", "mode"}
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that is wrong with an answer.
-
-    Attributes
-    ----------
-    kind : {"unsound", "false alarm", "violation"}
-    reason : str
-        One word, to count.
-    text : str
-        The numbers.
+    """Something that is wrong with an answer: unsound, a false alarm or a violation; the reason in a word,
+    to count; and the numbers in words.
     """
 
     kind: str
@@ -37,19 +30,9 @@ class Finding:
 
 @dataclass
 class Verdict:
-    """Findings about an answer, and the numbers of every member of the batch.
-
-    Attributes
-    ----------
-    numbers : list of dict
-        ``errors``, ``forward_errors``, ``rank``, ``accepted``, ``warned`` as far as they are known, and
-        whatever else explains the findings.
-    raised : str
-        Name of the error's class; empty if there is a result.
-    rank_ambiguous : bool
-        Whether a warning says so.
-    seconds : float
-        Of the call, without the judge.
+    """Findings about an answer, and for every member of the batch ``errors``, ``forward_errors``, ``rank``,
+    ``accepted``, ``warned`` as far as they are known. ``raised`` is the class of the error,
+    ``rank_ambiguous`` says that a warning says so, ``seconds`` are those of the call without the judge.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -73,6 +56,12 @@ class Verdict:
     def __str__(self) -> str:
         lines = [f"{f.kind} ({f.reason}): {f.text}" for f in self.findings] or ["sound"]
         return "\n".join([*lines, *(f"  {numbers}" for numbers in self.numbers)])
+
+
+def as_python(call: str, **arrays: np.ndarray) -> str:
+    """A call in Python, with the numbers that were given: floats are printed exactly."""
+    given = [f"{name} = np.array({x.tolist()!r}, {str(x.dtype)!r})" for name, x in arrays.items()]
+    return "\n".join(["import numpy as np, neula", "nan, inf = np.nan, np.inf", *given, call])
 
 
 def limits_of(dtype: np.dtype) -> np.finfo:

@@ -25,13 +25,7 @@ SHOWN = 10
 
 @dataclass
 class Comparison:
-    """Rows of two runs, matched by recipe and way.
-
-    Attributes
-    ----------
-    problems : dict
-        From what is wrong to where.
-    """
+    """Rows of two runs, matched by recipe and way: what is wrong, and where."""
 
     rows: int = 0
     problems: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))

@@ -41,26 +41,11 @@ SHARE = 25
 
 @dataclass(frozen=True)
 class Row:
-    """Outcome of a recipe.
-
-    Attributes
-    ----------
-    number : int
-        Of the recipe.
-    checksum : int
-        Of the recipe as text: the same number is another recipe if the campaign draws differently.
-    problem : str
-    findings : list of str
-        Unsound answers, and broken promises.
-    raised : str
-        Class of the error, if there was one.
-    ambiguous : bool
-        Whether a warning says that the rank is.
-    members : list of list
-        Of each problem of a batch whether it was accepted, whether there was a warning, its rank, its largest
-        forward error and its largest true error (None where they are not known).
-    seconds : float
-        Of the call.
+    """Outcome of the recipe with a number. The checksum is that of the recipe as text: the same number is
+    another recipe if the campaign draws differently. ``findings`` are unsound answers and broken promises,
+    ``raised`` is the class of an error, ``ambiguous`` says that a warning doubts the rank. ``members`` has
+    for each problem of a batch whether it was accepted, whether there was a warning, its rank, its largest
+    forward error and its largest true error (None where they are not known).
     """
 
     number: int

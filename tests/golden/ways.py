@@ -38,20 +38,9 @@ SMALL_BLOCKS = {
 
 @dataclass(frozen=True)
 class Way:
-    """Settings with which recipes are run.
-
-    Attributes
-    ----------
-    tuning : Tuning, optional
-        Takes the place of the engine's.
-    changes : dict
-        Fields of the engine's tuning.
-    engine, device : str
-        Of the calls.
-    environment : dict of str
-        Of the processes that run them.
-    skipped : tuple of str
-        Problems to which the way gives another meaning.
+    """Settings with which recipes are run: a tuning in place of the engine's, changes of its fields, engine
+    and device of the calls, the environment of the processes, and problems to which the way gives another
+    meaning.
     """
 
     tuning: Tuning | None = None

@@ -19,9 +19,9 @@ from neula.compat import scipy as sp_compat
 from neula.compat import torch as torch_compat
 from neula.compat.scipy import optimize as opt_compat
 
-from ..matrices import ComplexRandom, ldexp
+from ..matrices import ldexp, random_numbers
 from ..recipes import Scope, Source
-from ..verdict import Verdict
+from ..verdict import Verdict, as_python
 
 MODULES: dict[str, tuple[ModuleType, ModuleType]] = {
     "numpy": (np_compat, np.linalg),
@@ -92,8 +92,7 @@ def draw(source: Source, scope: Scope) -> DropInRecipe:
 
 def numbers(recipe: DropInRecipe) -> tuple[np.ndarray, np.ndarray]:
     """A and b of a recipe."""
-    rng: Any = np.random.default_rng(recipe.seed)
-    rng = ComplexRandom(rng) if recipe.dtype == "complex128" else rng
+    rng = random_numbers(recipe.seed, is_complex=recipe.dtype == "complex128")
     shape, kind = recipe.shape, recipe.kind
     a = rng.standard_normal(shape)
     if kind in ("ones", "zeros"):
@@ -118,23 +117,21 @@ def judge(recipe: DropInRecipe, device: str) -> tuple[Verdict, str]:
     ours, theirs = MODULES[recipe.library]
     call = CALLS[recipe.function]
     finite = bool(np.isfinite(a).all())
-    snippet = (
-        f"a, b = np.array({a.tolist()}, '{a.dtype}').reshape({a.shape}), np.array({b.tolist()}, '{b.dtype}')"
-    )
+    shown = as_python(f"A = A.reshape({a.shape})  # {recipe.function} of {recipe.library}", A=a, b=b)
     found, told = _outcome(lambda: call(ours, *_given(recipe, a, b)))
     if recipe.function in NEVER_END and (not finite or (recipe.library == "optimize" and not a.size)):
         if not finite and not isinstance(found, Exception):
             verdict.add("unsound", "not finite", f"{found}")
-        return verdict, snippet
+        return verdict, shown
     if recipe.function == "lsq_linear" and recipe.dtype in ("float16", "float32"):  # not SciPy's
-        return verdict, snippet
+        return verdict, shown
     expected, warned = _outcome(lambda: call(theirs, *_given(recipe, a, b)))
     if told != warned and not isinstance(found, Exception):
         verdict.add("violation", "warnings", f"{told}, the library {warned}")
     if isinstance(expected, Exception) or isinstance(found, Exception):
         if (type(found), str(found)) != (type(expected), str(expected)) and not _nearly_singular(a):
             verdict.add("violation", "error", f"{found!r}, the library {expected!r}")
-        return verdict, snippet
+        return verdict, shown
     eps = float(np.finfo(found[0].dtype).eps) if found[0].dtype.kind in "fc" else 1.0
     if a.dtype == bool:  # versions of SciPy disagree
         found, expected = ([x.astype(float) for x in each] for each in (found, expected))
@@ -146,7 +143,7 @@ def judge(recipe: DropInRecipe, device: str) -> tuple[Verdict, str]:
         size = ROUNDING * max(a.shape) * eps
         if not error <= max(size, 10 * other):
             verdict.add("unsound", "residual", f"{error}, of the library {other}")
-    return verdict, snippet
+    return verdict, shown
 
 
 def _given(recipe: DropInRecipe, a: np.ndarray, b: np.ndarray) -> tuple[Any, Any]:
@@ -182,12 +179,12 @@ def _residual(recipe: DropInRecipe, a: np.ndarray, b: np.ndarray, found: list[np
     a = a.swapaxes(-1, -2) if name == "lu_solve, trans" else a
     x, norm = found[0].astype(np.complex128), np.linalg.norm
     h = a.conj().swapaxes(-1, -2)
-    if name in ("qr", "cholesky"):
-        made = x @ (found[1] if name == "qr" else x.conj().swapaxes(-1, -2))
-        triangle = np.tril if name == "cholesky" else np.asarray
-        made = x.conj().swapaxes(-1, -2) @ x if name == "cholesky" and recipe.library == "scipy" else made
-        triangle = np.triu if name == "cholesky" and recipe.library == "scipy" else triangle
-        return float(norm(triangle(made - a)) / norm(a))
+    if name == "qr":
+        return float(norm(x @ found[1] - a) / norm(a))
+    if name == "cholesky":
+        upper = recipe.library == "scipy"
+        made = x.conj().swapaxes(-1, -2) @ x if upper else x @ x.conj().swapaxes(-1, -2)
+        return float(norm((np.triu if upper else np.tril)(made - a)) / norm(a))
     if name == "pinv":
         return float(norm(a @ x @ a - a) / (norm(a) ** 2 * norm(x)))
     if name == "orth":

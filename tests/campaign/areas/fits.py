@@ -117,33 +117,12 @@ LOSSES: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class FitsRecipe:
-    """A fit.
-
-    Attributes
-    ----------
-    model : str
-        Of :data:`MODELS`.
-    jac : str or None
-        ``"given"``: the derivatives as a function.
-    function, library, loss : str
-    m : int
-        Observations.
-    noise : int
-        Power of ten of the noise in the data, relative; -99: none.
-    far : int
-        Power of two of how many widths the axis of t is moved by, with a model that has a place; -1: none.
-    unit, of : int
-        Parameter ``of`` is in units of ``2^unit``.
-    size : int
-        Power of two that residuals are multiplied by.
-    offset : int
-        Power of ten of a constant in the model and in the data; -1: none.
-    near : int
-        How many hundredths of themselves, or of their width, parameters are off in the beginning.
-    step : int
-        Power of ten of ``diff_step``; 0: none.
-    bounded : bool
-        Whether there are bounds, far from the minimum.
+    """A fit with m observations. Derivatives are given where ``jac`` says so. ``noise`` is a power of ten,
+    relative to the data (-99: none), ``offset`` one of a constant in model and data, ``step`` one of
+    ``diff_step`` (-1 and 0: none). ``far`` is by which power of two of widths the axis of t is moved with a
+    model that has a place; parameter ``of`` is in units of ``2^unit``, and residuals are multiplied by
+    ``2^size``. Parameters are off by ``near`` hundredths of themselves, or of their width, in the
+    beginning; bounds are far from the minimum.
     """
 
     model: str

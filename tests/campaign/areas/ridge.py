@@ -6,7 +6,6 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +15,10 @@ import neula
 from neula.engines import EmulatedEngine
 
 from ..calls import answer_of
-from ..exact import dyadic, embedded, integers, parts
-from ..matrices import ComplexRandom, ldexp
+from ..exact import dyadic, embedded, error_in_norm, integers, parts, root_of_quotient
+from ..matrices import ldexp, random_numbers
 from ..recipes import Scope, Source, scalars_of
-from ..verdict import Verdict
+from ..verdict import Verdict, as_python
 
 KINDS = (
     *("gaussian", "integers", "dummies", "copies", "nearly", "columns", "rows", "graded"),
@@ -27,9 +26,6 @@ KINDS = (
 )
 RHS = ("random", "integers", "inside", "zero", "tiny")
 DAMPS = ("usual", "tiny", "wide", "none")
-ROUNDING = 2.0**-46
-"""Of the numbers that are compared here."""
-
 SOLVABLE = 1e-3
 """Largest change by a perturbation of rounding size for which a warning is a false alarm."""
 
@@ -77,8 +73,7 @@ def draw(source: Source, scope: Scope) -> RidgeRecipe:
 
 def arrays(recipe: RidgeRecipe) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """A, b and the dampings."""
-    rng: Any = np.random.default_rng(recipe.seed)
-    rng, m, n = ComplexRandom(rng) if recipe.scalars == "complex" else rng, recipe.m, recipe.n
+    rng, m, n = random_numbers(recipe.seed, is_complex=recipe.scalars == "complex"), recipe.m, recipe.n
     small = 2.0 ** -min(recipe.power, 40)  # ranks that are not in doubt
     a = rng.integers(-3, 4, (m, n)) * 1.0
     if recipe.kind in ("gaussian", "columns", "rows", "nearly", "graded"):
@@ -209,10 +204,9 @@ class Truth:
         return cls(rows, x, squared, left_out, trace / fold, scale)
 
     def error_of_x(self, x: fmpq_mat) -> float:
-        """``||D (x - x*)|| / ||D x*||``; infinite where only x* vanishes."""
-        places = list(enumerate(self.scale))
-        change = sum((d * (x[j, 0] - self.x[j, 0]) ** 2 for j, d in places), fmpq(0))
-        return _ratio(change, sum((d * self.x[j, 0] ** 2 for j, d in places), fmpq(0)))
+        """``||D (x - x*)|| / ||D x*||``."""
+        n = len(self.scale)  # without an intercept
+        return error_in_norm(self.scale, x.entries()[:n], self.x.entries()[:n])
 
     @property
     def numbers(self) -> dict[str, fmpq | None]:
@@ -221,13 +215,6 @@ class Truth:
         gcv = m * self.residual / self.trace**2 if self.trace != 0 else None
         loo = sum((e**2 for e in self.left_out), fmpq(0)) / m
         return {"residual_norms": self.residual, "gcv": gcv, "leave_one_out": loo}
-
-
-def _ratio(a: fmpq, b: fmpq) -> float:
-    """Root of a quotient."""
-    if a == 0:
-        return 0.0
-    return math.inf if b == 0 else float((arb(a) / arb(b)).sqrt().mid())
 
 
 def relative_error(found: float, exact: fmpq, *, root: bool) -> float:
@@ -242,13 +229,10 @@ def judge(recipe: RidgeRecipe, device: str) -> tuple[Verdict, str]:
     """Every number against its bound; whether a warning was due by what rounding errors of A change."""
     a, b, damps = arrays(recipe)
     mean = recipe.mean
-    shown = (
-        f"neula.ridge_path(np.array({a.tolist()}), np.array({b.tolist()}), {damps.tolist()}, "
-        f"leverage={1 / len(a) if mean else 0.0})"
-    )
+    leverage = 1 / len(a) if mean else 0.0
+    shown = as_python(f"neula.ridge_path(A, b, {damps.tolist()}, leverage={leverage})", A=a, b=b)
     engine = EmulatedEngine() if recipe.engine == "emulated" else recipe.engine
     given = [torch.from_numpy(y).to(device) for y in (a, b)] if recipe.library == "torch" else [a, b]
-    leverage = 1 / len(a) if mean else 0.0
     answer = answer_of(lambda: neula.ridge_path(*given, damps, leverage=leverage, engine=engine))
     verdict, path, warned = Verdict.on(answer), answer.result, answer.warned
     if answer.error is not None:
@@ -328,7 +312,7 @@ def _is_solvable(a: np.ndarray, b: np.ndarray, damp: float, mean: bool, truth: T
         for (_, p), (_, q) in zip(moved.numbers.items(), truth.numbers.items(), strict=True):
             if p is None or q is None:
                 return False
-            errors.append(_ratio((p - q) ** 2, q**2))
+            errors.append(root_of_quotient((p - q) ** 2, q**2))
         if not max(errors) <= SOLVABLE:
             return False
     return True

@@ -17,17 +17,16 @@ from flint import arb, ctx
 import neula
 from neula.engines import FORMATS
 
-from ..calls import Answer, _laid_out, answer_of
+from ..calls import Answer, _laid_out, answer_of, as_array
 from ..exact import Balls, adjoint, balls, norm
 from ..hermitian import NEARLY, Spectrum, congruent, defect, lower_factor, residual, scaled
 from ..matrices import (
     KINDS,
     REAL,
-    ComplexRandom,
-    Rng,
     exponent_of,
     ldexp,
     orthonormal,
+    random_numbers,
     stored,
 )
 from ..matrices import (
@@ -35,7 +34,7 @@ from ..matrices import (
 )
 from ..recipes import Scope, Source
 from ..spectrum import BITS
-from ..verdict import Verdict, limits_of
+from ..verdict import Verdict, as_python
 
 SLACK = 1 + 1e-6
 """For the rounding of bounds themselves."""
@@ -61,18 +60,6 @@ def turned(rng: Any, d: np.ndarray) -> np.ndarray:
 
 def signs(rng: Any, d: np.ndarray) -> np.ndarray:
     return d * rng.choice([-1.0, 1.0], len(d))
-
-
-def evenly(n: int) -> np.ndarray:
-    return np.linspace(1, 2.0**-52, n)
-
-
-def geometrically(n: int) -> np.ndarray:
-    return 2.0 ** np.linspace(0, -52, n)
-
-
-def clustered(n: int) -> np.ndarray:
-    return np.where(np.arange(n) == 0, 1.0, 2.0**-52)
 
 
 def near(rng: Any, n: int) -> np.ndarray:
@@ -161,6 +148,13 @@ def of_all_sizes(rng: Any, n: int) -> np.ndarray:
     return np.tril(rng.standard_normal((n, n)) * d * d[:, None])
 
 
+def spread(n: int, kind: str) -> np.ndarray:
+    """Values from 1 to ``2^-52``, as LAPACK's tests have them."""
+    if kind == "clustered":
+        return np.where(np.arange(n) == 0, 1.0, 2.0**-52)
+    return np.linspace(1, 2.0**-52, n) if kind == "even" else 2.0 ** np.linspace(0, -52, n)
+
+
 def _gram(c: np.ndarray) -> np.ndarray:
     return conjugate(c) @ c
 
@@ -169,16 +163,20 @@ def hilbert(rng: Any, n: int) -> np.ndarray:
     return KINDS["hilbert"](rng, n, n)
 
 
+def _of_values(kind: str, *, diagonal: bool) -> Callable[[Any, int], np.ndarray]:
+    def made(rng: Any, n: int) -> np.ndarray:
+        values = signs(rng, spread(n, kind))
+        return np.diag(values) if diagonal else turned(rng, values)
+
+    return made
+
+
 SYMMETRIC: dict[str, Callable[[Any, int], np.ndarray]] = {
     "random": random_symmetric,
     "zero": lambda rng, n: np.zeros((n, n)),
     "identity": lambda rng, n: np.eye(n),
-    "diagonal even": lambda rng, n: np.diag(signs(rng, evenly(n))),
-    "diagonal geometric": lambda rng, n: np.diag(signs(rng, geometrically(n))),
-    "diagonal clustered": lambda rng, n: np.diag(signs(rng, clustered(n))),
-    "even": lambda rng, n: turned(rng, signs(rng, evenly(n))),
-    "geometric": lambda rng, n: turned(rng, signs(rng, geometrically(n))),
-    "clustered": lambda rng, n: turned(rng, signs(rng, clustered(n))),
+    **{f"diagonal {kind}": _of_values(kind, diagonal=True) for kind in ("even", "geometric", "clustered")},
+    **{kind: _of_values(kind, diagonal=False) for kind in ("even", "geometric", "clustered")},
     "plus and minus one": lambda rng, n: turned(rng, signs(rng, np.ones(n))),
     "near": lambda rng, n: turned(rng, near(rng, n)),
     **{
@@ -197,7 +195,7 @@ DEFINITE: dict[str, Callable[[Any, int], np.ndarray]] = {
     "integer gram": lambda rng, n: _gram(rng.integers(-3, 4, (int(rng.integers(1, 2 * n + 1)), n)) * 1.0),
     "two values": lambda rng, n: turned(rng, rng.choice([1.0, 10.0 ** -rng.uniform(0, 12)], n)),
     "one small": lambda rng, n: turned(rng, np.where(np.arange(n) == 0, 10.0 ** -rng.uniform(0, 20), 1.0)),
-    "evenly": lambda rng, n: turned(rng, evenly(n)),
+    "evenly": lambda rng, n: turned(rng, spread(n, "even")),
     "rank one": rank_one,
     "hilbert": hilbert,
     "zero": lambda rng, n: np.zeros((n, n)),
@@ -209,17 +207,10 @@ DEFINITE: dict[str, Callable[[Any, int], np.ndarray]] = {
 
 @dataclass(frozen=True)
 class SpectraRecipe:
-    """A call of ``eigh``, ``pencil`` (with B), ``svd`` or ``power``; ``whole`` is a power of ten.
-
-    Attributes
-    ----------
-    kinds : tuple of str
-        One a matrix; ``"nan"`` and ``"inf"`` are not finite. Several are a batch.
-    values : {"vectors", "measured", "a priori"}
-        Vectors, or values alone with one of these bounds.
-    part : {"", "index", "value"}
-    garbage : bool
-        Whether the triangle that is not read holds NaN.
+    """A call of ``eigh``, ``pencil`` (with B), ``svd`` or ``power``. Several kinds are a batch, ``"nan"``
+    and ``"inf"`` are not finite; ``whole`` is a power of ten. ``values`` are vectors, or values alone with
+    a bound ``"measured"`` or ``"a priori"``; ``part`` is chosen by ``"index"`` or ``"value"``; ``garbage``
+    is NaN in the triangle that is not read.
     """
 
     function: str
@@ -280,15 +271,14 @@ def draw(source: Source, scope: Scope) -> SpectraRecipe:
 
 def numbers(recipe: SpectraRecipe) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The given matrices, shape (batch, m, n), what is read of them in double precision, and B of pencils."""
-    rng: Any = np.random.default_rng(recipe.seed)
-    of_numbers = ComplexRandom(rng) if recipe.dtype in REAL else rng
-    made = [_member(of_numbers, rng, recipe, kind) for kind in recipe.kinds]
+    rng = random_numbers(recipe.seed, is_complex=recipe.dtype in REAL)
+    made = [_member(rng, recipe, kind) for kind in recipe.kinds]
     given = np.stack([x.astype(recipe.dtype if recipe.dtype != "bfloat16" else "float32") for x in made])
     read = given.astype(np.complex128 if recipe.dtype in REAL else np.float64)
     b = np.zeros((0, 0))
     if recipe.function == "pencil":
         kind = list(DEFINITE)[int(rng.integers(len(DEFINITE)))]
-        b = DEFINITE[kind](of_numbers, recipe.n)
+        b = DEFINITE[kind](rng, recipe.n)
         b = stored(b + b.T.conj(), int(rng.choice([0, 0, 3, -3])), _plain(recipe.dtype))
         b = np.tril(b) + np.tril(b, -1).T.conj()
     if recipe.function != "svd":
@@ -310,13 +300,13 @@ def _plain(dtype: str) -> str:
     return {"bfloat16": "float32", "int64": "float64"}.get(dtype, dtype)
 
 
-def _member(of_numbers: Any, rng: Rng, recipe: SpectraRecipe, kind: str) -> np.ndarray:
+def _member(rng: Any, recipe: SpectraRecipe, kind: str) -> np.ndarray:
     bad = kind in ("nan", "inf")
     if recipe.function == "svd":
-        a = KINDS["normal" if bad else kind](of_numbers, recipe.m, recipe.n)
+        a = KINDS["normal" if bad else kind](rng, recipe.m, recipe.n)
     else:
         kinds = DEFINITE if recipe.function == "power" else SYMMETRIC
-        a = kinds["identity" if bad else kind](of_numbers, recipe.n)
+        a = kinds["identity" if bad else kind](rng, recipe.n)
     if recipe.dtype in REAL and recipe.function != "svd":  # phases keep it Hermitian
         phases = np.array([1, 1j, -1, -1j])[rng.integers(0, 4, recipe.n)]
         a = phases[:, None] * a * phases.conj()
@@ -335,6 +325,22 @@ def _member(of_numbers: Any, rng: Rng, recipe: SpectraRecipe, kind: str) -> np.n
 # --- calls ---
 
 
+@dataclass(frozen=True)
+class Case:
+    """A call with its answer, what is read of the matrices, B of pencils, and the verdict."""
+
+    recipe: SpectraRecipe
+    read: np.ndarray
+    b: np.ndarray
+    keywords: dict[str, Any]
+    answer: Answer
+    verdict: Verdict
+
+    def array(self, name: str, *shape: int) -> np.ndarray:
+        """A field of the result, with a row for each matrix."""
+        return as_array(getattr(self.answer.result, name)).reshape(len(self.read), *shape)
+
+
 def judge(recipe: SpectraRecipe, device: str) -> tuple[Verdict, str]:
     """Call, and compare with the truth."""
     with ctx.workprec(BITS):
@@ -345,17 +351,14 @@ def _judged(recipe: SpectraRecipe, device: str) -> tuple[Verdict, str]:
     given, read, b = numbers(recipe)
     keywords = _keywords(recipe, read)
     answer = answer_of(lambda: _call(recipe, given, b, keywords, device))
-    verdict = Verdict.on(answer)
+    case = Case(recipe, read, b, keywords, answer, Verdict.on(answer))
     for warning in answer.stray:
-        verdict.add("violation", "stray warning", warning)
-    if answer.error is not None:
-        if not _may_raise(recipe, read, b, answer.error):
-            verdict.add("violation", "raised", f"{type(answer.error).__name__}: {answer.error}")
-    else:
-        {"eigh": _eigh, "pencil": _eigh, "svd": _svd, "power": _power}[recipe.function](
-            recipe, read, b, keywords, answer, verdict
-        )
-    return verdict, _snippet(recipe, given, b, keywords) if verdict.findings else ""
+        case.verdict.add("violation", "stray warning", warning)
+    if answer.error is None:
+        {"eigh": _eigh, "pencil": _eigh, "svd": _svd, "power": _power}[recipe.function](case)
+    elif not _may_raise(case, answer.error):
+        case.verdict.add("violation", "raised", f"{type(answer.error).__name__}: {answer.error}")
+    return case.verdict, _shown(recipe, given, b, keywords) if case.verdict.findings else ""
 
 
 def _keywords(recipe: SpectraRecipe, read: np.ndarray) -> dict[str, Any]:
@@ -405,53 +408,33 @@ def _call(
     return neula.eigh(a, **keywords)
 
 
-def _snippet(recipe: SpectraRecipe, given: np.ndarray, b: np.ndarray, keywords: dict[str, Any]) -> str:
+def _shown(recipe: SpectraRecipe, given: np.ndarray, b: np.ndarray, keywords: dict[str, Any]) -> str:
     name = {"power": "fractional_matrix_power", "pencil": "eigh"}.get(recipe.function, recipe.function)
     second = {"power": f", {recipe.p}", "pencil": ", B"}.get(recipe.function, "")
-    lines = ["import numpy as np, neula", "nan, inf = np.nan, np.inf"]
-    lines += [f"A = np.array({(given if recipe.batched else given[0]).tolist()}, '{given.dtype}')"]
-    lines += [f"B = np.array({b.tolist()}, '{b.dtype}')"] * bool(b.size)
     options = "".join(f", {key}={value!r}" for key, value in keywords.items())
-    return "\n".join([*lines, f"neula.{name}(A{second}{options})"])
+    a = given if recipe.batched else given[0]
+    return as_python(f"neula.{name}(A{second}{options})", A=a, **({"B": b} if b.size else {}))
+
+
+def _info(dtype: str) -> torch.finfo:
+    """Of the dtype, or that of its parts; of float64 for integers."""
+    return torch.finfo(torch.float64 if dtype == "int64" else getattr(torch, dtype))
 
 
 def _unit(dtype: str) -> float:
-    if dtype == "bfloat16":
-        return 2.0**-8
-    return float(limits_of(np.dtype(dtype)).eps) / 2
-
-
-def _array(x: Any) -> np.ndarray:
-    """Of any library and dtype, in double precision."""
-    if isinstance(x, torch.Tensor):
-        x = x.detach().cpu().resolve_conj()
-        x = x.to(torch.complex128 if x.is_complex() else torch.float64).numpy()
-    return np.asarray(x, np.complex128 if np.iscomplexobj(x) else np.float64)
-
-
-def _largest(dtype: str) -> float:
-    return (
-        float(torch.finfo(torch.bfloat16).max)
-        if dtype == "bfloat16"
-        else float(limits_of(np.dtype(dtype)).max)
-    )
-
-
-def _least(dtype: str) -> float:
-    """The smallest normal number."""
-    bfloat16 = dtype == "bfloat16"
-    return float(torch.finfo(torch.bfloat16).tiny if bfloat16 else limits_of(np.dtype(dtype)).tiny)
+    return _info(dtype).eps / 2
 
 
 def _in_double(recipe: SpectraRecipe) -> bool:
     return recipe.dtype in ("float64", "complex128", "int64") and not recipe.accuracy
 
 
-def _may_raise(recipe: SpectraRecipe, read: np.ndarray, b: np.ndarray, error: Exception) -> bool:
+def _may_raise(case: Case, error: Exception) -> bool:
+    recipe, read, b = case.recipe, case.read, case.b
     if isinstance(error, OverflowError):
         if recipe.function in ("power", "pencil"):
             return True  # judged by those that do not
-        return float(np.nanmax(np.abs(read), initial=0.0)) * (recipe.m + recipe.n) >= _largest(recipe.dtype)
+        return float(np.nanmax(np.abs(read), initial=0.0)) * (recipe.m + recipe.n) >= _info(recipe.dtype).max
     if not isinstance(error, np.linalg.LinAlgError):
         return False
     if recipe.function == "pencil":
@@ -469,11 +452,11 @@ def _may_raise(recipe: SpectraRecipe, read: np.ndarray, b: np.ndarray, error: Ex
 # --- verdicts ---
 
 
-def _members(recipe: SpectraRecipe, read: np.ndarray, b: np.ndarray, answer: Answer, verdict: Verdict) -> Any:
+def _members(case: Case) -> Any:
     """Places of members that are finite and decided, with what is said about them."""
-    accepted = _array(answer.result.accepted).reshape(len(read)).astype(bool)
-    errors = _array(answer.result.errors).reshape(len(read), -1)
-    for i, a in enumerate(read):
+    recipe, answer, verdict = case.recipe, case.answer, case.verdict
+    accepted, errors = case.array("accepted").astype(bool), case.array("errors", -1)
+    for i, a in enumerate(case.read):
         if not np.isfinite(a).all():
             if accepted[i]:
                 verdict.add("unsound", "not finite", f"member {i} is accepted")
@@ -482,7 +465,7 @@ def _members(recipe: SpectraRecipe, read: np.ndarray, b: np.ndarray, answer: Ans
             continue
         if not accepted[i]:
             told = f"{recipe.kinds[i]}: {[str(w.message) for w in answer.warnings]}"
-            hopeless = (recipe.function == "pencil" and _lapack_fails(a, b, answer)) or (
+            hopeless = (recipe.function == "pencil" and _lapack_fails(a, case.b, answer)) or (
                 recipe.function == "power" and errors[i][0] > 0.1 and _loses_digits(recipe, a, answer, i)
             )
             if not hopeless:
@@ -508,8 +491,8 @@ def _lapack_fails(a: np.ndarray, b: np.ndarray, answer: Answer) -> bool:
 
 def _loses_digits(recipe: SpectraRecipe, a: np.ndarray, answer: Answer, place: int) -> bool:
     """Whether rounding errors change a power by a part of itself, or it is nearly below the range."""
-    x = _array(answer.result.X).reshape(-1, recipe.n, recipe.n)[place]
-    if np.abs(x).max(initial=0.0) < 1e4 * _least(recipe.dtype):
+    x = as_array(answer.result.X).reshape(-1, recipe.n, recipe.n)[place]
+    if np.abs(x).max(initial=0.0) < 1e4 * _info(recipe.dtype).tiny:
         return True
     values = Spectrum.of(balls(a, -_exponent(a))).values
     u = 2.0 ** -(53 if _in_double(recipe) else 24)
@@ -537,9 +520,8 @@ def _judge_values(
             verdict.add("unsound", what, f"number {i} of {found} is off by {off}, bound {error}")
 
 
-def _clusters(result: Any, i: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    numbers = _array(result.clusters).reshape(count, -1)[i].astype(int)
-    return numbers, _array(result.vector_errors).reshape(count, -1)[i]
+def _clusters(case: Case, i: int) -> tuple[np.ndarray, np.ndarray]:
+    return case.array("clusters", -1)[i].astype(int), case.array("vector_errors", -1)[i]
 
 
 def _judge_subspaces(
@@ -574,20 +556,12 @@ def _bounds(recipe: SpectraRecipe, n: int, keywords: dict[str, Any]) -> tuple[fl
     return 30 * n**0.5 * asked + neglected + 4 * n**0.5 * u, min(30 * n * asked, 0.1) + 4 * n * u
 
 
-def _eigh(
-    recipe: SpectraRecipe,
-    read: np.ndarray,
-    b: np.ndarray,
-    keywords: dict[str, Any],
-    answer: Answer,
-    verdict: Verdict,
-) -> None:
-    result, n, count = answer.result, recipe.n, len(read)
-    values = _array(result.eigenvalues).reshape(count, -1)
-    k, vectors = values.shape[1], None
-    if recipe.values == "vectors":
-        vectors = _array(result.eigenvectors).reshape(count, n, k)
-    for i, a, accepted, errors in _members(recipe, read, b, answer, verdict):
+def _eigh(case: Case) -> None:
+    recipe, keywords, verdict, b, n = case.recipe, case.keywords, case.verdict, case.b, case.recipe.n
+    values = case.array("eigenvalues", -1)
+    k = values.shape[1]
+    vectors = case.array("eigenvectors", n, k) if recipe.values == "vectors" else None
+    for i, a, accepted, errors in _members(case):
         exponent, low = _exponent(a), None
         exact = balls(a, -exponent)
         if recipe.function == "pencil":
@@ -610,38 +584,31 @@ def _eigh(
         image = balls(v)
         if low is not None:  # orthonormal in the usual sense
             image = adjoint(low) * image * (arb(2) ** (arb(shift) / 2))
-        _judge_subspaces(verdict, truth, places, image, _clusters(result, i, count))
+        _judge_subspaces(verdict, truth, places, image, _clusters(case, i))
         most, lost = _bounds(recipe, n, keywords) if accepted and low is None else (np.inf, np.inf)
         if recipe.dtype not in HALF and (low is None or recipe.dtype in ("float64", "complex128", "int64")):
-            lost = min(lost, float(_array(result.orthogonalities).reshape(count)[i]))
+            lost = min(lost, float(case.array("orthogonalities")[i]))
             if low is None:
-                most = min(most, float(_array(result.residuals).reshape(count)[i]))
+                most = min(most, float(case.array("residuals")[i]))
         if defect(image) > lost * SLACK:
             verdict.add("unsound", "orthogonality", f"{defect(image)}, bound {lost}")
         if most < np.inf:
-            inside = balls(ldexp(values[i], -exponent)[:, None]).entries()
-            _judge_residual(recipe, exact, image, inside, image, exponent, most, verdict)
+            _judge_residual(case, exact, image, values[i], image, exponent, most)
 
 
 def _judge_residual(
-    recipe: SpectraRecipe,
-    exact: Balls,
-    v: Balls,
-    s: list[arb],
-    u: Balls,
-    exponent: int,
-    most: float,
-    verdict: Verdict,
+    case: Case, exact: Balls, v: Balls, values: np.ndarray, u: Balls, exponent: int, most: float
 ) -> None:
-    off = residual(exact, v, s, u) / _norm(exact)
-    if off > (most + _spacing(recipe, exponent) * len(s) ** 0.5 / _norm(exact)) * SLACK:
-        verdict.add("unsound", "residual", f"{float(off)}, bound {most}")
+    s, size = balls(ldexp(values, -exponent)[:, None]).entries(), _norm(exact)
+    off = residual(exact, v, s, u) / size
+    if off > (most + _spacing(case.recipe, exponent) * len(s) ** 0.5 / size) * SLACK:
+        case.verdict.add("unsound", "residual", f"{float(off)}, bound {most}")
 
 
 def _spacing(recipe: SpectraRecipe, exponent: int) -> arb:
     """Of subnormal numbers."""
-    smallest = {"bfloat16": -133, "float16": -24, "float32": -149, "complex64": -149}.get(recipe.dtype, -1074)
-    return arb((1, smallest - exponent))
+    info = _info(recipe.dtype)
+    return arb(info.tiny) * arb(info.eps) * arb((1, -exponent))
 
 
 def _norm(exact: Balls) -> arb:
@@ -666,25 +633,18 @@ def _places(keywords: dict[str, Any], truth: Spectrum, k: int, exponent: int) ->
     return np.arange(found[0], found[1])
 
 
-def _svd(
-    recipe: SpectraRecipe,
-    read: np.ndarray,
-    b: np.ndarray,
-    keywords: dict[str, Any],
-    answer: Answer,
-    verdict: Verdict,
-) -> None:
-    result, count, (m, n) = answer.result, len(read), read.shape[1:]
-    k = min(m, n)
-    s = _array(result.s).reshape(count, -1)
+def _svd(case: Case) -> None:
+    recipe, verdict, (count, m, n) = case.recipe, case.verdict, case.read.shape
+    k, s = min(m, n), case.array("s", -1)
     vectors = None
     if recipe.values == "vectors":
-        vectors = [_array(x).reshape(count, *x.shape[-2:]) for x in (result.U, result.Vh)]
+        shapes = [x.shape[-2:] for x in (case.answer.result.U, case.answer.result.Vh)]
+        vectors = [case.array(name, *shape) for name, shape in zip(("U", "Vh"), shapes, strict=True)]
         wanted = [(count, m, m if recipe.full else k), (count, n if recipe.full else k, n)]
         if [x.shape for x in vectors] != wanted:
             verdict.add("violation", "shapes", f"{[x.shape for x in vectors]}, not {wanted}")
             return
-    for i, a, accepted, errors in _members(recipe, read, b, answer, verdict):
+    for i, a, accepted, errors in _members(case):
         exponent = _exponent(a)
         exact = balls(a, -exponent)
         spectra = [Spectrum.of(exact * adjoint(exact)), Spectrum.of(adjoint(exact) * exact)]
@@ -698,33 +658,25 @@ def _svd(
         u, v = vectors[0][i], vectors[1][i].T.conj()
         for truth, x, order in zip(spectra, (u, v), (m, n), strict=True):
             places = order - 1 - np.arange(k)
-            _judge_subspaces(verdict, truth, places, balls(x[:, :k]), _clusters(result, i, count))
+            _judge_subspaces(verdict, truth, places, balls(x[:, :k]), _clusters(case, i))
         if accepted:
-            most, lost = _bounds(recipe, k, keywords)
+            most, lost = _bounds(recipe, k, case.keywords)
             if recipe.dtype not in HALF:
-                most = min(most, float(result.relative_error))
-            inside = balls(ldexp(s[i], -exponent)[:, None]).entries()
+                most = min(most, float(case.answer.result.relative_error))
             right, left = balls(v[:, :k]), balls(u[:, :k])
             if m < n:
                 exact, right, left = adjoint(exact), left, right
-            _judge_residual(recipe, exact, right, inside, left, exponent, most, verdict)
+            _judge_residual(case, exact, right, s[i], left, exponent, most)
             for name, x in (("U", u), ("V", v)):
                 room = lost + 4 * max(m, n) * _unit(recipe.dtype) + 30 * (max(m, n) - k) * _unit(recipe.dtype)
                 if defect(balls(x)) > room * SLACK:
                     verdict.add("unsound", "orthogonality", f"of {name}: {defect(balls(x))}, bound {lost}")
 
 
-def _power(
-    recipe: SpectraRecipe,
-    read: np.ndarray,
-    b: np.ndarray,
-    keywords: dict[str, Any],
-    answer: Answer,
-    verdict: Verdict,
-) -> None:
-    result, count, p = answer.result, len(read), recipe.p
-    found = _array(result.X).reshape(count, recipe.n, recipe.n)
-    for i, a, _, errors in _members(recipe, read, b, answer, verdict):
+def _power(case: Case) -> None:
+    verdict, n, p = case.verdict, case.recipe.n, case.recipe.p
+    found = case.array("X", n, n)
+    for i, a, _, errors in _members(case):
         claimed = float(errors[0])
         if np.isinf(claimed):
             continue
@@ -742,13 +694,10 @@ def _power(
             exact = _product(balls(a), int(p))
         x = balls(found[i])
         off, size = norm((x - exact).entries()), norm(x.entries())
-        verdict.numbers.append(
-            {"errors": [float(off / size) if size > 0 else 0.0], "forward_errors": [claimed]}
-        )
+        error = float(off / size) if size > 0 else 0.0
+        verdict.numbers.append({"errors": [error], "forward_errors": [claimed]})
         if off > claimed * size * SLACK + (size + off) * NEARLY:
-            verdict.add(
-                "unsound", "power", f"error {float(off / size) if size > 0 else np.inf}, bound {claimed}"
-            )
+            verdict.add("unsound", "power", f"error {error}, bound {claimed}")
         if not np.array_equal(found[i], found[i].T.conj()):
             verdict.add("violation", "symmetry", f"{found[i]}")
 
