@@ -85,10 +85,7 @@ def by(inner: str, *ways: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("m", "n", "first"),
-    [
-        (131072, 4096, ["cholesky fp16", "cholesky fp16_cor"]),
-        (32768, 16384, ["rgsqrf fp16"]),
-    ],
+    [(131072, 4096, ["cholesky fp16", "cholesky fp16_cor"]), (32768, 16384, ["rgsqrf fp16"])],
 )
 def test_one_large_least_squares_problem_on_an_h200(m: int, n: int, first: list[str]) -> None:
     assert tried(H200, m, n) == [*by("cgls", *first, *FAST), *ANY_RANK]
@@ -368,11 +365,6 @@ def test_named_pivots_are_the_only_ones(tuning: Tuning, n: int) -> None:
 
 
 def test_a_named_format_of_systems_is_tried_first() -> None:
-    assert solved(H200, 100, compute=FP16) == [
-        "lu fp16",
-        "rbt + lu fp16",
-        "lu fp16 with pivoting",
-        *LIBRARY,
-    ]
+    assert solved(H200, 100, compute=FP16) == ["lu fp16", "rbt + lu fp16", "lu fp16 with pivoting", *LIBRARY]
     assert solved(CPU, 100, compute=FP16) == ["lu fp16 with pivoting", *LIBRARY]
     assert solved(H200, 100, compute=FP64, positive=True) == ["cholesky fp64", *LIBRARY]

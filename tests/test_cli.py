@@ -570,10 +570,7 @@ def test_usage_errors(arguments: str, says: str) -> None:
     [
         (MemoryError("Unable to allocate 8 EiB"), "out of memory"),
         (torch.OutOfMemoryError("CUDA out of memory"), "out of memory"),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory: tried to allocate 8"),
-            "out of memory",
-        ),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: tried to allocate 8"), "out of memory"),
         (OverflowError("first\n  second"), "neula: error: first second\n"),
     ],
 )

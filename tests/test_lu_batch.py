@@ -225,8 +225,7 @@ def test_a_warning_names_the_matrices_of_a_batch(engine: str, dtype: str, cond: 
     b = np.ones(40, A.dtype)
     for _ in range(2):
         with pytest.warns(
-            AccuracyWarning,
-            match=r"no digit of the solution is guaranteed for A\[1\]: A is singular",
+            AccuracyWarning, match=r"no digit of the solution is guaranteed for A\[1\]: A is singular"
         ):
             x = lu_solve(F, b)
         assert np.array_equal(x[2], np.full(40, 0.5))

@@ -115,14 +115,7 @@ def test_hpl_ai_matrix(n: int) -> None:
 
 @pytest.mark.parametrize(
     ("n", "cond", "ratio"),
-    [
-        (1, 1.0, 0.5),
-        (2, 1.5, 0.5),
-        (50, 1.0, 0.5),
-        (50, 10.0, 1.0),
-        (100, 1e3, 0.5),
-        (300, 1e6, 0.1),
-    ],
+    [(1, 1.0, 0.5), (2, 1.5, 0.5), (50, 1.0, 0.5), (50, 10.0, 1.0), (100, 1e3, 0.5), (300, 1e6, 0.1)],
 )
 def test_the_condition_number_is_the_one_asked_for(n: int, cond: float, ratio: float) -> None:
     """Measured by inverting, which loses ``n cond u``."""

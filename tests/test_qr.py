@@ -24,15 +24,7 @@ from neula.pipeline.result import AccuracyError
 from neula.problems.orthogonal import ways
 from neula.problems.orthogonal.ways import WHOLE
 
-SHAPES = [
-    (1, 1),
-    (5, 1),
-    (1, 5),
-    (7, 7),
-    (257, 129),
-    (129, 700),
-    (2000, 300),
-]
+SHAPES = [(1, 1), (5, 1), (1, 5), (7, 7), (257, 129), (129, 700), (2000, 300)]
 U = {"float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 
 

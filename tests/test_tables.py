@@ -319,8 +319,7 @@ def test_columns_that_cannot_be(
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["1,5;2\n-0,25;3e2\n", "x;y\n1,5;2\n-0,25;3e2\n", "1,5\t2\n-0,25\t3e2\n", "1,5 2\n-0,25 3e2\n"],
+    "content", ["1,5;2\n-0,25;3e2\n", "x;y\n1,5;2\n-0,25;3e2\n", "1,5\t2\n-0,25\t3e2\n", "1,5 2\n-0,25 3e2\n"]
 )
 def test_decimal_commas(tmp_path: Path, parser: str, content: str) -> None:
     table = table_of(tmp_path / "t.txt", content, decimal=",")
