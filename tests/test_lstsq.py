@@ -594,20 +594,6 @@ def test_overflow_of_the_output_dtype_is_an_error():
         neula.lstsq(np.full((3, 1), 1e-4, dtype=np.float16), np.full(3, 6e4, dtype=np.float16))
 
 
-def test_progress_reports_stages(rng):
-    stages: dict[str, list[float]] = {}
-    neula.lstsq(
-        rng.standard_normal((900, 300)),
-        rng.standard_normal(900),
-        algorithm="householder",
-        progress=lambda stage, fraction: stages.setdefault(stage, []).append(fraction),
-    )
-    assert list(stages) == ["factorizing in fp64", "refining"]
-    for fractions in stages.values():
-        assert fractions == sorted(fractions)
-        assert fractions[-1] == 1.0
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
