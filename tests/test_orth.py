@@ -112,15 +112,6 @@ def test_members_of_a_batch_are_named():
     assert raised.value.indices == ((0, 1), (1, 0))
 
 
-def test_a_member_that_is_not_finite_has_been_reported():
-    a = normal(3, 30, 4)
-    a[1, 2, 2] = math.nan
-    with pytest.warns(neula.AccuracyWarning, match="hold NaN or Inf") as caught:
-        q = neula.orth(a)
-    assert len(caught) == 1
-    assert q[1].isnan().all()
-
-
 def test_an_accuracy_that_is_coarser_says_less(no_warnings):
     """The smallest singular value is below what products in fp16 leave of R."""
     a = random_matrix("cluster_small", 400, 100, cond=1e7)

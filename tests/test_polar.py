@@ -230,21 +230,6 @@ def test_completion(accuracy: Any, engine: Any) -> None:
     assert backward_error(a, neula.polar(a, completion=True, engine=engine).U) <= 1e-14
 
 
-def test_nan_stays_in_its_matrix() -> None:
-    a = normal(4, 9, 6, dtype=torch.float32)
-    a[1, 2, 3], a[2, 0, 0] = torch.nan, torch.inf
-    with pytest.warns(AccuracyWarning, match=r"for A\[1\], A\[2\]"):
-        result = neula.polar(a, side="right")
-    assert result.accepted.tolist() == [True, False, False, True]
-    assert result.U.isnan().flatten(1).all(1).tolist() == [False, True, True, False]
-    for place in (0, 3):
-        assert torch.allclose(result.U[place], neula.polar(a[place]).U, atol=1e-6)
-    with pytest.raises(ValueError, match=r"A\[1, 2, 3\] is nan"):
-        neula.polar(a, strict=True)
-    with pytest.raises(ValueError, match=r"A\[2, 3\] is nan: A must be finite"):
-        neula.polar(a[1])
-
-
 @pytest.mark.parametrize("exponent", [-40, -12, 12, 38])
 @pytest.mark.parametrize("accuracy", ["bf16", "fp32"])
 def test_units_do_not_matter(exponent: int, accuracy: Any) -> None:

@@ -188,43 +188,6 @@ def test_modes_of_matrices_and_batches(shape, chain, rng):
     np.testing.assert_allclose(Q.swapaxes(-1, -2) @ Q, np.broadcast_to(np.eye(m), Q.shape), atol=1e-13)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-@pytest.mark.parametrize("shape", [(2, 3, 30, 4), (2, 3, 4, 30)])
-@pytest.mark.parametrize("mode", ["reduced", "complete"])
-def test_what_is_not_finite_stays_in_its_matrix(bad, shape, mode, chain, rng):
-    A = rng.standard_normal(shape).astype(np.float32)
-    clean = neula.qr(A, mode, **chain)
-    A[0, 1, :, 2] = A[0, 1, :, 3]
-    A[1, 0, -1, -1] = bad
-    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1, 0\]: 1 of 6 matrices hold NaN or Inf"):
-        result = neula.qr(A, mode, **chain)
-    assert not result.converged
-    for i in np.ndindex(2, 3):
-        certificate = result.certificate[int(np.ravel_multi_index(i, (2, 3)))]
-        assert certificate.accepted == (i != (1, 0))
-        if i == (1, 0):
-            assert np.isnan(result.Q[i]).all()
-            assert np.isnan(result.R[i]).all()
-        elif i != (0, 1):  # whose columns are dependent now
-            np.testing.assert_array_equal(result.Q[i], clean.Q[i])
-            np.testing.assert_array_equal(result.R[i], clean.R[i])
-    with pytest.raises(ValueError, match=rf"A\[1, 0, {shape[2] - 1}, {shape[3] - 1}\] is {bad}"):
-        neula.qr(A, mode, strict=True, **chain)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_what_is_not_finite_stays_in_its_matrix_one_by_one(dtype, rng):
-    A = rng.standard_normal((3, 50, 8)).astype(dtype)
-    clean = neula.qr(A, engine="emulated")
-    A[1, 4, 2] = np.nan
-    with pytest.warns(neula.AccuracyWarning, match=r"for A\[1\]: 1 of 1 matrices hold NaN or Inf"):
-        result = neula.qr(A, engine="emulated")
-    assert np.isnan(result.Q[1]).all()
-    assert result.Q.dtype == A.dtype
-    assert [c.accepted for c in result.certificate] == [True, False, True]
-    np.testing.assert_array_equal(result.Q[[0, 2]], clean.Q[[0, 2]])
-
-
 def test_many_bad_matrices_are_counted(rng):
     A = np.full((9, 5, 2), np.nan)
     with pytest.warns(neula.AccuracyWarning, match=r"A\[3\], A\[4\], 4 more: 9 of 9 matrices"):
