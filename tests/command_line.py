@@ -53,7 +53,7 @@ def column(result: Result) -> np.ndarray:
 
 
 def words(text: str) -> str:
-    """What a message says, without the frame and the line breaks that a terminal gets."""
+    """A message without the frame and the line breaks that a terminal gets."""
     return " ".join(text.replace("│", " ").split())
 
 
