@@ -95,6 +95,29 @@ def test_every_dtype(of_a: torch.dtype, of_b: torch.dtype, compute: str) -> None
     assert backward_error(A, x, b) <= solve_bound(target, 60) + target.u
 
 
+@pytest.mark.parametrize("compute", ["fp16", "fp32", "fp64"])
+def test_ill_conditioned_matrices_are_solved_or_there_is_a_warning(compute: str) -> None:
+    n = 80
+    A = random_matrix("geometric", n, n, cond=1e8)
+    b = A.sum(1)
+    F = factor(A, compute=compute)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        error = backward_error(A, lu_solve(F, b), b)
+    assert caught or error <= solve_bound(FP64, n)
+    # Condition number times u32 is 6: too much for classical refinement, and little for GMRES.
+    assert not caught or compute == "fp16"
+
+
+def test_what_factors_cannot_tell_better_ones_do() -> None:
+    """A right-hand side that refinement copes with, and a matrix whose condition number it does not see."""
+    # So large that 20 iterations for 8 right-hand sides do not find all directions that the factors lack.
+    A = torch.block_diag(dominant(20), random_matrix("geometric", 600, 600, cond=1e10))
+    b = A @ torch.ones(620, dtype=torch.float64).index_fill(0, torch.arange(20, 620), 0.0)
+    x = silent(lambda: lu_solve(factor(A), b))
+    assert backward_error(A, x, b) <= solve_bound(FP64, 620)
+
+
 @pytest.mark.parametrize("compute", ["bf16", "fp32", "fp64"])
 @pytest.mark.parametrize("side", ["rows", "columns"])
 def test_graded_matrices(compute: str, side: str) -> None:
