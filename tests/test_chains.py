@@ -31,6 +31,7 @@ SLOW_FP64 = cuda_tuning((8, 9), replayed_bytes=48_000_000)
 WITHOUT_KERNELS = cuda_tuning((9, 0), replayed_bytes=290_000_000, corrected=False, tournament_width=0)
 
 SVD = "svd fp64"
+FEW = "cholesky fp16_cor"
 ANY_RANK = ["complete orthogonal fp64", SVD]
 FAST = ["rgsqrf fp16_cor", "rgsqrf fp64", "householder fp64"]
 SEMINORMAL = ["cholesky fp64 + seminormal", "shifted cholesky fp64 + seminormal"]
@@ -83,23 +84,84 @@ def by(inner: str, *ways: str) -> list[str]:
     return [f"{way} + {inner}" for way in ways]
 
 
-@pytest.mark.parametrize(
-    ("m", "n", "first"),
-    [
-        (131072, 4096, ["cholesky fp16", "cholesky fp16_cor"]),
-        (32768, 16384, ["rgsqrf fp16"]),
-    ],
-)
-def test_one_large_least_squares_problem_on_an_h200(m: int, n: int, first: list[str]) -> None:
-    assert tried(H200, m, n) == [*by("cgls", *first, *FAST), *ANY_RANK]
+SLOW = ["cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64"]
+WEIGHTS = {"weights": torch.ones(131072, dtype=torch.float64)}
+DAMPED = {"damp": 0.1}
+SINGLE = {"target": FP32}
+
+LEAST_SQUARES: list[tuple[Tuning, tuple[int, ...], dict[str, Any], list[str]]] = [
+    # One large problem.
+    (H200, (131072, 4096), {}, [*by("cgls", "cholesky fp16", FEW, *FAST), *ANY_RANK]),
+    (H200, (32768, 16384), {}, [*by("cgls", "rgsqrf fp16", *FAST), *ANY_RANK]),
+    (H200, (131072, 2048), {}, [*by("seminormal", FEW), *by("cgls", FEW, *FAST), *ANY_RANK]),
+    *((H200, (131072, 2048), asked, [*by("cgls", FEW, *FAST), *ANY_RANK]) for asked in (DAMPED, WEIGHTS)),
+    (SLOW_FP64, (2000, 500), {}, [*by("cgls", *SLOW), *ANY_RANK]),
+    (SLOW_FP64, (32768, 16384), {}, [*by("cgls", "rgsqrf fp16", *SLOW[1:]), *ANY_RANK]),
+    (WITHOUT_KERNELS, (131072, 2048), {}, [*by("cgls", "rgsqrf fp16", *FAST[1:]), *ANY_RANK]),
+    *(
+        (EMULATED, shape, {}, [*by("cgls", "rgsqrf fp16", "rgsqrf fp32", "householder fp64"), *ANY_RANK])
+        for shape in [(8192, 1024), (32768, 16384)]
+    ),
+    # A CPU takes the Gram matrix whatever its size, in single precision where nothing finer is asked for.
+    *(
+        (CPU, (m, n, count), asked, [*single, *SEMINORMAL_CPU, *ANY_RANK])
+        for m, n in [(1000, 400), (2000, 500), (3000, 2000), (32768, 16384), (1 << 20, 100)]
+        for count, asked, single in [(1, {}, []), (10, {}, []), (1, SINGLE, ["cholesky fp32 + seminormal"])]
+    ),
+    # Small problems, which a CPU refines to the last digit, and on a GPU larger ones together.
+    *(
+        (tuning, (*shape, count), {}, [*first, SVD])
+        for tuning, first in ((H200, SEMINORMAL), (SLOW_FP64, SEMINORMAL), (CPU, SEMINORMAL_CPU))
+        for shape in [(64, 32), (32, 64), (1000, 100)]
+        for count in (1, 1000)
+    ),
+    (CPU, (64, 32), SINGLE, [*SEMINORMAL_CPU, SVD]),
+    (CPU, (1000, 100), SINGLE | {"forward": True}, [*SEMINORMAL_CPU, SVD]),
+    (H200, (16384, 2048), {}, [*SEMINORMAL, *ANY_RANK]),
+    (H200, (500, 2000, 10), {}, [*SEMINORMAL, *ANY_RANK]),
+    (SLOW_FP64, (2000, 500, 10), {}, [*SEMINORMAL, *ANY_RANK]),
+    (SLOW_FP64, (20000, 500, 10), {}, [*by("cgls", *SLOW), *ANY_RANK]),
+    # Wide ones, which damped problems never are: the shape of the stacked matrix counts.
+    (H200, (4096, 32768), {}, [*by("craig", "cholesky fp16", FEW, *FAST), *ANY_RANK]),
+    *((CPU, (500, 2000), x, [*by("craig", "householder fp64"), *ANY_RANK]) for x in ({}, SINGLE)),
+    (CPU, (500, 2000), {"algorithm": "lsqr"}, ["rgsqrf fp32 + craig"]),
+    (CPU, (500, 2000), DAMPED, [*SEMINORMAL_CPU, *ANY_RANK]),
+    (H200, (2048, 8192), DAMPED, [*by("cgls", "rgsqrf fp16", *FAST), *ANY_RANK]),
+    (CPU, (90, 220), {}, [*SEMINORMAL_CPU, SVD]),
+    (CPU, (90, 220), DAMPED, [*SEMINORMAL_CPU, *ANY_RANK]),
+    # Complete orthogonal factors have no digits to promise.
+    *(
+        (CPU, shape, asked | {"forward": True}, [*SEMINORMAL_CPU, SVD])
+        for shape, asked in [
+            *(((2000, 500), asked) for asked in ({}, DAMPED, {"weights": WEIGHTS["weights"][:2000]})),
+            ((500, 2000), {}),
+        ]
+    ),
+    # A named algorithm is the only one, a named format is tried first.
+    *(
+        (tuning, shape, named, [label.format(tuning.preconditioners[0])])
+        for tuning in (CPU, H200, EMULATED)
+        for shape in [(64, 32), (2000, 500)]
+        for named, label in [
+            ({"algorithm": "cgls"}, "rgsqrf {} + cgls"),
+            ({"algorithm": "lsqr"}, "rgsqrf {} + lsqr"),
+            ({"algorithm": "cgls", "compute": "fp16_cor"}, "rgsqrf fp16_cor + cgls"),
+            ({"algorithm": "householder"}, "householder fp64 + cgls"),
+            ({"algorithm": "svd"}, SVD),
+            ({"algorithm": "direct"}, "direct fp32"),
+            ({"algorithm": "normal", "compute": "fp16"}, "normal fp16"),
+        ]
+    ),
+    (H200, (64, 32, 10), {"compute": "tf32"}, [*by("cgls", "rgsqrf tf32", "householder fp64"), SVD]),
+    (H200, (2000, 500), {"compute": "tf32"}, [*by("cgls", "rgsqrf tf32", "householder fp64"), *ANY_RANK]),
+]
 
 
-def test_a_tall_large_least_squares_problem_on_an_h200() -> None:
-    iterations = [*by("cgls", "cholesky fp16_cor", *FAST), *ANY_RANK]
-    assert tried(H200, 131072, 2048) == ["cholesky fp16_cor + seminormal", *iterations]
-    weights = torch.ones(131072, dtype=torch.float64)
-    for asked in ({"damp": 0.1}, {"weights": weights}):
-        assert tried(H200, 131072, 2048, **asked) == iterations
+@pytest.mark.parametrize(("tuning", "shape", "asked", "expected"), LEAST_SQUARES)
+def test_least_squares(
+    tuning: Tuning, shape: tuple[int, ...], asked: dict[str, Any], expected: list[str]
+) -> None:
+    assert tried(tuning, *shape, **asked) == expected
 
 
 class Elsewhere(Reduction):
@@ -160,25 +222,6 @@ def test_when_the_host_reads_of_least_squares(
     assert [keywords["source"].checked_first for keywords in given] == [False, True]
 
 
-def test_least_squares_where_fp64_is_slow() -> None:
-    expected = by("cgls", "cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64")
-    assert tried(SLOW_FP64, 2000, 500) == [*expected, *ANY_RANK]
-    expected = by("cgls", "rgsqrf fp16", "rgsqrf fp16_cor", "householder fp64")
-    assert tried(SLOW_FP64, 32768, 16384) == [*expected, *ANY_RANK]
-
-
-def test_least_squares_on_a_gpu_without_corrected_products() -> None:
-    expected = by("cgls", "rgsqrf fp16", "rgsqrf fp64", "householder fp64")
-    assert tried(WITHOUT_KERNELS, 131072, 2048) == [*expected, *ANY_RANK]
-
-
-@pytest.mark.parametrize(("m", "n"), [(1000, 400), (2000, 500), (3000, 2000), (32768, 16384), (1 << 20, 100)])
-def test_a_cpu_takes_the_gram_matrix_whatever_its_size(m: int, n: int) -> None:
-    """In single precision where nothing finer is asked for."""
-    assert tried(CPU, m, n) == tried(CPU, m, n, 10) == [*SEMINORMAL_CPU, *ANY_RANK]
-    assert tried(CPU, m, n, target=FP32) == ["cholesky fp32 + seminormal", *SEMINORMAL_CPU, *ANY_RANK]
-
-
 @pytest.mark.parametrize("count", [1, 10])
 @pytest.mark.parametrize(
     ("m", "n", "first", "dependent"),
@@ -194,78 +237,6 @@ def test_the_core_takes_small_problems_and_dependent_columns(
     options = least_squares_of(CPU)
     link = lstsq_chain.chain_together(count, m, n, options)[0]
     assert (link.answer.func is by_core.by_core) == bool(first)  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(("m", "n"), [(8192, 1024), (32768, 16384)])
-def test_one_large_least_squares_problem_elsewhere(m: int, n: int) -> None:
-    assert tried(EMULATED, m, n) == [*by("cgls", "rgsqrf fp16", "rgsqrf fp32", "householder fp64"), *ANY_RANK]
-
-
-@pytest.mark.parametrize("count", [1, 1000])
-@pytest.mark.parametrize("shape", [(64, 32), (32, 64), (1000, 100)])
-def test_small_least_squares_problems(shape: tuple[int, int], count: int) -> None:
-    assert tried(H200, *shape, count) == [*SEMINORMAL, SVD]
-    assert tried(SLOW_FP64, *shape, count) == [*SEMINORMAL, SVD]
-    assert tried(CPU, *shape, count) == [*SEMINORMAL_CPU, SVD]
-
-
-def test_small_problems_on_a_cpu_are_refined_to_the_last_digit() -> None:
-    assert tried(CPU, 64, 32, target=FP32) == [*SEMINORMAL_CPU, SVD]
-    assert tried(CPU, 1000, 100, target=FP32, forward=True) == [*SEMINORMAL_CPU, SVD]
-
-
-def test_a_gpu_solves_larger_least_squares_problems_together() -> None:
-    assert tried(H200, 16384, 2048) == [*SEMINORMAL, ANY_RANK[0], SVD]
-    assert tried(H200, 500, 2000, 10) == [*SEMINORMAL, ANY_RANK[0], SVD]
-    assert tried(SLOW_FP64, 2000, 500, 10) == [*SEMINORMAL, *ANY_RANK]
-    alone = by("cgls", "cholesky fp16_cor", "rgsqrf fp16_cor", "householder fp64")
-    assert tried(SLOW_FP64, 20000, 500, 10) == [*alone, *ANY_RANK]
-
-
-def test_wide_least_squares_problems() -> None:
-    assert tried(H200, 4096, 32768) == [*by("craig", "cholesky fp16", "cholesky fp16_cor", *FAST), *ANY_RANK]
-    for target in (FP64, FP32):
-        assert tried(CPU, 500, 2000, target=target) == [*by("craig", "householder fp64"), *ANY_RANK]
-    assert tried(CPU, 500, 2000, algorithm="lsqr") == ["rgsqrf fp32 + craig"]
-
-
-def test_damped_least_squares_problems_are_never_wide() -> None:
-    assert tried(CPU, 500, 2000, damp=0.1) == [*SEMINORMAL_CPU, *ANY_RANK]
-    assert tried(H200, 2048, 8192, damp=0.1) == [*by("cgls", "rgsqrf fp16", *FAST), *ANY_RANK]
-    # Those of the stacked matrix count.
-    assert tried(CPU, 90, 220) == [*SEMINORMAL_CPU, SVD]
-    assert tried(CPU, 90, 220, damp=0.1) == [*SEMINORMAL_CPU, *ANY_RANK]
-
-
-@pytest.mark.parametrize(
-    "asked", [{"damp": 0.1}, {"weights": torch.ones(2000, dtype=torch.float64)}, {"wide": True}]
-)
-def test_forward_errors_of_other_least_squares_problems_are_refined_together(asked: dict[str, Any]) -> None:
-    asked = dict(asked)
-    shape = (500, 2000) if asked.pop("wide", False) else (2000, 500)
-    assert tried(CPU, *shape, **asked)[-1] == SVD
-    assert tried(CPU, *shape, forward=True, **asked) == [*SEMINORMAL_CPU, SVD]
-    without = [link for link in tried(CPU, 2000, 500) if link != ANY_RANK[0]]
-    assert tried(CPU, 2000, 500, forward=True) == without  # it has no digits to promise
-
-
-@pytest.mark.parametrize("shape", [(64, 32), (2000, 500)])
-@pytest.mark.parametrize("tuning", [CPU, H200, EMULATED], ids=["cpu", "h200", "emulated"])
-def test_a_named_algorithm_is_the_only_one(tuning: Tuning, shape: tuple[int, int]) -> None:
-    first = tuning.preconditioners[0]
-    assert tried(tuning, *shape, algorithm="cgls") == [f"rgsqrf {first} + cgls"]
-    assert tried(tuning, *shape, algorithm="lsqr") == [f"rgsqrf {first} + lsqr"]
-    assert tried(tuning, *shape, algorithm="cgls", compute="fp16_cor") == ["rgsqrf fp16_cor + cgls"]
-    assert tried(tuning, *shape, algorithm="householder") == ["householder fp64 + cgls"]
-    assert tried(tuning, *shape, algorithm="svd") == [SVD]
-    assert tried(tuning, *shape, algorithm="direct") == ["direct fp32"]
-    assert tried(tuning, *shape, algorithm="normal", compute="fp16") == ["normal fp16"]
-
-
-def test_a_named_format_is_tried_first() -> None:
-    expected = by("cgls", "rgsqrf tf32", "householder fp64")
-    assert tried(H200, 64, 32, 10, compute="tf32") == [*expected, SVD]
-    assert tried(H200, 2000, 500, compute="tf32") == [*expected, *ANY_RANK]
 
 
 def test_only_an_r_that_is_followed_by_a_better_fast_one_is_given_up_early() -> None:
@@ -299,80 +270,62 @@ def solved(tuning: Tuning, n: int, count: int = 1, **asked: Any) -> list[str]:
 
 LIBRARY = ["lu fp64 with pivoting", "rbt + lu fp64"]
 MIXED_FIRST = ["rbt + lu fp64", "lu fp64 with pivoting"]
+WITH_GMRES = ["rbt + lu fp64", "rbt + lu fp64 + gmres", "lu fp64 with pivoting"]
+POSITIVE, COMPLEX = {"positive": True}, {"dtype": torch.complex128}
+INVERTED = ["cholesky fp64, inverted", "cholesky fp64"]
+HALF_DEFINITE = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
+HALF = ["lu fp16", "lu fp16 with pivoting"]
+CORE = 1 + (core() is not None)
+"""The core's link has the label of LAPACK's, which follows."""
+BY_CPU = [*LIBRARY[:1] * (CORE - 1), *LIBRARY]
+
+SYSTEMS: list[tuple[Tuning, tuple[int, ...], dict[str, Any], list[str]]] = [
+    # Small ones by the library.
+    (H200, (200,), {}, ["cholesky of the normal equations fp64", *MIXED_FIRST]),
+    (H200, (200, 3), {}, ["cholesky of the normal equations fp64", *LIBRARY[:1], *LIBRARY]),
+    (H200, (200,), POSITIVE, INVERTED),
+    *((tuning, (200, count), {}, LIBRARY) for tuning in (SLOW_FP64, EMULATED) for count in (1, 3)),
+    *((tuning, (200,), POSITIVE, ["cholesky fp64"]) for tuning in (SLOW_FP64, EMULATED)),
+    # On a CPU: in single precision where nothing finer is asked for, and calls are not what takes the time.
+    *((CPU, size, {}, BY_CPU) for size in ((200,), (200, 3), (1699,), (1700,), (5999,))),
+    (CPU, (100,), SINGLE, BY_CPU),
+    *((CPU, (n,), SINGLE, [*["lu fp32 with pivoting"] * CORE, *BY_CPU]) for n in (1699, 1700)),
+    (CPU, (6000,), {}, ["lu fp32 with pivoting", *LIBRARY]),
+    *((CPU, (n,), POSITIVE, ["cholesky fp64"] * CORE) for n in (100, 200, 4499)),
+    (CPU, (4500,), POSITIVE, ["cholesky fp32", "cholesky fp64", *LIBRARY]),
+    # Large ones on an H200.
+    *((H200, (n,), {}, MIXED_FIRST) for n in (257, 6000)),
+    (H200, (4000,), COMPLEX, MIXED_FIRST),
+    (H200, (6000,), COMPLEX, WITH_GMRES),
+    (H200, (18000,), {}, ["lu fp16", *WITH_GMRES]),
+    *((H200, (n,), {}, [*HALF, *LIBRARY]) for n in (18001, 32768)),
+    (WITHOUT_KERNELS, (32768,), {}, ["lu fp16", *LIBRARY]),
+    (H200, (17000,), POSITIVE, INVERTED),
+    (H200, (6000,), POSITIVE | COMPLEX, INVERTED),
+    (H200, (17001,), POSITIVE, HALF_DEFINITE),
+    # Where fp64 is slow.
+    (SLOW_FP64, (8192,), {}, [*HALF, "lu fp32", "rbt + lu fp32", "lu fp32 with pivoting", *LIBRARY]),
+    (SLOW_FP64, (32768,), POSITIVE, HALF_DEFINITE),
+    # Named pivots are the only ones, a named format is tried first.
+    *(
+        (tuning, (n,), {"pivot": pivot}, [label.format(tuning.preconditioners[0])])
+        for tuning in (CPU, H200, SLOW_FP64, EMULATED)
+        for n in (100, 32768)
+        for pivot, label in [("none", "lu {}"), ("rbt", "rbt + lu {}"), ("partial", "lu {} with pivoting")]
+    ),
+    (H200, (100,), {"pivot": "rbt", "compute": FP32}, ["rbt + lu fp32"]),
+    (H200, (100,), {"compute": FP16}, ["lu fp16", "rbt + lu fp16", "lu fp16 with pivoting", *LIBRARY]),
+    (CPU, (100,), {"compute": FP16}, ["lu fp16 with pivoting", *LIBRARY]),
+    (H200, (100,), POSITIVE | {"compute": FP64}, ["cholesky fp64", *LIBRARY]),
+]
 
 
-@pytest.mark.parametrize("tuning", [CPU, H200, SLOW_FP64, EMULATED], ids=["cpu", "h200", "8.9", "emulated"])
-def test_small_systems_by_the_library(tuning: Tuning) -> None:
-    by_core = tuning is CPU and core() is not None  # whose link has the label of LAPACK's, which follows
-    first = LIBRARY[:1] * by_core
-    if tuning is H200:
-        first = ["cholesky of the normal equations fp64"]
-    assert solved(tuning, 200) == [*first, *(MIXED_FIRST if tuning is H200 else LIBRARY)]
-    by_host = LIBRARY[:1] if tuning is H200 else []  # or what there is before the library
-    assert solved(tuning, 200, count=3) == [*first, *by_host, *LIBRARY]
-    first = ["cholesky fp64, inverted"] if tuning is H200 else ["cholesky fp64"] * by_core
-    assert solved(tuning, 200, positive=True) == [*first, "cholesky fp64"]
+@pytest.mark.parametrize(("tuning", "shape", "asked", "expected"), SYSTEMS)
+def test_systems(tuning: Tuning, shape: tuple[int, ...], asked: dict[str, Any], expected: list[str]) -> None:
+    assert solved(tuning, *shape, **asked) == expected
 
 
-def test_large_systems_on_a_cpu() -> None:
-    """Where labels follow themselves, the core comes before."""
-    twice = [*LIBRARY[:1], *LIBRARY] if core() is not None else LIBRARY
-    single = ["lu fp32 with pivoting"] * (1 + (core() is not None))
-    definite = ["cholesky fp64"] * (1 + (core() is not None))
-    assert solved(CPU, 1699) == twice
-    # In single precision where nothing finer is asked for, and calls are not what takes the time.
-    assert solved(CPU, 1699, target=FP32) == [*single, *twice]
-    assert solved(CPU, 100, target=FP32) == twice
-    assert solved(CPU, 1700) == solved(CPU, 5999) == twice
-    assert solved(CPU, 1700, target=FP32) == [*single, *twice]
-    assert solved(CPU, 6000) == ["lu fp32 with pivoting", *LIBRARY]
-    assert solved(CPU, 4499, positive=True) == solved(CPU, 100, positive=True) == definite
-    assert solved(CPU, 4500, positive=True) == ["cholesky fp32", "cholesky fp64", *LIBRARY]
-
-
-def test_large_systems_on_an_h200() -> None:
-    assert solved(H200, 257) == MIXED_FIRST
-    assert solved(H200, 6000) == MIXED_FIRST == solved(H200, 4000, dtype=torch.complex128)
-    with_gmres = ["rbt + lu fp64", "rbt + lu fp64 + gmres", "lu fp64 with pivoting"]
-    assert solved(H200, 6000, dtype=torch.complex128) == with_gmres
+def test_where_half_precision_begins_on_an_h200() -> None:
     assert solved(H200, 8191)[0] == "rbt + lu fp64"
     assert solved(H200, 8192)[:2] == ["lu fp16", "rbt + lu fp64"]
-    last = ["rbt + lu fp64", "rbt + lu fp64 + gmres", "lu fp64 with pivoting"]
-    assert solved(H200, 18000) == ["lu fp16", *last]
-    assert solved(H200, 18001) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
-    assert solved(H200, 32768) == ["lu fp16", "lu fp16 with pivoting", *LIBRARY]
-    assert solved(WITHOUT_KERNELS, 32768) == ["lu fp16", *LIBRARY]
-    assert solved(H200, 17000, positive=True) == ["cholesky fp64, inverted", "cholesky fp64"]
-    whole = ["cholesky fp64, inverted", "cholesky fp64"]
-    assert solved(H200, 6000, positive=True, dtype=torch.complex128) == whole
-    assert solved(H200, 6145, positive=True, dtype=torch.complex128)[0] == "cholesky fp16"
-    definite = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
-    assert solved(H200, 17001, positive=True) == definite
-
-
-def test_large_systems_where_fp64_is_slow() -> None:
-    single = ["lu fp32", "rbt + lu fp32", "lu fp32 with pivoting"]
-    assert solved(SLOW_FP64, 8192) == ["lu fp16", "lu fp16 with pivoting", *single, *LIBRARY]
-    positive = ["cholesky fp16", "cholesky fp16_cor", "cholesky fp64", *LIBRARY]
-    assert solved(SLOW_FP64, 32768, positive=True) == positive
-
-
-@pytest.mark.parametrize("n", [100, 32768])
-@pytest.mark.parametrize("tuning", [CPU, H200, SLOW_FP64, EMULATED], ids=["cpu", "h200", "8.9", "emulated"])
-def test_named_pivots_are_the_only_ones(tuning: Tuning, n: int) -> None:
-    first = tuning.preconditioners[0]
-    assert solved(tuning, n, pivot="none") == [f"lu {first}"]
-    assert solved(tuning, n, pivot="rbt") == [f"rbt + lu {first}"]
-    assert solved(tuning, n, pivot="partial") == [f"lu {first} with pivoting"]
-    assert solved(tuning, n, pivot="rbt", compute=FP32) == ["rbt + lu fp32"]
-
-
-def test_a_named_format_of_systems_is_tried_first() -> None:
-    assert solved(H200, 100, compute=FP16) == [
-        "lu fp16",
-        "rbt + lu fp16",
-        "lu fp16 with pivoting",
-        *LIBRARY,
-    ]
-    assert solved(CPU, 100, compute=FP16) == ["lu fp16 with pivoting", *LIBRARY]
-    assert solved(H200, 100, compute=FP64, positive=True) == ["cholesky fp64", *LIBRARY]
+    assert solved(H200, 6145, **POSITIVE, **COMPLEX)[0] == "cholesky fp16"

@@ -2,35 +2,34 @@
 
 from __future__ import annotations
 
-import json
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
+import command_line
 from neula import cli
-from neula.cli.app import app
 
 
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
+def files(in_folder: Path) -> None:
     rng = np.random.default_rng(0)
     np.save("A.npy", rng.standard_normal((300, 32)))
     np.save("b.npy", rng.standard_normal(300))
     np.save("S.npy", rng.standard_normal((32, 32)) + 32 * np.eye(32))
 
 
-def run(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, [*arguments, "--engine", "emulated"])
-    assert result.exit_code in (cli.CERTIFIED, cli.BAD_INPUT), result.output
-    return result
+def run(*arguments: str, **how: Any) -> command_line.Result:
+    return command_line.run(*arguments, "--engine", "emulated", **how)
 
 
-def facts(*arguments: str) -> dict:
-    return json.loads(run(*arguments, "--json").stdout)
+def facts(*arguments: str) -> dict[str, Any]:
+    return command_line.parsed(run(*arguments, "--json"))
+
+
+refused = partial(run, code=cli.BAD_INPUT)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_lstsq(algorithm: str) -> None:
 
 def test_options_of_algorithms_do_not_go_with_bounds() -> None:
     for option in (["--algorithm", "cgls"], ["--max-iterations", "9"]):
-        result = run("lstsq", "A.npy", "b.npy", "--nonnegative", *option)
+        result = refused("lstsq", "A.npy", "b.npy", "--nonnegative", *option)
         assert f"{option[0]} does not go together with bounds" in result.stderr
 
 
@@ -68,7 +67,7 @@ def test_lu(variant: str) -> None:
     run("lu", "S.npy", *options, "-o", "F.npz")
     F, S = np.load("F.npz"), np.load("S.npy")
     assert 1e-6 < np.abs(F["L"] @ F["U"] - S).max() / np.abs(S).max() < 0.01  # of fp16
-    assert "unknown variant '9.9'" in run("lu", "S.npy", "--variant", "9.9").stderr
+    assert "unknown variant '9.9'" in refused("lu", "S.npy", "--variant", "9.9").stderr
 
 
 def test_lu_with_inner_panels_that_are_partitioned() -> None:
@@ -79,7 +78,7 @@ def test_lu_with_inner_panels_that_are_partitioned() -> None:
 
     assert not np.array_equal(factors("8"), factors("8,4"))
     assert np.abs(factors("8,4") - np.load("S.npy")).max() < 0.1
-    assert "--inner-panel takes one or two widths" in run("lu", "S.npy", "--inner-panel", "8,x").stderr
+    assert "--inner-panel takes one or two widths" in refused("lu", "S.npy", "--inner-panel", "8,x").stderr
 
 
 @pytest.mark.parametrize("spelling", ["FP16_Cor", "fp16_cor"])
@@ -141,7 +140,7 @@ def test_the_trace_of_a_named_algorithm_is_that_of_its_factors(accuracy: str, fo
 
 def test_trace_is_of_one_matrix() -> None:
     np.save("batch.npy", np.ones((2, 4, 3)))
-    assert "--trace shows the steps of one matrix" in run("qr", "batch.npy", "--trace").stderr
+    assert "--trace shows the steps of one matrix" in refused("qr", "batch.npy", "--trace").stderr
 
 
 @pytest.mark.parametrize(
@@ -156,4 +155,4 @@ def test_trace_is_of_one_matrix() -> None:
 )
 def test_trace_is_of_what_is_computed(command: str, options: list[str], text: str) -> None:
     files = ["A.npy", "b.npy"] if command == "lstsq" else ["A.npy"]
-    assert text in run(command, *files, *options, "--trace").stderr
+    assert text in refused(command, *files, *options, "--trace").stderr

@@ -12,13 +12,7 @@ import torch
 import neula
 from neula.algorithms.spectra import subspace_iteration
 from neula.certificates.forward_error import RARE
-from neula.certificates.low_rank import (
-    VECTORS,
-    SVDCertificate,
-    largest_beyond,
-    upper_bounds,
-    visible,
-)
+from neula.certificates.low_rank import VECTORS, SVDCertificate, largest_beyond, upper_bounds, visible
 from neula.engines import CpuEngine
 from neula.io import matrices
 

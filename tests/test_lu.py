@@ -40,6 +40,8 @@ def test_factor_and_solve(variant: str, engine: str, n: int, rng: np.random.Gene
     before = A.copy()
     F = lu_factor(A, variant, engine=engine, panel=32)
     L, U = F.L, F.U
+    if engine == "cpu":  # random elements, of which no two are nearly the largest
+        assert F.pivots == scipy.linalg.lu_factor(A)[1].tolist()
     assert type(L) is type(U) is np.ndarray
     assert L.dtype == U.dtype == np.float64
     assert np.array_equal(L, np.tril(L))
@@ -80,21 +82,6 @@ def test_panels_are_those_of_the_paper_by_default() -> None:
     F = lu_factor(hpl_ai_matrix(30), engine="emulated")
     assert (F.variant, F.panel, F.inner_panel) == ("5.2/5.1", 256, 8)
     assert lu_factor(hpl_ai_matrix(30), "4.1", engine="emulated", panel=7).inner_panel is None
-
-
-@pytest.mark.parametrize("variant", ["3.1", "5.2/5.1"])
-def test_pivots_are_those_of_scipy(variant: str, rng: np.random.Generator) -> None:
-    A = rng.integers(-50, 50, (12, 12)).astype(float)
-    F = lu_factor(A, variant, engine="emulated", compute="fp64")
-    lu, pivots = scipy.linalg.lu_factor(A)
-    assert F.pivots == pivots.tolist()
-    assert np.allclose(F.U, np.triu(lu), atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_factors_come_back_in_the_dtype_of_a(dtype: torch.dtype) -> None:
-    F = lu_factor(hpl_ai_matrix(20).to(dtype), engine="emulated")
-    assert F.L.dtype == F.U.dtype == dtype
 
 
 @EACH
@@ -186,12 +173,13 @@ def test_unusable_options(options: dict[str, Any], message: str) -> None:
 
 
 @EACH
+@pytest.mark.parametrize("engine", ["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("where", [0, 13, 19])
-def test_a_zero_pivot_without_pivoting(variant: str, where: int) -> None:
+def test_a_zero_pivot_without_pivoting(variant: str, where: int, engine: str) -> None:
     A = np.eye(20) + np.tri(20, k=-1)
     A[where, where] = 0.0
     with pytest.raises(np.linalg.LinAlgError, match=rf"pivot {where} is exactly zero.*pass pivot='partial'"):
-        lu_factor(A, variant, engine="emulated", panel=8, pivot="none")
+        lu_factor(A, variant, engine=engine, panel=8, pivot="none")
 
 
 @EACH
@@ -206,11 +194,6 @@ def test_singular_matrices(variant: str, pivot: str) -> None:
         lu_factor(np.zeros((5, 5)), variant, engine="emulated")
 
 
-def test_what_is_too_small_for_the_format_is_zero() -> None:
-    with pytest.raises(np.linalg.LinAlgError, match=r"too small.*for fp16: scale A"):
-        lu_factor(1e-9 * np.eye(5), engine="emulated")
-
-
 @EACH
 def test_matrices_beyond_the_range_of_fp16(variant: str) -> None:
     A = np.eye(4)
@@ -220,10 +203,16 @@ def test_matrices_beyond_the_range_of_fp16(variant: str) -> None:
     assert np.isfinite(lu_factor(A, variant, engine="emulated", storage="bf16").U).all()
 
 
-def test_the_largest_number_of_fp16_does_not_overflow() -> None:
+def test_the_ends_of_the_range_of_fp16() -> None:
+    with pytest.raises(np.linalg.LinAlgError, match=r"too small.*for fp16: scale A"):
+        lu_factor(1e-9 * np.eye(5), engine="emulated")
     assert lu_factor(65519.0 * np.eye(2), engine="emulated").U[1, 1] == 65504
     with pytest.raises(OverflowError, match="overflows fp16"):
         lu_factor(65520.0 * np.eye(2), engine="emulated")
+    # A float32 matrix holds its elements, its products do not.
+    A = np.diag([1.0, 1.0, 1.0]) + np.diag([1e5, 1.0], 1) + np.tri(3, k=-1)
+    with pytest.raises(OverflowError, match=r"column 1 of L and U overflows fp16"):
+        lu_factor(A, "3.1", engine="emulated", panel=1, pivot="none")
 
 
 @EACH
@@ -236,13 +225,6 @@ def test_factors_beyond_the_range_of_fp16(variant: str, pivot: str) -> None:
         lu_factor(A, variant, engine="emulated", storage="fp16", panel=4, pivot=pivot)
     F = lu_factor(A, variant, engine="emulated", storage="bf16", panel=4, pivot=pivot)
     assert F.U[-1, -1] == 2**19
-
-
-def test_operands_beyond_the_range_of_fp16() -> None:
-    """A float32 matrix holds them, its products do not."""
-    A = np.diag([1.0, 1.0, 1.0]) + np.diag([1e5, 1.0], 1)
-    with pytest.raises(OverflowError, match=r"column 1 of L and U overflows fp16"):
-        lu_factor(A + np.tri(3, k=-1), "3.1", engine="emulated", panel=1, pivot="none")
 
 
 def test_unusable_right_hand_sides() -> None:
@@ -297,15 +279,6 @@ def test_on_a_gpu(variant: str, pivot: str) -> None:
     x = lu_solve(F, b, refine=False)
     assert x.device == A.device
     assert backward_error(A.cpu(), x.cpu(), b.cpu()) <= 4 * 600**0.5 * U16
-
-
-@pytest.mark.gpu
-@EACH
-def test_a_zero_pivot_on_a_gpu(variant: str) -> None:
-    A = torch.eye(40, device="cuda") + torch.ones(40, 40, device="cuda").tril(-1)
-    A[13, 13] = 0.0
-    with pytest.raises(np.linalg.LinAlgError, match=r"pivot 13 is exactly zero.*pass pivot='partial'"):
-        lu_factor(A, variant, panel=16, pivot="none")
 
 
 @pytest.mark.gpu

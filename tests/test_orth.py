@@ -48,16 +48,10 @@ def is_orthonormal(q: torch.Tensor, u: float) -> bool:
 
 @each_engine
 @each_dtype
-@pytest.mark.parametrize("shape", [(6, 1), (60, 5), (200, 50), (4, 60, 5), (5, 60), (2, 3, 8, 40)])
+@pytest.mark.parametrize("shape", [(6, 1), (60, 5), (200, 50), (30, 30), (4, 60, 5), (5, 60), (2, 3, 8, 40)])
 def test_nothing_to_say_of_independent_columns(shape, dtype, engine, no_warnings):
     q = neula.orth(normal(*shape).to(dtype), engine=engine)
     assert q.shape == (*shape[:-1], min(shape[-2:]))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("n", [30, 300])
-def test_nor_of_square_ones(n, dtype, no_warnings):
-    neula.orth(normal(n, n).to(dtype))
 
 
 @each_engine
@@ -116,15 +110,6 @@ def test_members_of_a_batch_are_named():
     ) as raised:
         neula.orth(a, strict=True)
     assert raised.value.indices == ((0, 1), (1, 0))
-
-
-def test_a_member_that_is_not_finite_has_been_reported():
-    a = normal(3, 30, 4)
-    a[1, 2, 2] = math.nan
-    with pytest.warns(neula.AccuracyWarning, match="hold NaN or Inf") as caught:
-        q = neula.orth(a)
-    assert len(caught) == 1
-    assert q[1].isnan().all()
 
 
 def test_an_accuracy_that_is_coarser_says_less(no_warnings):

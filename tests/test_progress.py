@@ -5,13 +5,16 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
 import neula
-from neula.io.matrices import hpl_ai_matrix, random_matrix
+from neula.engines import CpuEngine
+from neula.io.matrices import hpl_ai_matrix
 from neula.pipeline.progress import digits_done, stage
 
 
@@ -43,24 +46,40 @@ def test_digits(error: float, part: float) -> None:
     assert digits_done(error, 1e-8) == pytest.approx(part)
 
 
+NUMBERS = np.random.default_rng(0).standard_normal((900, 300))
+DEFINITE = NUMBERS.T @ NUMBERS + 300 * np.eye(300)
+DIRECT = replace(CpuEngine("cpu").tuning, direct=300, direct_definite=300)
+
+
 @pytest.mark.parametrize(
-    ("call", "expected"),
+    ("call", "stages"),
     [
-        (lambda told: neula.qr(random_matrix("normal", 500, 300).float(), progress=told), None),
-        (lambda told: neula.cholesky(np.eye(5), progress=told), None),
+        (partial(neula.qr, NUMBERS.astype(np.float32)), None),
+        (partial(neula.cholesky, np.eye(5)), None),
+        (partial(neula.lu_factor, hpl_ai_matrix(64), engine="emulated", panel=16), {"lu": 4}),
         (
-            lambda told: neula.lu_factor(hpl_ai_matrix(64), engine="emulated", panel=16, progress=told),
-            [("lu", 0.25), ("lu", 0.5), ("lu", 0.75), ("lu", 1.0)],
+            partial(neula.lstsq, NUMBERS, NUMBERS[:, 0], algorithm="householder"),
+            {"factorizing in fp64": None, "refining": None},
+        ),
+        (partial(neula.solve, DEFINITE, NUMBERS[:300]), {"factorizing in fp32": None, "refining": None}),
+        (
+            partial(neula.solve, DEFINITE, NUMBERS[:300], assume_a="pos"),
+            {"factorizing in fp32": None, "refining": None},
         ),
     ],
 )
-def test_factorizations_tell(call: Callable[..., Any], expected: list[tuple[str, float]] | None) -> None:
-    told: list[tuple[str, float]] = []
-    call(lambda *step: told.append(step))
-    fractions = [fraction for _, fraction in told]
-    assert fractions == sorted(fractions)
-    assert fractions[-1] == 1.0
-    assert expected is None or told == expected
+def test_stages_go_from_their_beginning_to_their_end(
+    call: Callable[..., Any], stages: dict[str, int | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuEngine, "tuning", DIRECT)
+    told: dict[str, list[float]] = {}
+    call(progress=lambda name, fraction: told.setdefault(name, []).append(fraction))
+    assert stages is None or list(told) == list(stages)
+    for name, fractions in told.items():
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == 1.0
+        steps = (stages or {}).get(name)
+        assert steps is None or fractions == [(i + 1) / steps for i in range(steps)]
 
 
 @pytest.mark.parametrize("call", [neula.lstsq, neula.solve])

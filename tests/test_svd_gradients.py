@@ -69,15 +69,6 @@ def test_which_matrix_of_a_batch_is_refused_or_missed(monkeypatch: pytest.Monkey
     assert [each.accepted for each in result.certificate] == [True, False]
 
 
-@pytest.mark.parametrize("shape", [(0, 5, 3), (2, 0, 3), (3, 0, 0)])
-def test_nothing_in_a_batch(shape: tuple[int, ...]) -> None:
-    U, s, Vh = result = neula.svd_lowrank(np.empty(shape))
-    k = min(shape[-2:])
-    assert (U.shape, s.shape, Vh.shape) == ((*shape[:-1], k), (shape[0], k), (shape[0], k, shape[2]))
-    assert result.converged
-    assert len(result.certificate) == shape[0]
-
-
 # --- gradients --------------------------------------------------------------------------------------------
 
 

@@ -222,21 +222,6 @@ def test_numbers_that_are_numbers(tmp_path: Path, parser: str, content: str) -> 
     assert len(table.values) == content.count("\n")
 
 
-def test_a_header_that_is_given(tmp_path: Path) -> None:
-    table = table_of(tmp_path / "t.csv", "1.5,2x\n3,4\n", header=True)
-    assert (table.columns, table.values.tolist()) == (("1.5", "2x"), [[3, 4]])
-    with pytest.raises(FileError, match="line 1, column 1: 'x' is not a number"):
-        table_of(tmp_path / "t.csv", "x,y\n3,4\n", header=False)
-    with pytest.raises(FileError, match="holds no numbers below its header"):
-        table_of(tmp_path / "t.csv", "3,4\n", header=True)
-
-
-def test_columns_whose_names_begin_with_a_digit(tmp_path: Path) -> None:
-    content = "LotArea,1stFlrSF,2019\n1,2,3.5\n4,5,6.5\n"
-    for key, expected in (("1stFlrSF", [[2], [5]]), ("2019,LotArea", [[3.5, 1], [6.5, 4]])):
-        np.testing.assert_array_equal(table_of(tmp_path / "t.csv", content, key=key).values, expected)
-
-
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", " "])
 def test_lines_of_any_length(tmp_path: Path, parser: str, delimiter: str) -> None:
     """Also of more than the 131,072 characters that a field of csv may have."""
@@ -245,20 +230,6 @@ def test_lines_of_any_length(tmp_path: Path, parser: str, delimiter: str) -> Non
         first = delimiter.join(f"x{i}" for i in range(1000)) + "\n"
         values = table_of(tmp_path / "t.csv", first * header + numbers).values
         assert (values.shape, values.max()) == ((1, 1000), 0.25)
-
-
-BIG = 1_700_000_000_000_000_001
-
-
-def test_integers_in_text_that_no_float64_holds(tmp_path: Path, parser: str) -> None:
-    content = f"t,y,id\n1,2.5,3\n-{BIG},3.5,{BIG}\n"
-    for key, column in ((None, 1), ("id", 3)):
-        with pytest.raises(InexactIntegerError, match=rf"line 3, column {column} is -?{BIG}, .*subtract an"):
-            table_of(tmp_path / "t.csv", content, key=key)
-    assert table_of(tmp_path / "t.csv", content, key="y").values.tolist() == [[2.5], [3.5]]
-    exact = f"{BIG - 1},{2**53},{2**70},{BIG}.0,1e300\n"
-    found = table_of(tmp_path / "t.csv", exact).values
-    assert found.tolist() == [[BIG - 1, 2**53, 2**70, float(BIG), 1e300]]
 
 
 def test_integers_in_other_tables_that_no_float64_holds(tmp_path: Path) -> None:
@@ -283,54 +254,85 @@ def test_integers_in_other_tables_that_no_float64_holds(tmp_path: Path) -> None:
 LABELLED = ",x1,x2,site\n0,1,2.5,a\n1,3,4,b c\n"
 
 
-def test_columns_by_name(tmp_path: Path, parser: str) -> None:
-    table = table_of(tmp_path / "t.csv", LABELLED, key="x2,x1")
-    np.testing.assert_array_equal(table.values, [[2.5, 1], [4, 3]])
-    assert table.columns == ("x2", "x1")
-    vector = table_of(tmp_path / "t.csv", LABELLED, key="x1", column_as_vector=True)
-    np.testing.assert_array_equal(vector.values, [1, 3])
-    quoted = table_of(tmp_path / "q.csv", '"a,b",c\n1,2\n', key='c,"a,b"')
-    assert quoted.columns == ("c", "a,b")
-    np.testing.assert_array_equal(quoted.values, [[2, 1]])
-
-
-def test_columns_by_number_where_there_are_no_names(tmp_path: Path, parser: str) -> None:
-    table = table_of(tmp_path / "t.csv", "1,2,3\n4,5,6\n", key="3,1")
-    np.testing.assert_array_equal(table.values, [[3, 1], [6, 4]])
-    assert table.columns is None
+DIGITS = "LotArea,1stFlrSF,2019\n1,2,3.5\n4,5,6.5\n"
+BIG = 1_700_000_000_000_000_001
+LARGE = f"t,y,id\n1,2.5,3\n-{BIG},3.5,{BIG}\n"
+EXACT = f"{BIG - 1},{2**53},{2**70},{BIG}.0,1e300\n"
+COMMAS = [[1.5, 2], [-0.25, 300]]
 
 
 @pytest.mark.parametrize(
-    ("content", "key", "says"),
+    ("content", "options", "columns", "values"),
     [
-        (LABELLED, "x1,sites", r"no column is named 'sites' \(did you mean 'site'\?\); it has x1, x2, site"),
-        (LABELLED, "", r"names of columns are missing after ':'; it has x1, x2, site"),
-        (LABELLED, "x1,site", r"line 2, column 4 \(site\): 'a' is not a number"),
-        (LABELLED, None, r"line 2, column 4 \(site\): 'a' is not a number \(choose columns of numbers"),
-        ("x,x\n1,2\n", "x", r"2 columns are named 'x'; give them different names"),
-        ("1,2\n", "3", r"no column is named '3'; it has no names, columns go by 1 to 2"),
+        (LABELLED, {"key": "x2,x1"}, ("x2", "x1"), [[2.5, 1], [4, 3]]),
+        (LABELLED, {"key": "x1", "column_as_vector": True}, ("x1",), [1, 3]),
+        ('"a,b",c\n1,2\n', {"key": 'c,"a,b"'}, ("c", "a,b"), [[2, 1]]),
+        (DIGITS, {"key": "1stFlrSF"}, ("1stFlrSF",), [[2], [5]]),
+        (DIGITS, {"key": "2019,LotArea"}, ("2019", "LotArea"), [[3.5, 1], [6.5, 4]]),
+        # By number where there are no names.
+        ("1,2,3\n4,5,6\n", {"key": "3,1"}, None, [[3, 1], [6, 4]]),
+        ("1,5;2\n-0,25;3e2\n", {"decimal": ","}, None, COMMAS),
+        ("x;y\n1,5;2\n-0,25;3e2\n", {"decimal": ","}, ("x", "y"), COMMAS),
+        ("1,5\t2\n-0,25\t3e2\n", {"decimal": ","}, None, COMMAS),
+        ("1,5 2\n-0,25 3e2\n", {"decimal": ","}, None, COMMAS),
+        ("1.5,2x\n3,4\n", {"header": True}, ("1.5", "2x"), [[3, 4]]),
+        # NaN is a number, and an empty field is not.
+        ("1,nan\n-NaN,3\n", {}, None, [[1, np.nan], [np.nan, 3]]),
+        (LARGE, {"key": "y"}, ("y",), [[2.5], [3.5]]),
+        (EXACT, {}, None, [[BIG - 1, 2**53, 2**70, float(BIG), 1e300]]),
     ],
 )
-def test_columns_that_cannot_be(
-    tmp_path: Path, parser: str, content: str, key: str | None, says: str
+def test_what_is_asked_for(
+    tmp_path: Path, parser: str, content: str, options: dict[str, Any], columns: Any, values: list[Any]
 ) -> None:
-    with pytest.raises(FileError, match=says):
-        table_of(tmp_path / "t.csv", content, key=key)
+    table = table_of(tmp_path / "t.csv", content, **options)
+    np.testing.assert_array_equal(table.values, values)
+    assert table.columns == columns
+
+
+SITE = r"line 2, column 4 \(site\): 'a' is not a number"
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["1,5;2\n-0,25;3e2\n", "x;y\n1,5;2\n-0,25;3e2\n", "1,5\t2\n-0,25\t3e2\n", "1,5 2\n-0,25 3e2\n"],
+    ("content", "options", "says"),
+    [
+        (LABELLED, {"key": "x1,sites"}, r"named 'sites' \(did you mean 'site'\?\); it has x1, x2, site"),
+        (LABELLED, {"key": ""}, r"names of columns are missing after ':'; it has x1, x2, site"),
+        (LABELLED, {"key": "x1,site"}, SITE),
+        (LABELLED, {}, rf"{SITE} \(choose columns of numbers"),
+        ("x,x\n1,2\n", {"key": "x"}, r"2 columns are named 'x'; give them different names"),
+        ("1,2\n", {"key": "3"}, r"no column is named '3'; it has no names, columns go by 1 to 2"),
+        ("x,y\n3,4\n", {"header": False}, "line 1, column 1: 'x' is not a number"),
+        ("3,4\n", {"header": True}, "holds no numbers below its header"),
+        # Points separate thousands among decimal commas: 1.500 is not 1.5.
+        (
+            "1,5;2\n3,5;1.500\n",
+            {"decimal": ","},
+            r"2, column 2: '1\.500' is not a number \(a decimal point, or",
+        ),
+        ("1,nan\n2,3\n,4\n", {}, "line 3, column 1 is empty"),
+        (LARGE, {}, rf"line 3, column 1 is -?{BIG}, .*subtract an"),
+        (LARGE, {"key": "id"}, rf"line 3, column 3 is -?{BIG}, .*subtract an"),
+    ],
 )
-def test_decimal_commas(tmp_path: Path, parser: str, content: str) -> None:
-    table = table_of(tmp_path / "t.txt", content, decimal=",")
-    np.testing.assert_array_equal(table.values, [[1.5, 2], [-0.25, 300]])
+def test_what_cannot_be_read(
+    tmp_path: Path, parser: str, content: str, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(InexactIntegerError if content == LARGE else FileError, match=says):
+        table_of(tmp_path / "t.csv", content, **options)
 
 
-def test_points_are_no_decimals_among_commas(tmp_path: Path, parser: str) -> None:
-    """They separate thousands there: 1.500 is not 1.5."""
-    with pytest.raises(FileError, match=r"line 2, column 2: '1\.500' is not a number \(a decimal point, or"):
-        table_of(tmp_path / "t.csv", "1,5;2\n3,5;1.500\n", decimal=",")
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (None, ["a header: x, y", "column 1 has no name and was left out: it numbers or names the rows"]),
+        ("x", []),
+    ],
+)
+def test_what_is_said_of_a_file(tmp_path: Path, key: str | None, said: list[str]) -> None:
+    told: list[str] = []
+    table_of(tmp_path / "t.csv", ",x,y\n0,1,2\n", key=key, message=told.append)
+    assert [line.partition(": ")[2].removeprefix("line 1 is ") for line in told] == said
 
 
 MISSING = "a,b,c\n1,2,3\n,5,6\n7,NA,9\n10,11,\n"
@@ -350,14 +352,6 @@ def test_empty_fields(tmp_path: Path, parser: str) -> None:
     np.testing.assert_array_equal(table.values, [[1, 2, 3], [nan, 5, 6], [7, nan, 9], [10, 11, nan]])
 
 
-def test_nan_is_a_number_and_an_empty_field_is_not(tmp_path: Path, parser: str) -> None:
-    np.testing.assert_array_equal(
-        table_of(tmp_path / "t.csv", "1,nan\n-NaN,3\n").values, [[1, np.nan], [np.nan, 3]]
-    )
-    with pytest.raises(FileError, match="line 3, column 1 is empty"):
-        table_of(tmp_path / "t.csv", "1,nan\n2,3\n,4\n")
-
-
 @pytest.mark.parametrize(
     ("content", "says"),
     [
@@ -374,18 +368,6 @@ def test_ragged_lines_are_errors_whatever_is_missing(
 ) -> None:
     with pytest.raises(FileError, match=says):
         table_of(tmp_path / "t.csv", content, missing=missing)
-
-
-def test_what_is_said_of_a_file(tmp_path: Path) -> None:
-    told: list[str] = []
-    table_of(tmp_path / "t.csv", ",x,y\n0,1,2\n", message=told.append)
-    assert [line.partition(": ")[2] for line in told] == [
-        "line 1 is a header: x, y",
-        "column 1 has no name and was left out: it numbers or names the rows",
-    ]
-    told.clear()
-    table_of(tmp_path / "t.csv", ",x,y\n0,1,2\n", key="x", message=told.append)
-    assert told == []
 
 
 # --- Parquet, HDF5, MATLAB --------------------------------------------------------------------------------

@@ -113,8 +113,7 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "damped and weighted": (
         lambda a: neula.lstsq(a, B, weights=1 + a[:, 0] ** 2, damp=0.3).x,
         lambda a: normal_equations(
-            torch.cat([(1 + a[:, :1] ** 2) * a, 0.3 * EYE]),
-            torch.cat([(1 + a[:, :1] ** 2) * B, 0 * B[:3]]),
+            torch.cat([(1 + a[:, :1] ** 2) * a, 0.3 * EYE]), torch.cat([(1 + a[:, :1] ** 2) * B, 0 * B[:3]])
         ),
     ),
     "qr": (lambda a: both(neula.qr(a)), lambda a: both(gram_schmidt(a))),
@@ -138,10 +137,7 @@ FUNCTIONS: dict[str, tuple[Function, Function]] = {
     "pinv": (neula.pinv, lambda a: inverse(a.mT @ a) @ a.mT),
     "nnls": (positive, of_free(neula.nnls(A, B + A[:, :1].cos()).x.clamp(max=0.39))),
     "lsq_linear": (lambda a: between(a).x, of_free(between(A).x)),
-    "fun": (
-        lambda a: between(a).fun,
-        lambda a: a @ of_free(between(A).x)(a) - B - a[:, :1].cos(),
-    ),
+    "fun": (lambda a: between(a).fun, lambda a: a @ of_free(between(A).x)(a) - B - a[:, :1].cos()),
     "compat solve": (lambda a: la.solve(a[:3], a[:3, :1].sin() + 1), SQUARE),
     "compat qr": (lambda a: both(la.qr(a)), lambda a: both(gram_schmidt(a))),
 }
@@ -225,10 +221,7 @@ def test_batches_of_derivatives(name: str) -> None:
         "batched gradients": (of_batched_gradients(ours), first),
         "chunks": (jacrev(ours, chunk_size=4)(A), first),
         "vectorized hessian": (all_hessian(loss(ours), A, vectorize=True), second),
-        "mixed hessian": (
-            all_hessian(loss(ours), A, vectorize=True, outer_jacobian_strategy=outer),
-            second,
-        ),
+        "mixed hessian": (all_hessian(loss(ours), A, vectorize=True, outer_jacobian_strategy=outer), second),
         "hessian": (hessian(loss(ours))(A), second),
         "forward hessian": (jacfwd(jacfwd(loss(ours)))(A), second),
         "vmap": (vmap(ours)(near), torch.stack([plain(a) for a in near])),
