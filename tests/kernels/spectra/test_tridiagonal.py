@@ -81,6 +81,17 @@ def test_reduction(
     assert_reduced(a, kernels[0](a))
 
 
+@pytest.mark.parametrize("dtype", [F32, C64])
+@pytest.mark.parametrize("size", [1e-12, 1e-16, 1e-21, 1e-23, 1e-25, 1e-30])
+def test_squares_of_off_diagonal_elements_may_underflow(
+    kernels: tuple[Callable, Callable], size: float, dtype: torch.dtype
+) -> None:
+    """Kernel matrices have such elements, ``exp(-distance^2)``."""
+    a = matrices("normal", 2, 20, dtype)
+    scaled = torch.where(torch.eye(20, dtype=torch.bool, device=DEVICE), a, size * a)
+    assert_reduced(scaled, kernels[0](scaled))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("count", "n"), [(200, 130), (80, 300), (40, 520), (3, 1100), (20, 1024), (1, 4096)])
 def test_thread_blocks_that_share_a_matrix(count: int, n: int) -> None:

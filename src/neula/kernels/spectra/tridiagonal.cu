@@ -14,6 +14,7 @@
 #define CHUNK (32 * WIDE) // columns that a warp loads together
 #define SUMS (2 * PANEL + 2)  // inner products with all updates and reflectors of a panel, and two more numbers
 #define ALL 0xffffffffu
+#define NEGLIGIBLE 0x1p-100f  // that of tridiagonal.py
 
 #if BLOCKS > 1
 #define CLUSTER __attribute__((cluster_dims(BLOCKS, 1, 1)))
@@ -237,7 +238,7 @@ extern "C" __global__ CLUSTER void __launch_bounds__(MOST_THREADS) tridiagonal_p
         // I - factor v v^H takes the column below the diagonal to a real number, beta.
         const Number alpha = v[j + 1];
         const float along = real(alpha), turned = imag(alpha);
-        const bool needed = squares > 0 || turned != 0;
+        const bool needed = fma(turned, turned, squares) > NEGLIGIBLE;
         const float length = sqrt(fma(along, along, fma(turned, turned, squares)));
         const float beta = needed ? (along > 0 ? -length : length) : along;
         Number factor = number(0), scale = number(0);

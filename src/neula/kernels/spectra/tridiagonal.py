@@ -28,6 +28,10 @@ THREADS, MOST_THREADS = 256, 512
 ROWS = 64
 """Rows of a matrix for each of its thread blocks, at least."""
 
+NEGLIGIBLE = 2.0**-100
+"""Sum of squares up to which elements to be eliminated are taken as zero, where the largest of a matrix are
+near 1. Squares below ``2^-126`` have fewer digits, and reflectors that follow from them are not orthogonal."""
+
 WORKSPACE = 1 << 26
 """Elements of the workspaces for eigenvectors, each in double precision."""
 
@@ -106,7 +110,8 @@ def shared_bytes(active: int, dtype: torch.dtype, blocks: int, threads: int = MO
 def tridiagonal(a: torch.Tensor) -> Tridiagonal:
     """Reduce Hermitian matrices (batch, n, n) to tridiagonal form by Householder reflectors.
 
-    Golub and Van Loan, "Matrix Computations", 2013, algorithm 8.3.1. The kernel reads both triangles.
+    Golub and Van Loan, "Matrix Computations", 2013, algorithm 8.3.1. The largest elements of each matrix are
+    near 1, or all are zero. The kernel reads both triangles.
     """
     n, rest = a.shape[1], a.clone()
     vectors, factors = torch.zeros_like(a), a.new_zeros(a.shape[:2])
@@ -114,10 +119,11 @@ def tridiagonal(a: torch.Tensor) -> Tridiagonal:
     for j in range(n - 1):
         x = rest[:, j + 1 :, j].clone()
         length = torch.linalg.vector_norm(x, dim=1)
-        alpha, needed = (
-            x[:, 0].clone(),
-            (x[:, 1:] != 0).any(1) | (x[:, 0].imag != 0 if a.is_complex() else False),
-        )
+        alpha = x[:, 0].clone()
+        squares = x[:, 1:].abs().square().sum(1)
+        if a.is_complex():
+            squares += alpha.imag.square()
+        needed = squares > NEGLIGIBLE
         beta = torch.where(needed, torch.where(alpha.real > 0, -length, length), alpha.real)
         x[:, 0] -= beta
         v = torch.where(needed[:, None], x / torch.where(needed, x[:, 0], 1.0)[:, None], 0.0)
@@ -176,7 +182,7 @@ def tridiagonal_eigenvectors(
 
 def tridiagonal_eigenvectors_cuda(diagonal, off_diagonal, threads=128):
     count, n = diagonal.shape
-    values, vectors = torch.empty_like(diagonal), diagonal.new_zeros(count, n, n, dtype=torch.float32)
+    values, vectors = torch.empty_like(diagonal), diagonal.new_empty(count, n, n, dtype=torch.float32)
     blocks, source = ceil_div(n, 2 * threads), f"#define THREADS {threads}\n"
     launch, launch_vectors = (
         compiled("tridiagonal_eigen", f"tridiagonal_{name}", diagonal.device, source)
