@@ -30,7 +30,7 @@ ROWS = 64
 
 NEGLIGIBLE = 2.0**-100
 """Sum of squares up to which elements to be eliminated are taken as zero, where the largest of a matrix are
-near 1. Squares below ``2^-126`` have fewer digits, and reflectors that follow from them are not orthogonal."""
+near 1. Squares below ``2^-126`` have fewer digits, which would make reflectors that are not orthogonal."""
 
 WORKSPACE = 1 << 26
 """Elements of the workspaces for eigenvectors, each in double precision."""

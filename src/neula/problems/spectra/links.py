@@ -162,10 +162,21 @@ def _descending(
     return u, s, v
 
 
-def by_reduction(matrices: SpectralMatrices, before: Solution | None, label: str, format: Format) -> Solution:
-    """Reduction to tridiagonal form in single precision; then corrections, if double is asked for."""
+def by_reduction(
+    matrices: SpectralMatrices,
+    before: Solution | None,
+    label: str,
+    format: Format,
+    divided: bool,
+) -> Solution:
+    """Reduction to tridiagonal form in single precision; then corrections, if double is asked for.
+
+    Without a kernel for these matrices they are divided, if ``divided``, or else left to the library.
+    """
     options, low = matrices.options, matrices.stored(FP32)
     if low.is_cuda and not tridiagonal.takes(low):
+        if not divided:
+            raise Declined
         return by_division(matrices, before, label.replace(_REDUCED, _DIVIDED), format)
     report, engine = stage(options.progress, label), options.engine.using(options.tuning.cheapest(FP32))
     key = "reduced to tridiagonal form", engine.arithmetic.name
@@ -212,7 +223,7 @@ def by_more_corrections(
     matrices: SpectralMatrices, before: Solution | None, label: str, format: Format
 ) -> Solution:
     """Two more corrections of eigenvectors that were not accepted."""
-    if before is None:  # the division had too little memory
+    if before is None:  # too little memory, or no kernel
         raise Declined
     return _corrected(matrices, before.values.v, 2, label, format)
 
@@ -318,7 +329,7 @@ def _approximate(case: SpectralCase, label: str, name: str) -> SpectralLink:
     if not case.reduced:
         return Link(label, partial(by_division, label=label, format=FORMATS[name]))
     label = label.replace(_DIVIDED, _REDUCED)
-    return Link(label, partial(by_reduction, label=label, format=FORMATS[name]))
+    return Link(label, partial(by_reduction, label=label, format=FORMATS[name], divided=case.divided))
 
 
 _when = Rule[SpectralCase, bool]
@@ -339,7 +350,6 @@ _approximated = _when(
     "reduced to tridiagonal form",
     lambda case: case.options.algorithm == "divide" or case.divided or case.reduced,
 )
-
 
 _gram = _when(
     "singular vectors of a batch of few columns, on a GPU",
