@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import pytest
@@ -92,11 +93,48 @@ def test_squares_of_off_diagonal_elements_may_underflow(
     assert_reduced(scaled, kernels[0](scaled))
 
 
+@pytest.mark.parametrize("dtype", [F32, C64])
+@pytest.mark.parametrize("n", [1, 35, 130, 260])
+def test_kernel_stays_within_its_shared_memory(
+    on_host: None,
+    compiled_for_host: Callable[..., ctypes.CDLL],
+    monkeypatch: pytest.MonkeyPatch,
+    n: int,
+    dtype: torch.dtype,
+) -> None:
+    """It writes nothing behind it, and NaN would spread from there."""
+    compiled = module.compiled
+
+    def watched(name: str, function: str, device: object, macros: str, **size: int) -> Callable[..., None]:
+        launch = compiled(name, function, device, macros, **size)
+        library = compiled_for_host(name, **dict(line.split()[1:] for line in macros.splitlines()))
+        memory = torch.frombuffer((ctypes.c_float * (1 << 18)).in_dll(library, "shared"), dtype=F32)
+
+        def launched(grid: tuple, block: tuple, arguments: list[object], nbytes: int) -> None:
+            memory.fill_(torch.nan)
+            launch(grid, block, arguments, nbytes)
+            assert memory[nbytes // 4 :].isnan().all()
+
+        return launched
+
+    monkeypatch.setattr(module, "compiled", watched)
+    a = matrices("normal", 1, n, dtype)
+    assert_reduced(a, tridiagonal.kernel(a))
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize(("count", "n"), [(200, 130), (80, 300), (40, 520), (3, 1100), (20, 1024), (1, 4096)])
-def test_thread_blocks_that_share_a_matrix(count: int, n: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "n", "dtype"),
+    [
+        (count, n, dtype)
+        for count, n in [(200, 130), (80, 300), (40, 520), (3, 1100), (20, 1024)]
+        for dtype in (F32, C64)
+    ]
+    + [(1, 4096, F32), (1, 2048, C64)],
+)
+def test_thread_blocks_that_share_a_matrix(count: int, n: int, dtype: torch.dtype) -> None:
     """One, two, four or eight of them."""
-    a = matrices("normal", count, n, F32)
+    a = matrices("normal", count, n, dtype)
     found = tridiagonal.kernel(a)
     last = slice(-1, None)
     assert_reduced(a[last], Tridiagonal(*(x[last] for x in found)))
