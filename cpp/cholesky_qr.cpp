@@ -55,12 +55,13 @@ template <typename X> ALWAYS_INLINE void read_rows(const X &x, Index count, Inde
         memset(to + i * columns, 0, columns * sizeof(double));
 }
 
+// Rows are rounded in their place, too.
 template <typename T>
-ALWAYS_INLINE void write_rows(const double *from, Index columns, const View<T, 0, 1> &x, Index count, Index n)
+ALWAYS_INLINE void write_rows(double *from, Index columns, const View<T, 0, 1> &x, Index count, Index n)
 {
     for (Index i = 0; i < count; i++)
         for (Index j = 0; j < n; j++)
-            x(i, j) = T(from[i * columns + j]);
+            from[i * columns + j] = x(i, j) = T(from[i * columns + j]);
 }
 
 // Columns of TALL rows in registers.
@@ -321,6 +322,18 @@ struct CholeskyQR {
         }
     }
 
+    // ||I - Q^T Q||_F of rows that are Q's.
+    double loss_of_gram() const
+    {
+        double sum = 0.0;
+        for (Index i = 0; i < n; i++)
+            for (Index j = i; j < n; j++) {
+                double lost = parts[0].gram[i * columns + j] - (i == j);
+                sum += (i == j ? 1.0 : 2.0) * lost * lost;
+            }
+        return sqrt(sum);
+    }
+
     double smallest_pivot() const
     {
         double smallest = INFINITY;
@@ -380,28 +393,54 @@ struct CholeskyQR {
         with_type(problem.r.single, [&](auto type) { norms = write_r<decltype(type)>(member); });
         Pass last = {};
         last.of_q = passes > 0, last.solve = last.measure = true;
+        // A tile of the Gram matrix takes less time than another look at Q, which the estimate of the norm may need.
+        last.gram = columns == PADDED && parts_each == 1;
         run(last);
         double of_norm = parts_each == 2 ? margin_of_pairs(n) : margin(n);
         QRErrors &errors = problem.errors[member] =
             errors_of(parts[0].sums, norms, n, problem.probes, parts[0].probed, of_norm);
+        if (double lost = loss_of_gram(); last.gram && lost < errors.norm)
+            errors.norm = lost;
         double both = sqrt(double(parts_each));  // Frobenius norms of both rows
         errors.residual /= both, errors.image /= both, errors.loss /= both;
         return true;
     }
 };
 
-}  // namespace
+// Members of the batch for one thread, of which `threads` share the rows of each.
+struct Members {
+    const QRProblem *problem;
+    Index first, last, threads;
+    bool done;
+};
 
-// Numbers that are not finite, or beyond the range of squares, leave a matrix without factors; its errors are NaN.
-Status cholesky_qr(const QRProblem &problem)
+void factorize_members(Members &part)
 {
+    QRProblem problem = *part.problem;
+    problem.threads = part.threads;
     CholeskyQR work(problem);
-    if (!work.workspace)
-        return Status::no_memory;
-    for (Index member = 0; member < problem.batch; member++)
+    part.done = bool(work.workspace);
+    for (Index member = part.first; part.done && member < part.last; member++)
         if (!work.factorize(member))
             problem.errors[member] = {NAN, NAN, NAN, NAN, NAN, NAN};
-    return Status::done;
+}
+
+}  // namespace
+
+// Numbers that are not finite, or beyond the range of squares, leave a matrix without factors; its errors are NaN. Each thread
+// has whole matrices where there are as many of them, else some rows of each.
+Status cholesky_qr(const QRProblem &problem)
+{
+    Members parts[MOST_THREADS];
+    Index threads = problem.threads < MOST_THREADS ? problem.threads : MOST_THREADS;
+    Index count = problem.batch < threads ? 1 : threads;
+    bool done = true;
+    for (Index t = 0; t < count; t++)
+        parts[t] = {&problem, t * problem.batch / count, (t + 1) * problem.batch / count, threads / count, false};
+    side_by_side<factorize_members>(parts, count);
+    for (Index t = 0; t < count; t++)
+        done = done && parts[t].done;
+    return done ? Status::done : Status::no_memory;
 }
 
 NEULA_END

@@ -38,6 +38,11 @@ class Spectrum:
                 raise UndecidedError("eigenvectors are not orthonormal")
             return cls(found.values[::-1], v)
 
+    def distance(self, i: int, value: arb) -> arb:
+        """Of a computed eigenvalue to the i-th one."""
+        with ctx.workprec(BITS):
+            return abs(value - self.values[i])
+
     def sine(self, cluster: Sequence[int], vectors: Balls) -> float:
         """Of the largest angle between the span of vectors and that of some eigenvectors; 1 if these are not
         separated from the others.

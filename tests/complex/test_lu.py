@@ -40,7 +40,7 @@ def test_lu_factors(dtype: type, how: dict[str, object], engine: str) -> None:
         assert np.array_equal(upper, np.triu(upper))
         # Partial pivoting by |re| + |im| leaves elements of L of at most sqrt(2).
         assert np.abs(lower).max() < 1.5
-        assert ratios.get01(a[factors.permutation], factors.L, factors.U, u) < ratios.THRESHOLD
+        assert ratios.residual_ratio(a[factors.permutation], factors.L, factors.U, u) < ratios.THRESHOLD
     for trans, matrix in enumerate((a, a.T, a.conj().T)):
         exact = np.linalg.solve(matrix.astype(complex), b.astype(complex))
         kappa = np.linalg.cond(matrix)

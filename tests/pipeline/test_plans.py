@@ -84,6 +84,14 @@ CASES: dict[str, tuple[Any, np.ndarray, np.ndarray, dict[str, Any]]] = {
     "damped": (neula.lstsq, normal(20, 5), normal(20), {"damp": 0.5}),
     "damped, wide": (neula.lstsq, normal(5, 20, dtype=np.float32), normal(5, 2), {"damp": 0.5}),
     "dependent": (neula.lstsq, dependent(20, 5), normal(20), {"rcond": 1e-10}),
+    "weighted": (neula.lstsq, normal(20, 5), normal(20), {"weights": np.arange(20.0)}),
+    "weighted, damped": (
+        neula.lstsq,
+        normal(20, 5, dtype=np.float32),
+        normal(20, 2, dtype=np.float32),
+        {"damp": 0.5, "weights": -np.arange(20.0, dtype=np.float32)},
+    ),
+    "weighted ones": (neula.lstsq, normal(3, 20, 5), normal(3, 20), {"weights": np.arange(20.0)}),
 }
 
 
@@ -164,6 +172,25 @@ def test_arguments_are_checked_as_at_first() -> None:
         neula.lstsq(a, b, algorithm="none")
     for _ in range(3):
         assert np.allclose(neula.lstsq(a, b=b, weights=np.arange(11.0)).x, neula.lstsq(a, b).x, atol=9)
+
+
+def test_weights_are_those_of_a_call() -> None:
+    """In solutions and all that is computed from them, not those for which the plan was made."""
+    a, b = normal(12, 3), normal(12)
+    for seed in range(4):
+        weights = np.exp(normal_array(12, seed=seed))
+        found = neula.lstsq(a, b, weights=weights)
+        alone = neula.lstsq(weights[:, None] * a, weights * b)
+        assert np.allclose(found.x, alone.x, rtol=1e-12)
+        assert np.allclose(found.residual_norm, alone.residual_norm, rtol=1e-12)
+        assert np.allclose(found.covariance(), alone.covariance(), rtol=1e-10)
+        assert found.forward_error > alone.forward_error  # weighted elements are rounded
+    weights[3] = np.nan
+    with pytest.raises(ValueError, match="weights"):
+        neula.lstsq(a, b, weights=weights)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="weights must have shape"):
+            neula.lstsq(a, b, weights=np.ones(11))
 
 
 def test_views_of_arrays() -> None:
@@ -264,6 +291,28 @@ def test_new_shapes_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not begun
 
 
+@pytest.mark.parametrize("asked", [{}, {"accuracy": "fp32"}, {"assume_a": "pos"}])
+def test_larger_systems_are_planned(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that LAPACK factorizes, and the core measures."""
+    half, b = normal(410, 820), normal(410, 2)
+    a = half @ half.T
+    first, _ = [neula.solve(a, b, **asked) for _ in range(2)]
+    begun: list[None] = []
+    monkeypatch.setattr(solve, "solved_by_plan", lambda *_: begun.append(None))
+    third = neula.solve(a, b, **asked)
+    assert not begun
+    assert third.converged
+    for name in ("method", "iterations", "accuracy", "tolerance", "digits"):
+        assert getattr(third, name) == getattr(first, name), name
+    exact = np.linalg.solve(a, b)
+    sizes = np.linalg.norm(a, axis=0)[:, None]
+    error = np.linalg.norm(sizes * (third.x - exact), axis=0) / np.linalg.norm(sizes * exact, axis=0)
+    assert (error <= 2 * np.asarray(third.forward_errors)).all()
+    a[3, 4] = np.nan
+    with pytest.raises(ValueError, match=r"A\[3, 4\]"):
+        neula.solve(a, b, **{**asked, "assume_a": "gen"})
+
+
 def test_an_accuracy_that_is_a_number_is_that_of_a_shape() -> None:
     error = 1.1 * lstsq_bound(FORMATS["fp64"], 2)
     for _ in range(3):
@@ -305,18 +354,23 @@ def test_cholesky(wrap: Any, shape: tuple[int, ...], dtype: Any, asked: dict[str
 
 @pytest.mark.parametrize("mode", ["reduced", "r"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("shape", [(1, 1), (20, 5), (9, 9), (300, 40)])
+@pytest.mark.parametrize("shape", [(1, 1), (20, 5), (9, 9), (300, 40), (6, 20, 5)])
 @pytest.mark.parametrize("wrap", [np.asarray, torch.from_numpy])
-def test_qr(wrap: Any, shape: tuple[int, int], dtype: Any, mode: str) -> None:
+def test_qr(wrap: Any, shape: tuple[int, ...], dtype: Any, mode: str) -> None:
     a = normal(*shape, dtype=dtype)
     first, _, third = [neula.qr(wrap(a), mode=mode) for _ in range(3)]
-    compare(third, first, {"_factors"})
+    compare(third, first, {"_factors", "certificate"})
+    assert repr(third.certificate) == repr(first.certificate)
     assert np.array_equal(third.R, first.R)
     assert mode == "r" or np.array_equal(third.Q, first.Q)
-    assert bool(third.accepted)
-    a[0, 0] = np.nan
-    with pytest.raises(ValueError, match=r"A\[0, 0\]"):
-        neula.qr(wrap(a), mode=mode)
+    assert np.asarray(third.accepted).all()
+    a[(0,) * a.ndim] = np.nan
+    if a.ndim == 2:
+        with pytest.raises(ValueError, match=r"A\[0, 0\]"):
+            neula.qr(wrap(a), mode=mode)
+    else:
+        with pytest.warns(neula.AccuracyWarning, match="hold NaN"):
+            neula.qr(wrap(a), mode=mode)
     assert not np.asarray(neula.qr(wrap(np.zeros(shape, dtype)), mode=mode).R).any()
 
 

@@ -98,7 +98,8 @@ class Plans:
     # ``make``: from the arguments of a call to its plan; None where the whole chain is asked. ``go_on``: from
     # what a first link has found, and the arguments, to the result. ``fetches``: whether a plan on the host
     # also takes what is fetched from a device, and copies of views of up to ``copied`` elements. ``then``:
-    # names of the arguments after the operands, which may be positional, too.
+    # names of the arguments after the operands, which may be positional, too. ``also``: the keyword whose
+    # value is one more operand, unless that is None.
 
     def __init__(
         self,
@@ -108,8 +109,9 @@ class Plans:
         fetches: bool = True,
         then: Sequence[str] = (),
         copied: float = COPIED,
+        also: str = "",
     ) -> None:
-        self._then, self._copied = then, copied if fetches else 0
+        self._then, self._copied, self._also = then, copied if fetches else 0, also
         self._make, self._operands, self._fetches = make, operands, fetches
         self.signature = signature(make)  # or that of the function itself
         self._go_on = None if go_on is None else restored(go_on)
@@ -124,7 +126,12 @@ class Plans:
             if len(rest) > len(self._then) or not keywords.keys().isdisjoint(self._then[: len(rest)]):
                 return None
             keywords = {**dict(zip(self._then, rest, strict=False)), **keywords}
-        if len(args) != self._operands or (given := given_arrays(args, begun, self._copied)) is None:
+        if len(args) != self._operands:
+            return None
+        if keywords.get(self._also) is not None:
+            args = (*args, keywords[self._also])
+            keywords = {name: x for name, x in keywords.items() if name != self._also}
+        if (given := given_arrays(args, begun, self._copied)) is None:
             return None
         given_as: list[Any] = [x.dtype for x in given.arrays]
         if isinstance(given.arrays[0], torch.Tensor):
@@ -163,7 +170,11 @@ class Plans:
         if not isinstance(answer, Answer):
             return answer
         assert self._go_on is not None
-        return self._go_on(answer, *args, **self._asked(keywords))
+        return self._go_on(answer, *args[: self._operands], **self._asked(self._named(args, keywords)))
+
+    def _named(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Keywords, with the operand that is one."""
+        return {**keywords, self._also: arrays[-1]} if len(arrays) > self._operands else keywords
 
     def _asked(self, keywords: Mapping[str, Any]) -> dict[str, Any]:
         """Keywords that are not given as they are by default."""
@@ -171,6 +182,7 @@ class Plans:
         return {name: x for name, x in keywords.items() if x is not by_default[name].default}
 
     def _made(self, arrays: Sequence[Any], keywords: Mapping[str, Any]) -> Plan | None:
+        keywords, arrays = self._named(arrays, keywords), arrays[: self._operands]
         try:
             self.signature.bind(*arrays, **keywords)
         except TypeError:  # which the function itself says better
@@ -353,15 +365,22 @@ class LaunchedPlan(ABC, Generic[P, S, Solved]):
 
 
 def solved_by_plan(
-    plan: Plan | LaunchedPlan[Any, Any, Solved] | None, call: Call, shapes: BatchedProblem
+    plan: Plan | LaunchedPlan[Any, Any, Solved] | None,
+    call: Call,
+    shapes: BatchedProblem,
+    also: torch.Tensor | None = None,
 ) -> Solved | Answer[Any] | None:
-    """The result where all problems are accepted, else what the first link of a device has found, if any."""
+    """The result where all problems are accepted, else what the first link of a device has found, if any.
+
+    ``also``: an operand after A and b, such as weights.
+    """
     if isinstance(plan, LaunchedPlan):
         return plan.solved(Given.of_call(call), shapes)
     if plan is None:
         return None
     right = shapes.b[:, 0] if shapes.is_vector else shapes.b
-    return plan(Given((shapes.a.numpy(), right.numpy()), call.first.wrap_array, call.begun))
+    operands = [shapes.a, right] if also is None else [shapes.a, right, also]
+    return plan(Given([x.numpy() for x in operands], call.first.wrap_array, call.begun))
 
 
 def _extremes(found: Answer[Any]) -> tuple[list[float], list[float]]:

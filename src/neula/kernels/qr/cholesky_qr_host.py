@@ -13,7 +13,7 @@ import torch
 from neula.kernels.core import DTYPES, core, empty
 
 EACH = 1 << 21
-"""Products of a Gram matrix from which on another thread is worth the microseconds of its starts."""
+"""Products of Gram matrices from which on another thread is worth the microseconds of its starts."""
 
 
 def cholesky_qr(
@@ -29,10 +29,10 @@ def cholesky_qr(
     ``probes_host.reflected_errors``, are NaN where numbers are not finite, vanish, or have squares that are
     not: these have no factors.
     """
-    compiled, (m, n) = core(), a.shape[-2:]
+    compiled, n = core(), a.shape[-1]
     if compiled is None or a.dtype.to_real() not in DTYPES:
         return None
     q, r = empty(*a.shape, dtype=a.dtype), empty(*a.shape[:-2], n, n, dtype=a.dtype)
-    threads = min(torch.get_num_threads(), m * n * n // EACH) or 1
+    threads = min(torch.get_num_threads(), a.numel() * n // EACH) or 1
     a = a.resolve_conj()
     return q, r, compiled.cholesky_qr(a.numpy(), q.numpy(), r.numpy(), g, enough, threads)

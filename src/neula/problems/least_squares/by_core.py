@@ -109,7 +109,7 @@ def by_core(
             return together(problems, before)
         known, (taken, ways) = found.numbers[:-2], found.numbers[-2:]
         if options.weights is not None:
-            _count_rounded_weights(a, found)
+            count_rounded_weights(a, found)
         parts.append((found.x, known, found.forward_error, found.residual_norm))
         solved = ways[known[0] == 0]
         steps, used = max(steps, int(max(taken))), max(used, int(max(solved, default=0)))
@@ -126,7 +126,7 @@ def _joined(parts: Sequence[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     return *map(np.concatenate, (x, forward_error)), np.concatenate(numbers, 1), np.concatenate(residual_norm)
 
 
-def _count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> None:
+def count_rounded_weights(a: torch.Tensor, found: SeminormalHostSolutions) -> None:
     """Let errors be those of the problem whose weighted elements are not rounded."""
     # Rounding them is a perturbation of A and b by one unit roundoff (Wedin's bound), for columns that are
     # independent: it turns the rows, which determine the minimum-norm solution if they are dependent. With

@@ -54,6 +54,7 @@ def lstsq(A: Any, b: Any, **keywords: Unpack[LstsqKeywords]) -> LstsqResult[Any]
     Plans(
         lambda A, b, **keywords: _plan(A, b, **keywords),
         go_on=lambda begun, *args, **keywords: _gone_on(*_asked(*args, **keywords), begun),
+        also="weights",
     ),
 )
 @keeps_names
@@ -380,7 +381,7 @@ def _by_parts(
     return replace(found, residual_norm=norms[0] if len(norms) == 1 else norms, _fit=fit)
 
 
-PLANNED = ("accuracy", "engine", "damp", "rcond", "max_iterations", "certify", "strict")
+PLANNED = ("accuracy", "engine", "damp", "weights", "rcond", "max_iterations", "certify", "strict")
 
 
 def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
@@ -396,11 +397,15 @@ def _plan(A: Any, b: Any, *, wait: bool = True, **keywords: Any) -> Plan | None:
         return None
     _, shapes, options = _asked(A, b, wait=wait, **keywords)
 
+    keywords.pop("weights", None)  # those of a call are its third operand
+
     def fit_of(operands: Sequence[Any], x: torch.Tensor, norms: torch.Tensor) -> RegressionFit:
-        return RegressionFit(*_asked(*operands, **keywords), x, norms)
+        weights = operands[2] if len(operands) > 2 else None
+        return RegressionFit(*_asked(*operands[:2], weights=weights, **keywords), x, norms)
 
     plan = plan_for(shapes, options, fit_of)
-    return plan if (wait and not options.damp) or isinstance(plan, LeastSquaresPlan) else None
+    plain = not options.damp and options.weights is None
+    return plan if (wait and plain) or isinstance(plan, LeastSquaresPlan) else None
 
 
 def _gone_on(

@@ -19,7 +19,7 @@ from neula.certificates.verdict import Evidence
 from neula.kernels.core import DTYPES
 from neula.kernels.small_problems import seminormal_host
 from neula.kernels.small_problems.embedding import embedded, of_stacked_parts, stacked_parts
-from neula.kernels.small_problems.seminormal_host import NUMBERS, SolutionMethod
+from neula.kernels.small_problems.seminormal_host import NUMBERS, SeminormalHostSolutions, SolutionMethod
 from neula.pipeline.call import Call
 from neula.pipeline.chain import Answer, Declined, Link, Run, Unanswered, first_answer, run_chain, run_each
 from neula.pipeline.distributed import in_step
@@ -40,7 +40,14 @@ from neula.pipeline.solutions import (
     rounded_away,
     unread,
 )
-from neula.problems.least_squares.by_core import LABEL, LABELS, kernel_for, takes, takes_right
+from neula.problems.least_squares.by_core import (
+    LABEL,
+    LABELS,
+    count_rounded_weights,
+    kernel_for,
+    takes,
+    takes_right,
+)
 from neula.problems.least_squares.links import LeastSquaresLink, chain_alone, chain_together
 from neula.problems.least_squares.problem import (
     LeastSquaresAnswer,
@@ -62,7 +69,7 @@ FitOf = Callable[[Sequence[Any], torch.Tensor, torch.Tensor], RegressionFit | No
 
 
 class LeastSquaresPlan:
-    """A plan for single problems with k right-hand sides, without weights."""
+    """A plan for single problems with k right-hand sides; weights, where there are any, are an operand."""
 
     # ``fit_of`` makes a fit of the user's operands, x and norms of residuals.
 
@@ -78,15 +85,22 @@ class LeastSquaresPlan:
         self._order = (1 + options.dtype.is_complex) * n  # of unknowns in the core
         self._size, self._full_rank = seminormal_host.size_of(1, self._order, k), options.full_rank(m, n)
 
-    def solved(self, a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, list[float]] | None:
+    def solved(
+        self, a: np.ndarray, b: np.ndarray, weights: np.ndarray | None = None
+    ) -> tuple[np.ndarray, list[float]] | None:
         """X, shape (n, k), and what is known of it; None where it is not accepted."""
         (n, k), written = self._shape, np.empty(self._size)
+        if weights is not None:
+            factors = weights.astype(np.float64)[:, None]
+            a, b = factors * a, factors * b
         if self._damping is not None:
             a, b = np.concatenate([a, self._damping]), np.concatenate([b, np.zeros((n, k))])
         if self._order > n:
             a, b = embedded(a), stacked_parts(b)
         if not self._solve(a, b, written):
             return None
+        if weights is not None:
+            count_rounded_weights(torch.from_numpy(a[None]), SeminormalHostSolutions(written, 1, n, k))
         x, numbers = written[: self._order * k].reshape(self._order, k), written[self._order * k :].tolist()
         if numbers[ZERO] or not self._limits.accept(Evidence.from_numbers(numbers)):
             return None
@@ -99,8 +113,8 @@ class LeastSquaresPlan:
 
     def __call__(self, given: Given) -> LstsqResult[Any] | None:
         """The result; None where it is not accepted."""
-        (a, b), k = given.arrays, self._shape[1]
-        found = self.solved(a, b[:, None] if b.ndim == 1 else b)
+        (a, b, *weights), k = given.arrays, self._shape[1]
+        found = self.solved(a, b[:, None] if b.ndim == 1 else b, *weights)
         if found is None:
             return None
         x, numbers = found
@@ -183,12 +197,13 @@ def plan_for(
     a, b = shapes.a, shapes.b
     (m, n), k = a.shape[-2:], b.shape[-1]
     here = all(x.is_cpu and x.dtype.to_real() in DTYPES for x in (a, b))
-    special = options.weights is not None or options.progress is not None
+    weighted = options.weights is not None
+    special = options.progress is not None or (weighted and options.dtype.is_complex)
     in_core = here and not special and takes(m, n, options) and k > 0 and takes_right(k, m, n, options)
     if in_core and not shapes.batch:
         return LeastSquaresPlan(m, n, k, options, fit_of)
     launches = options.engine.tuning[LaunchTuning].prelaunched_steps and not options.over_rows.spread
-    if not (launches or in_core) or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
+    if not (launches or (in_core and not weighted)) or shapes.copies > 1 or 0 in (a.numel(), b.numel()):
         return None
     if not (links := chain_together(len(shapes.matrices), m, n, options)):
         return None
@@ -411,7 +426,7 @@ def solve_system(
     """Run or continue the chain, and attach the solution to the graphs of the operands and weights."""
     if begun is None:
         plan = plan_for(shapes, options, lambda _, *fit: RegressionFit(call, shapes, options, *fit))
-        soon = solved_by_plan(plan, call, shapes)
+        soon = solved_by_plan(plan, call, shapes, options.weights)
         if isinstance(soon, LstsqResult):
             return LeastSquaresOutcome(_attached(call, shapes, options, soon))
         begun = soon

@@ -215,7 +215,7 @@ def range_plan_of(
     A: Any, *, rcond: float | None = None, method: str = "qr", wait: bool = True, **asked: Any
 ) -> RangePlan | None:
     rcond = part_of_one("rcond", rcond)
-    plan = _of_core(A, **asked) if method == "qr" and wait else None
+    plan = _of_core(A, **asked) if method == "qr" and wait and A.ndim == 2 else None
     return None if plan is None else RangePlan(plan, rcond)
 
 
@@ -231,9 +231,9 @@ def _of_core(
 ) -> QRPlan | None:
     call = Call.begin({"A": A}, engine=engine, accuracy=accuracy, strict=strict)
     a, target = call.first.tensor, call.target
-    if a.ndim != 2 or others or not a.is_cpu:
+    if a.ndim < 2 or others or not a.is_cpu:
         return None
-    (m, n), options = a.shape, QROptions(target, call.engine)
+    (m, n), options = a.shape[-2:], QROptions(target, call.engine)
     return (
         plan_for(a, options, mode) if is_for_core(m, n, target, is_complex=a.is_complex()) or m < n else None
     )

@@ -59,7 +59,7 @@ from neula.problems.systems.problem import (
 )
 from neula.problems.systems.system import EquilibratedSystem, SystemsJudge
 from neula.problems.systems.together import SOURCES
-from neula.problems.systems.ways import is_for_core, suits, takes_small
+from neula.problems.systems.ways import is_for_core, suits, takes, takes_small
 
 UPDATES = len(SystemsSolutions.names)  # where the core says how many updates there were; the history follows
 
@@ -103,7 +103,7 @@ class SystemsPlan:
 
 
 class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[Any]]):
-    """A plan for systems whose first link launches its work, and for batches of the core."""
+    """A plan for systems whose first link launches its work, and for larger ones and batches of the core."""
 
     result, problems = SolveResult, Systems
     judge: SystemsJudge
@@ -122,11 +122,11 @@ class LaunchedSystemsPlan(LaunchedPlan[Systems, SystemsSolutions, SolveResult[An
 
 
 def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | LaunchedSystemsPlan | None:
-    """Small systems on the host where the core takes them, or one that is launched on a device."""
+    """Systems on the host where the core takes them, or one that is launched on a device."""
     a, b = shapes.a, shapes.b
     n = a.shape[-1]
-    in_core = is_for_core(n, options) and takes_small(a, b, options)
-    if in_core and not shapes.batch:
+    in_core = is_for_core(n, options) and takes(a, b, options)
+    if in_core and not shapes.batch and takes_small(a, b, options):
         return SystemsPlan(n, b.shape[-1], options)
     if 0 in (a.numel(), b.numel()) or options.progress is not None or shapes.copies > 1:
         return None
