@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,13 @@ from tests.campaign.exact import balls
 from tests.campaign.hermitian import Spectrum
 from tests.campaign.matrices import KINDS, ComplexRandom, exponent_of, ldexp
 from tests.campaign.ratios import THRESHOLD
+from tests.devices import OnGPU
 
 import neula
-from neula.engines import FORMATS
+from neula.engines import FORMATS, FP32, EmulatedEngine
+from neula.pipeline.chain import Declined
 from neula.problems.spectra import links
+from neula.problems.spectra.problem import SpectralMatrices, SpectralOptions
 
 U = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.complex64: 2.0**-24, torch.complex128: 2.0**-53}
 DTYPES = list(U)
@@ -114,6 +117,18 @@ def test_svd(path: str, kind: str) -> None:
         exact = torch.linalg.svdvals(wide)
         assert bool(((s - exact).abs() <= result.errors + 1e-14 * exact.max()).all())
         assert bool((result.errors <= THRESHOLD * max(shape) * unit * max(1.0, float(wide.norm()))).all())
+
+
+def test_batches_without_a_kernel_are_left_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless division takes less time."""
+    options = SpectralOptions(FP32, EmulatedEngine("cpu", "fp32"), symmetric=True)
+    given = SpectralMatrices(torch.eye(30).expand(2, 30, 30).as_subclass(OnGPU), options)
+    monkeypatch.setattr(links.tridiagonal, "takes", lambda a: False)
+    monkeypatch.setattr(links, "by_division", lambda matrices, before, label, format: label)
+    how = partial(links.by_reduction, given, None, "tridiagonal form fp32", FP32)
+    assert how(divided=True) == "divide and conquer fp32"
+    with pytest.raises(Declined):
+        how(divided=False)
 
 
 @pytest.mark.parametrize("engine", ["cpu", "emulated"])
