@@ -2,7 +2,7 @@
 
 #include "arguments_on_host.h"
 
-using std::copysign, std::fabs, std::fma, std::fmax, std::signbit, std::sqrt;
+using std::fma, std::sqrt;
 
 #undef __shared__
 #define __shared__
