@@ -92,7 +92,8 @@ class LeastSquaresPlan:
         (n, k), written = self._shape, np.empty(self._size)
         if weights is not None:
             factors = weights.astype(np.float64)[:, None]
-            a, b = factors * a, factors * b
+            with np.errstate(over="ignore"):  # the core accepts no Inf, and the chain scales
+                a, b = factors * a, factors * b
         if self._damping is not None:
             a, b = np.concatenate([a, self._damping]), np.concatenate([b, np.zeros((n, k))])
         if self._order > n:

@@ -133,7 +133,7 @@ def plan_for(shapes: BatchedProblem, options: SystemsOptions) -> SystemsPlan | L
     links = chain_together(len(shapes.matrices), n, options)
     source = SOURCES.get(links[0].label) if links else None
     launches = not shapes.batch and source is not None and not source.synchronizes
-    if not (in_core or launches):
+    if not links or not (in_core or launches):
         return None
     return LaunchedSystemsPlan(links[0], SystemsJudge.for_shape(n, options, improves=False), options)
 
