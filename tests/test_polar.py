@@ -176,14 +176,17 @@ def norm(x: Any) -> float:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("dtype", [np.float32, np.complex64])
-def test_the_symmetric_factor_of_a_plan(dtype: Any, side: Any) -> None:
-    """Shapes that were seen before: H differs from the exact one by its rounding to float32."""
-    a = (with_spectrum(SPECTRA["one large"], 48, 48).numpy()).astype(dtype)
+def test_the_symmetric_factor_of_a_plan_and_with_a_gradient(dtype: Any, side: Any) -> None:
+    """Shapes that were seen before, and H in a graph: it differs from the exact one by its rounding."""
+    a = with_spectrum(SPECTRA["one large"], 48, 48).numpy().astype(dtype)
     for _ in range(3):
         result = neula.polar(a, side=side)
-    x, u, h = (extended(torch.from_numpy(part)) for part in (a, *result))
-    exact = adjoint(u) @ x if side == "right" else x @ adjoint(u)
-    assert norm(h - (exact + adjoint(exact)) / 2) <= 1.01 * 2.0**-24 * norm(x)
+    attached = neula.polar(torch.from_numpy(a).requires_grad_(), side=side)
+    x = extended(torch.from_numpy(a))
+    for factors in ([torch.from_numpy(part) for part in result], [part.detach() for part in attached]):
+        u, h = map(extended, factors)
+        exact = adjoint(u) @ x if side == "right" else x @ adjoint(u)
+        assert norm(h - (exact + adjoint(exact)) / 2) <= 1.01 * 2.0**-24 * norm(x)
 
 
 @pytest.mark.parametrize("shape", [(2000, 3, 3), (2000, 5, 3), (1000, 4, 8), (300, 17, 17), (20, 64, 40)])

@@ -359,8 +359,7 @@ def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: Polar
     """``(U^H A + A^H U) / 2`` of a batch, or ``(U A^H + A U^H) / 2`` for ``side="left"``.
 
     The whole product is computed: ``U^H A`` is symmetric only up to the errors of U, and its lower triangle
-    alone, mirrored, has a larger residual than the mean. On a CPU its rounding errors are those of double
-    precision.
+    alone, mirrored, has a larger residual than the mean. On a CPU the product is summed in double precision.
     """
     if a.numel() == 0:
         order = a.shape[2 if side == "right" else 1]
