@@ -133,8 +133,8 @@ def polar(
     polynomials in fp16 suffice up to a condition number of 1e3.
 
     Three things are measured, before U and H are rounded to the dtype of A: ``||A - U H||`` along random
-    vectors, the extreme singular values of U by a few Lanczos steps, and that H is positive along vectors near
-    those of the largest singular values.
+    vectors, the extreme singular values of U by a few Lanczos steps, and that H is positive along vectors
+    near those of the largest singular values.
 
     U and H of a torch tensor of full rank are differentiable, to any order, also if singular values coincide:
     the derivative depends on their sums only.
