@@ -567,6 +567,11 @@ _COMPLEX = [
         "H = U^H A", "complex/test_polar_factors.py test_gradients.py",
     ),
     Mutation(
+        "H by a triangle of U^H A", "problems/polar/polar.py",
+        "h = (h + h.mH) / 2\n    return shift", "h = h.tril() + h.tril(-1).mH\n    return shift",
+        "(U^H A + A^H U) / 2", "test_polar.py",
+    ),
+    Mutation(
         "conjugate forgotten below full rank", "algorithms/spectra/rank_revealing.py",
         "left = over_rows.total(u.mH @ (b", "left = over_rows.total(u.mT @ (b",
         "components along left singular vectors", "complex/test_lstsq.py",

@@ -79,9 +79,15 @@ def attach_polar(a: Tensor, u: Tensor, side: str | None, *, ranks: Tensor) -> tu
 
 
 def symmetric_part(a: Tensor, u: Tensor, side: str) -> Tensor:
-    """``(U^H A + A^H U) / 2``, or for the left side ``(A U^H + U A^H) / 2``, differentiable."""
+    """``(U^H A + A^H U) / 2``, or for the left side ``(A U^H + U A^H) / 2``, differentiable.
+
+    On a CPU it is summed in double precision, so that it has the residual of U.
+    """
+    dtype = u.dtype
+    if u.is_cpu:
+        a, u = in_double(a), in_double(u)
     h = exact_matmul(u.mH, a) if side == "right" else exact_matmul(a, u.mH)
-    return (h + h.mH) / 2
+    return ((h + h.mH) / 2).to(dtype)
 
 
 def attach_eigenvectors(a: Tensor, w: Tensor, v: Tensor, *, errors: Tensor) -> tuple[Tensor, Tensor]:

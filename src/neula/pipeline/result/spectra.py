@@ -227,7 +227,9 @@ class PolarResult(CertifiedResult, Unpacked, Generic[ArrayT]):
     rank : int
         The smallest of ``ranks``.
     residual : float
-        Estimate of ``||A - U H||_F / ||A||_F`` from a few random vectors, with ``H = (U^H A + A^H U) / 2``.
+        Estimate of ``||A - U H||_F / ||A||_F`` from a few random vectors, with ``H = (U^H A + A^H U) / 2``,
+        before U and H are rounded to the dtype of the input. That rounding adds at most u for H and
+        ``sqrt(min(m, n)) u`` for U, where u is the unit roundoff of the dtype.
     orthogonality : float
         Estimate of the largest distance of a singular value of U from 1, from a few Lanczos steps; from 0 or
         1 where the rank is not full.

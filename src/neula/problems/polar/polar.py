@@ -13,7 +13,7 @@ import torch
 from neula.algorithms.scaling import binary_exponents
 from neula.certificates.bounds import Accuracy
 from neula.certificates.polar import PolarBounds, PolarNumbers, measures_alone
-from neula.engines import Arithmetic, Engine
+from neula.engines import FP64, Arithmetic, Engine
 from neula.errors import check_name, part_of_one
 from neula.kernels.magnitudes import MODERATE, largest_magnitude
 from neula.kernels.phases import adjoint
@@ -132,8 +132,9 @@ def polar(
     as the small ones, where rounding errors would destroy their vectors [2]_: for the accuracy of bf16, five
     polynomials in fp16 suffice up to a condition number of 1e3.
 
-    Three things are measured: ``||A - U H||`` along random vectors, the extreme singular values of U by a few
-    Lanczos steps, and that H is positive along vectors near those of the largest singular values.
+    Three things are measured, before U and H are rounded to the dtype of A: ``||A - U H||`` along random
+    vectors, the extreme singular values of U by a few Lanczos steps, and that H is positive along vectors
+    near those of the largest singular values.
 
     U and H of a torch tensor of full rank are differentiable, to any order, also if singular values coincide:
     the derivative depends on their sums only.
@@ -196,8 +197,7 @@ class PolarPlan:
             wide = (a if options.lie_down(a.shape) else adjoint(a)) * 2.0 ** -math.frexp(s[0])[1]
             factor = u if options.lie_down(a.shape) else adjoint(u)
             found = PolarNumbers(*measures_alone(wide, factor, within=not options.completion))
-            h = None if self._side is None else adjoint(u) @ a if self._side == "right" else u @ adjoint(a)
-            h = None if h is None else (h + adjoint(h)) / 2
+            h = None if self._side is None else self._symmetric_factor(a, u)
         if not found.accepted_by(bounds) or not (h is None or np.isfinite(h).all()):
             return None
         fields = {"U": given.wrap(u), "H": None if h is None else given.wrap(h), "side": self._side}
@@ -207,6 +207,12 @@ class PolarPlan:
         fields |= {"converged": True} | numbers_later(given, known | {"accepted": True})
         reason = partial(judge.reason, PolarNumbers(*([x] for x in found)), 0)
         return accepted_result(PolarResult, given, options, self._label, reason, fields)
+
+    def _symmetric_factor(self, a: np.ndarray, u: np.ndarray) -> np.ndarray:
+        wide = np.promote_types(a.dtype, np.float64)
+        left, right = (adjoint(u), a) if self._side == "right" else (a, adjoint(u))
+        h = left.astype(wide, copy=False) @ right.astype(wide, copy=False)
+        return ((h + adjoint(h)) / 2).astype(a.dtype, copy=False)
 
 
 def _plan(
@@ -350,20 +356,25 @@ def _gathered(rows: torch.Tensor, options: PolarOptions) -> PolarOutcome:
 
 
 def symmetric_factor(a: torch.Tensor, u: torch.Tensor, side: str, options: PolarOptions) -> torch.Tensor:
-    """``(U^H A + A^H U) / 2`` of a batch, or ``(U A^H + A U^H) / 2`` for ``side="left"``."""
+    """``(U^H A + A^H U) / 2`` of a batch, or ``(U A^H + A U^H) / 2`` for ``side="left"``.
+
+    The whole product is computed: ``U^H A`` is symmetric only up to the errors of U, and its lower triangle
+    alone, mirrored, has a larger residual than the mean. On a CPU the product is summed in double precision.
+    """
     if a.numel() == 0:
         order = a.shape[2 if side == "right" else 1]
         return a.new_zeros(len(a), order, order)
-    name = options.engine.tuning.cheapest(options.work)
+    tuning = options.engine.tuning
+    name = FP64.name if options.engine.device.type == "cpu" else tuning.cheapest(options.work)
     engine = options.engine.using(Arithmetic.named(name))
     a = a.to(torch.promote_types(a.dtype, torch.float32))
     largest = largest_magnitude(a, (1, 2), keepdim=True)
     exponents = binary_exponents(options.over_rows.largest(largest))
     near_one = shift(a, -exponents)
-    left, right = (u.mH, near_one.mH) if side == "right" else (near_one, u)
-    h = engine.joined(engine.across(engine.parts(left), engine.parts(right)))
+    left, right = (u.mH, near_one) if side == "right" else (near_one, u.mH)
+    h = options.over_rows.total(engine.wide(engine.parts(left), engine.parts(right)))
     h = (h + h.mH) / 2
-    return shift(h.to(torch.promote_types(h.dtype, a.dtype)), exponents)
+    return shift(h.to(torch.promote_types(u.dtype, a.dtype)), exponents)
 
 
 def _collect(call: Call, options: PolarOptions, found: PolarOutcome, side: str | None) -> PolarResult:
