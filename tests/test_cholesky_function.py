@@ -269,8 +269,8 @@ def test_on_a_gpu(count: int, n: int, dtype: torch.dtype) -> None:
     g = torch.randn(count, n, n + 8, generator=generator, dtype=dtype, device="cuda")
     a = g @ g.mH / n
     wide, norm = in_double(a), torch.linalg.matrix_norm
-    for accuracy in (None, None, None, None, "fp16"):  # the third time from a graph
-        found = neula.cholesky(a, accuracy=accuracy)
+    for _ in range(4):  # the third time from a graph
+        found = neula.cholesky(a)
         assert found.converged
         lower = in_double(found.L)
         assert torch.equal(lower, lower.tril())

@@ -184,7 +184,8 @@ def test_operand_is_rounded_and_kept_where_asked(engine: Engine) -> None:
     else:
         assert low.data_ptr() == buffer.data_ptr()
         assert buffer.shape == x.shape
-        assert buffer.stride() == (1, 33), "column-major"
+        assert buffer.stride(0) == 1, "column-major"
+        assert buffer.stride(1) >= 33
         part = engine.operand(x[:, 2:4], buffer[:, 2:4])
         assert part.data_ptr() == buffer[:, 2:4].data_ptr()
     wider = random(20, 6, 9).to(engine.device)
@@ -241,7 +242,8 @@ def test_bmm_multiplies_each_pair(engine: Engine) -> None:
 @EACH
 def test_empty_is_column_major(engine: Engine) -> None:
     x = engine.empty(300, 7)
-    assert (x.shape, x.stride(), x.dtype) == ((300, 7), (1, 300), engine.storage)
+    assert (x.shape, x.stride(0), x.dtype) == ((300, 7), 1, engine.storage)
+    assert x.stride(1) >= 300, "columns may be padded"
     assert engine.empty(2, 3, dtype=torch.float16).dtype == torch.float16
 
 
