@@ -104,6 +104,18 @@ def test_a_hidden_singular_value_is_found() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("compute", ["auto", "fp32_notc", "fp16_nocor", "tf32_nocor"])
+def test_trees(compute: str, dtype: torch.dtype) -> None:
+    for shape in ((1500, 40), (2, 600, 17)):
+        a = normal_complex(*shape).to(dtype)
+        found = neula.tsqr(a, compute=compute, engine="cpu" if compute == "auto" else "emulated")
+        assert found.converged
+        batch = (x.reshape(-1, *x.shape[-2:]) for x in (a, *found))
+        for one, q, r in zip(*batch, strict=True):
+            check(one, q, r, FORMATS[found.accuracy].u)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_bases(dtype: torch.dtype) -> None:
     a = normal_complex(50, 20).to(dtype)
     a[:, 15:] = 1j * a[:, :5]
