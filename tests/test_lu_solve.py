@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -16,13 +17,13 @@ import torch
 from tests.matrices import normal
 
 from lu_systems import backward_error, dominant, factor, silent
-from neula.algorithms.krylov.iterative_refinement import FAR, KeptMatrix
+from neula.algorithms.krylov.iterative_refinement import FAR, KeptMatrix, RefinedSolution
 from neula.certificates.bounds import solve_bound
 from neula.engines import FP32, FP64, EmulatedEngine, format_of
 from neula.io.matrices import hpl_ai_matrix, random_matrix
 from neula.pipeline.result import AccuracyError, AccuracyWarning
 from neula.problems.systems.lu import lu_factor
-from neula.problems.systems.lu_solve import lu_solve
+from neula.problems.systems.lu_solve import evidence_of, limits_of, lu_solve
 
 U = FP64.u
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -383,3 +384,10 @@ def test_hpl_ai_in_float16_on_a_gpu() -> None:
     b = A.double().sum(1)
     x = silent(lambda: lu_solve(lu_factor(A, pivot="none"), b))
     assert backward_error(A, x, b) <= solve_bound(FP64, 3000)
+
+
+def test_a_condition_number_that_is_only_bounded_from_below_decides_nothing() -> None:
+    solution = RefinedSolution(torch.ones(2, 1), backward_error=1e-17, condition=2.0, known=True)
+    limits = limits_of(FP64, 2)
+    assert limits.accept(evidence_of(solution, FP64))
+    assert not limits.accept(evidence_of(replace(solution, known=False), FP64))
