@@ -47,14 +47,14 @@ class Tridiagonal(NamedTuple):
     off_diagonal: torch.Tensor  # likewise; the last element is 0
 
 
-@trial("The kernel that reduces matrices to tridiagonal form", "products divide them")
+@trial("The kernel that reduces matrices to tridiagonal form", "another method decomposes them")
 def _tried(device: torch.device, variant: int) -> None:
     parts, place = divmod(variant, len(BLOCKS))
     a = torch.eye(3, dtype=(torch.float32, torch.complex64)[parts], device=device)[None]
     _reduced(a, BLOCKS[place])
 
 
-@trial("The kernels for eigenvectors of tridiagonal matrices", "products divide the matrices")
+@trial("The kernels for eigenvectors of tridiagonal matrices", "cuSOLVER decomposes them")
 def _tried_vectors(device: torch.device) -> None:
     one = torch.ones(1, 2, dtype=torch.float64, device=device)
     tridiagonal_eigenvectors.kernel(one / 4, one / 4)
@@ -65,19 +65,24 @@ def _takes(a: torch.Tensor) -> bool:
 
 
 def blocks_for(a: torch.Tensor) -> int:
-    """Thread blocks for each matrix of a batch on a GPU; 0 where their shared memory is too small.
+    """Thread blocks for each matrix of a batch on a GPU; 0 where their shared memory is too small."""
+    return _blocks_for_shape(len(a), a.shape[1], a.dtype, a.device)
+
+
+@lru_cache(maxsize=256)  # asked three times a call
+def _blocks_for_shape(count: int, n: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Thread blocks for each of ``count`` matrices of order n.
 
     The fewest with which half of the multiprocessors have a block and each has shared memory for two: one
     computes while the other waits. Without such a number, the most that are possible.
     """
-    (count, n, _), device = a.shape, a.device
     most = shared_memory(device)
     allowed = BLOCKS if torch.cuda.get_device_capability(device) >= CLUSTERS else BLOCKS[:1]
-    possible = [x for x in allowed if shared_bytes(n, a.dtype, x) <= most and (x == 1 or x * ROWS <= n)]
+    possible = [x for x in allowed if shared_bytes(n, dtype, x) <= most and (x == 1 or x * ROWS <= n)]
     good = (
         x
         for x in possible
-        if 2 * count * x >= multiprocessors(device) and 2 * shared_bytes(n, a.dtype, x) <= most
+        if 2 * count * x >= multiprocessors(device) and 2 * shared_bytes(n, dtype, x) <= most
     )
     return next(good, max(possible, default=0))
 

@@ -163,11 +163,7 @@ def _descending(
 
 
 def by_reduction(
-    matrices: SpectralMatrices,
-    before: Solution | None,
-    label: str,
-    format: Format,
-    divided: bool,
+    matrices: SpectralMatrices, before: Solution | None, label: str, format: Format, divided: bool
 ) -> Solution:
     """Reduction to tridiagonal form in single precision; then corrections, if double is asked for.
 
