@@ -129,7 +129,7 @@ def test_graded_matrices(compute: str, side: str) -> None:
     A, c = rows[:, None] * plain * columns, plain.sum(1)
     x = silent(lambda: lu_solve(factor(A, compute=compute), rows * c))
     assert backward_error(A, x, rows * c) <= solve_bound(FP64, 40)
-    # Scales are powers of two, norms of scaled rows and columns equal but for a factor of two in each.
+    # Scales are powers of two, so that norms of scaled rows and columns differ by a factor of at most two.
     assert backward_error(plain, columns * x, c) <= 4 * solve_bound(FP64, 40)
 
 

@@ -89,7 +89,7 @@ def test_every_matrix(engine: Any, case: str) -> None:
             assert result.converged
             assert result.rank == k
             assert (result.U.dtype, result.U.shape) == (a.dtype, a.shape)
-            # What is certified, and the rounding of U to the dtype of A, or errors of this check.
+            # The certified bound, plus the rounding of U to the dtype of A, or rounding errors of this check.
             rounding = target.u * m**0.5
             asked = 2 * target.u if target is FORMATS["bf16"] else orthogonality_bound(target, k)
             bound = 2 * residual_bound(target, k) + 2 * rounding

@@ -104,7 +104,7 @@ WELL_CONDITIONED = [(*shape, factor, 1.0) for shape in SHAPES for factor in FACT
     ("m", "n", "factor", "cond"), WELL_CONDITIONED + [(24, 8, *hard) for hard in ILL_CONDITIONED]
 )
 def test_solutions_and_their_bounds(m: int, n: int, factor: str, cond: float, kind: str) -> None:
-    """The nearest floating-point numbers to x*, but for half a unit roundoff. The condition number costs
+    """The nearest floating-point numbers to x*, except for half a unit roundoff. The condition number costs
     nothing as long as its square, times the residual, is below 2^52.
     """
     a, b, system = problem(m, n, factor, cond, kind=kind)

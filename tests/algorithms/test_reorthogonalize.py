@@ -92,8 +92,8 @@ def test_a_correction_squares_nothing_but_the_small(
     assert (new_q.data_ptr(), new_r.data_ptr()) == (q.data_ptr(), r.data_ptr())
     assert torch.equal(new_q[:, :first], kept)
     assert torch.equal(new_r, new_r.triu()), "exact zeros below the diagonal"
-    # What is left out: U of E up to |E|^3, and U^3 of the inverse, with |U|_F <= |E|_F / sqrt(2). A product
-    # errs by the roundoffs of its two operands, times the size of the correction.
+    # Terms that are left out: U of E up to |E|^3, and U^3 of the inverse, with |U|_F <= |E|_F / sqrt(2). A
+    # product errs by the roundoffs of its two operands, times the size of the correction.
     low = 4 * chosen.using(chosen.formats[0]).format.u * before
     allowed = 3 * before**3 + low + orthogonality_bound(U32, m, n)
     assert loss(new_q) <= allowed

@@ -136,7 +136,7 @@ def _judge_solver(example: Example, answer: Answer, verdict: Verdict) -> None:
 class _Judged:
     """One member's answer. ``claimed`` are its forward errors, ``rank`` is None for systems, ``unit`` the
     unit roundoff of the format in which A is stored, ``spacing`` ``log2`` of the smallest number of the
-    result's dtype. ``exacting``: a warning may say that not all digits are sure; ``keeps_rows``: A was
+    result's dtype. ``exacting``: a warning may say that not all digits are guaranteed; ``keeps_rows``: A was
     there to measure the residual with; ``fair``: warnings can be false alarms.
     """
 

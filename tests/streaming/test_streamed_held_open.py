@@ -304,7 +304,7 @@ def test_columns_of_different_sizes(power: int, rng: np.random.Generator) -> Non
 
 @pytest.mark.parametrize("power", [-1040, -1000, -500, 0, 390])
 def test_sequences_at_every_scale(power: int, tmp_path: Path) -> None:
-    """The same numbers, whatever they are multiplied by, and whatever is done with them."""
+    """A sequence of operations gives the same numbers at each scale of A and b."""
     rng = np.random.default_rng(2)
     a, b = rng.integers(-9, 10, (12, 3)).astype(float), rng.integers(-9, 10, 12).astype(float)
     fit, other = neula.LeastSquares(3), neula.LeastSquares(3)

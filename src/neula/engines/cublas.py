@@ -158,7 +158,7 @@ def _launch(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, alpha: float, bet
     try:
         _check(library.cublasGemmEx(handle, *arguments))
     finally:
-        # What torch leaves behind, and sets anew for each product.
+        # The mode that torch leaves; it sets the mode again before each of its products.
         library.cublasSetMathMode(handle, _DEFAULT)
 
 

@@ -3,9 +3,9 @@
 Householder reflectors reduce A to a real tridiagonal T (:mod:`neula.kernels.spectra.tridiagonal`), whose
 eigenvalues follow by bisection and whose eigenvectors, each by itself, by twisted factorizations. Those of
 close eigenvalues would not be orthogonal. But A is in single precision, and T is decomposed in double
-precision: a change of the diagonal far below the rounding errors of A separates all eigenvalues. What
-orthogonality is lost is restored by a step of Newton and Schulz, which keeps the residual small: with
-``A V = V L + R`` its change of V is ``V E`` with ``||L E - E L|| <= ||R||``.
+precision: a change of the diagonal far below the rounding errors of A separates all eigenvalues. A step of
+Newton and Schulz restores the lost orthogonality. It keeps the residual small: with ``A V = V L + R`` its
+change of V is ``V E`` with ``||L E - E L|| <= ||R||``.
 """
 
 from __future__ import annotations
@@ -60,11 +60,8 @@ def _transformed_back(reduced: Tridiagonal, x: torch.Tensor) -> torch.Tensor:
     """
     for begin in reversed(range(0, x.shape[1] - 1, TOGETHER)):
         part = slice(begin, begin + TOGETHER)
-        rows, factors, below = (
-            reduced.vectors[:, part, begin + 1 :],
-            reduced.factors[:, part],
-            x[:, begin + 1 :],
-        )
+        rows, factors = reduced.vectors[:, part, begin + 1 :], reduced.factors[:, part]
+        below = x[:, begin + 1 :]
         inverse = exact_matmul(rows.conj(), rows.mT).triu(1)
         inverse.diagonal(0, 1, 2).copy_(torch.where(factors == 0, 1.0, 1 / factors))
         y = exact_matmul(triangular_inverse(inverse, upper=True), exact_matmul(rows.conj(), below))
