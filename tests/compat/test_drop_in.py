@@ -120,6 +120,12 @@ FITTED: list[tuple[ModuleType, tuple[int, ...], tuple[int, ...]]] = [
 ]
 
 
+def operands(compat: ModuleType, a_shape: Any, b_shape: Any, dtype: type) -> tuple[Any, Any, Any]:
+    """How a library takes arrays of NumPy, and random ones."""
+    wrap = torch.from_numpy if compat is torch_compat else np.asarray
+    return wrap, numbers(*a_shape, dtype=dtype), numbers(*b_shape, dtype=dtype, seed=4)
+
+
 @pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize("dtype", DTYPES)
 class TestNeulaAnswers:
@@ -129,8 +135,7 @@ class TestNeulaAnswers:
     def test_solve(
         self, compat: ModuleType, a_shape: Any, b_shape: Any, dtype: type, told: list[str]
     ) -> None:
-        wrap = torch.from_numpy if compat is torch_compat else np.asarray
-        a, b = numbers(*a_shape, dtype=dtype), numbers(*b_shape, dtype=dtype, seed=4)
+        wrap, a, b = operands(compat, a_shape, b_shape, dtype)
         found, theirs = (la.solve(wrap(a), wrap(b)) for la in (compat, PEERS[compat]))
         assert (type(found), found.dtype, found.shape) == (type(theirs), theirs.dtype, theirs.shape)
         assert close(found, theirs, a)
@@ -155,8 +160,7 @@ class TestNeulaAnswers:
     def test_lstsq(
         self, compat: ModuleType, a_shape: Any, b_shape: Any, dtype: type, told: list[str]
     ) -> None:
-        wrap = torch.from_numpy if compat is torch_compat else np.asarray
-        a, b = numbers(*a_shape, dtype=dtype), numbers(*b_shape, dtype=dtype, seed=4)
+        wrap, a, b = operands(compat, a_shape, b_shape, dtype)
         ours, theirs = (la.lstsq(wrap(a), wrap(b)) for la in (compat, PEERS[compat]))
         assert close(ours[0], np.linalg.pinv(a) @ b, a, 1e3)
         eps = float(np.finfo(dtype).eps)
